@@ -22,9 +22,12 @@ struct program {
       : machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1},
                 {.check_races = checked}),
         in(machine) {
-    for (int i = 0; i < 8; ++i) blocks.emplace_back(bytes);
-    for (int i = 0; i < 3; ++i) lines.emplace_back();
-    if (checked) on_race([](race_report const& r) { std::fprintf(stderr, "%s\n", r.text.c_str()), std::abort(); });
+    for (int i = 0; i < 8; ++i)
+      blocks.emplace_back(bytes);
+    for (int i = 0; i < 3; ++i)
+      lines.emplace_back();
+    if (checked)
+      on_race([](race_report const& r) { std::fprintf(stderr, "%s\n", r.text.c_str()), std::abort(); });
   }
   void step(int uses) {
     std::array<memory_use, 8> declared{};
@@ -33,7 +36,8 @@ struct program {
       for (int u = 0; u < uses; ++u)
         declared[static_cast<size_t>(u)] =
             u ? reads(blocks[static_cast<size_t>(u)].data(), bytes) : writes(blocks[0].data(), bytes);
-      launch(s, std::span<memory_use const>(declared.data(), static_cast<size_t>(uses)), [](CUstream_st*) {}, [] {});
+      launch(
+          s, std::span<memory_use const>(declared.data(), static_cast<size_t>(uses)), [](CUstream_st*) {}, [] {});
       lines[static_cast<size_t>(i + 1) % 3].wait(s);
     }
   }
@@ -67,7 +71,8 @@ BENCHMARK(launch_and_wait)
 
 void allocate_and_free(benchmark::State& state) {
   program p(state.range(0) != 0);
-  for (auto _ : state) benchmark::DoNotOptimize(buffer(1000).data());
+  for (auto _ : state)
+    benchmark::DoNotOptimize(buffer(1000).data());
 }
 BENCHMARK(allocate_and_free)->Name("check/allocate_and_free")->ArgName("checked")->Arg(0)->Arg(1);
 
@@ -79,7 +84,8 @@ void one_fill(benchmark::State& state) {
   auto const s = machine.create_stream(0, driver::stream_kind::independent, 0).value;
   int given = 0;
   for (auto _ : state) {
-    if (!machine.fill(0, s, p.blocks[0].data(), 1, 1, 64).ok()) return state.SkipWithError("refused");
+    if (!machine.fill(0, s, p.blocks[0].data(), 1, 1, 64).ok())
+      return state.SkipWithError("refused");
     if (++given % 256 == 0) {
       state.PauseTiming();
       (void)machine.synchronize_stream(0, s);
@@ -109,14 +115,16 @@ void kept_of_ranges(benchmark::State& state) {
     std::vector<driver::touch> uses(ranges);
     double const before = heap();
     for (std::size_t i = 0; i < operations; ++i) {
-      for (auto& use : uses) use = {at, bytes, true}, at += bytes;
+      for (auto& use : uses)
+        use = {at, bytes, true}, at += bytes;
       (void)machine->enqueue(0, s, uses, {[](void*) {}, nullptr, nullptr});
     }
     double const grown = heap() - before;
     made.control->run();
     return grown / static_cast<double>(operations * ranges);
   };
-  for (auto _ : state) state.counters["bytes a range"] = kept(true) - kept(false);
+  for (auto _ : state)
+    state.counters["bytes a range"] = kept(true) - kept(false);
 }
 BENCHMARK(kept_of_ranges)->Name("check/kept")->ArgName("ranges")->Arg(1)->Arg(4)->Iterations(1);
 

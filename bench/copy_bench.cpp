@@ -16,8 +16,12 @@ namespace {
 using namespace weir;
 constexpr size_t large = 256_MiB;
 
-bool two_devices() { return device_count() > 1; }
-void skip(benchmark::State& state) { state.SkipWithError("one device"); }
+bool two_devices() {
+  return device_count() > 1;
+}
+void skip(benchmark::State& state) {
+  state.SkipWithError("one device");
+}
 
 // Host time to enqueue one small copy.
 template <class Enqueue>
@@ -102,21 +106,24 @@ void within_a_device(benchmark::State& state) {
   carry(state, s, [&] { copy(s, to.data(), from.data(), large, non_blocking); });
 }
 void to_a_peer_not_granted(benchmark::State& state) {
-  if (!two_devices()) return skip(state);
+  if (!two_devices())
+    return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
   auto& line = streams::clock_of(s);
   carry(state, s, [&] { line.owner().machine().copy_peer(0, line.handle(), to.data(), 1, from.data(), 0, large); });
 }
 void to_a_peer_granted(benchmark::State& state) {
-  if (!two_devices()) return skip(state);
+  if (!two_devices())
+    return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
   enable_peer_access(to.data(), device(0));
   carry(state, s, [&] { copy(s, to.data(), from.data(), large, non_blocking); });
 }
 void to_a_peer_through_pinned_memory(benchmark::State& state) {
-  if (!two_devices()) return skip(state);
+  if (!two_devices())
+    return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
   route_guard staged(copy_route::staged);

@@ -17,7 +17,8 @@ driver& machine() {
     auto found = open_cuda();
     auto own = found.machine ? std::move(found.machine) : sim::make({}).machine;
     for (int d = 0; d < own->device_count() && d < 2; ++d) {
-      if (!own->open(d).ok()) std::abort();
+      if (!own->open(d).ok())
+        std::abort();
     }
     return own.release();  // never destroyed: destroying CUDA contexts is slow
   }();
@@ -56,7 +57,8 @@ template <class Call>
 void enqueue(benchmark::State& state, stream_handle s, Call call) {
   int given = 0;
   for (auto _ : state) {
-    if (status const said = call(); !said.ok()) return state.SkipWithError(name_of(said.what).data());
+    if (status const said = call(); !said.ok())
+      return state.SkipWithError(name_of(said.what).data());
     if (++given % 400 == 0) {
       state.PauseTiming();
       machine().synchronize_stream(0, s);
@@ -79,19 +81,23 @@ void driver_query_event_complete(benchmark::State& state) {
   stream_and_event x;
   machine().record(0, x.s, x.e);
   machine().synchronize_event(x.e);
-  for (auto _ : state) benchmark::DoNotOptimize(machine().query_event(x.e));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(machine().query_event(x.e));
 }
 void driver_query_stream(benchmark::State& state) {
   stream_and_event x;
-  for (auto _ : state) benchmark::DoNotOptimize(machine().query_stream(0, x.s));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(machine().query_stream(0, x.s));
 }
 void driver_capturing(benchmark::State& state) {
   stream_and_event x;
-  for (auto _ : state) benchmark::DoNotOptimize(machine().capturing(0, x.s));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(machine().capturing(0, x.s));
 }
 void driver_create_destroy_event(benchmark::State& state) {
   machine();
-  for (auto _ : state) machine().destroy_event(0, machine().create_event(0, event_kind::order_only).value);
+  for (auto _ : state)
+    machine().destroy_event(0, machine().create_event(0, event_kind::order_only).value);
 }
 void driver_copy_64_bytes(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);
@@ -113,17 +119,20 @@ void driver_host_function(benchmark::State& state) {
 }
 void driver_find(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);
-  for (auto _ : state) benchmark::DoNotOptimize(machine().find(reinterpret_cast<void*>(m.at + 100)));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(machine().find(reinterpret_cast<void*>(m.at + 100)));
 }
 void driver_find_pageable(benchmark::State& state) {
   int here = 0;
   machine();
-  for (auto _ : state) benchmark::DoNotOptimize(machine().find(&here));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(machine().find(&here));
 }
 void driver_create_release(benchmark::State& state) {
   auto const bytes = static_cast<std::size_t>(state.range(0)) << 20;
   machine();
-  for (auto _ : state) machine().release(machine().create(0, bytes).value);
+  for (auto _ : state)
+    machine().release(machine().create(0, bytes).value);
 }
 void driver_map_grant_unmap(benchmark::State& state) {
   mapped const m(static_cast<std::size_t>(state.range(0)) << 20);

@@ -29,7 +29,8 @@ BENCHMARK(share_make)->Arg(2 << 20)->Arg(256 << 20)->Unit(benchmark::kMicrosecon
 // Reuses memory that an earlier buffer returned.
 void share_make_again(benchmark::State& state) {
   exportable_buffer(2_MiB).reset();
-  for (auto _ : state) exportable_buffer(2_MiB).reset();
+  for (auto _ : state)
+    exportable_buffer(2_MiB).reset();
 }
 BENCHMARK(share_make_again)->Unit(benchmark::kMicrosecond)->UseRealTime();
 

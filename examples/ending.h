@@ -21,14 +21,16 @@ inline int wrong_usage(char const* program, usage_error const& e) {
 
 // Prints the version if `option` asks for it. Returns: whether it does.
 inline bool says_version(char const* program, std::string_view option) {
-  if (option != "--version") return false;
+  if (option != "--version")
+    return false;
   std::printf("%s of weir %s\n", program, weir_version());
   return true;
 }
 
 // Returns: `status`; 1 instead of 0 if stdout could not be written completely. Reports that to stderr.
 inline int ending(char const* program, int status) {
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout))
+    return status;
   std::fprintf(stderr, "%s: writing the output failed: check whether the disk is full\n", program);
   return status ? status : 1;
 }

@@ -8,18 +8,22 @@
 #include "weir/tensor.h"
 
 struct scale_by {  // a kernel: plain C++ that nvcc and the host compiler both read
-  float* y; float const* x; float a;
+  float* y;
+  float const* x;
+  float a;
   WEIR_HOST_DEVICE void operator()(std::size_t i) const { y[i] = a * x[i]; }
 };
 
 int main(int argc, char**) try {
-  if (argc > 1) return std::fputs("usage: hello (no options; WEIR_DEVICES chooses the devices)\n", stderr), 2;
+  if (argc > 1)
+    return std::fputs("usage: hello (no options; WEIR_DEVICES chooses the devices)\n", stderr), 2;
   using namespace weir::literals;
   auto const shape = weir::shape{1024, 1024};
-  weir::device_guard on{0};                                                  // with torch.cuda.device(0):
-  weir::stream side{weir::priority::high};                                   // torch.cuda.Stream(priority=-1)
+  weir::device_guard on{0};                 // with torch.cuda.device(0):
+  weir::stream side{weir::priority::high};  // torch.cuda.Stream(priority=-1)
   weir::tensor host = weir::empty(shape, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
-  for (float& v : host.host<float>()) v = 1;
+  for (float& v : host.host<float>())
+    v = 1;
 
   weir::tensor x;
   {
@@ -27,7 +31,7 @@ int main(int argc, char**) try {
     x = weir::empty(shape);             // side is its home
     x.copy_(host, weir::non_blocking);  // host's block is kept until the copy has read it
   }
-  weir::current_stream().wait(side);    // wait_stream
+  weir::current_stream().wait(side);  // wait_stream
   weir::tensor y = weir::empty_like(x);
   // the use of x on this stream is recorded: no record_stream to forget
   weir::parallel_for(weir::current_stream(), x.numel(), {weir::reads(x), weir::writes(y)},

@@ -83,10 +83,12 @@ std::vector<double> train(std::size_t n, std::size_t limit) {
     }
     weir::copy(host.data(), out.data(), out.size());
     losses.push_back(0);
-    for (float const x : host) losses.back() += (x - 2.0) * (x - 2.0) / static_cast<double>(n);
+    for (float const x : host)
+      losses.back() += (x - 2.0) * (x - 2.0) / static_cast<double>(n);
   }
   int asleep = 0;
-  for (auto const& l : model) asleep += l->memory.is_asleep();
+  for (auto const& l : model)
+    asleep += l->memory.is_asleep();
   std::printf("%s limit: %d of %d layers sleep at the end, loss %.9f\n", limit ? "with a" : "without a", asleep, layers,
               losses.back());
   return losses;
@@ -96,7 +98,8 @@ std::vector<double> train(std::size_t n, std::size_t limit) {
 
 int main(int argc, char** argv) try {
   std::size_t const mib = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 96;
-  if (argc > 2 || mib < 2 * layers) return std::fputs("usage: overflow [MIB]    16 at least\n", stderr), 2;
+  if (argc > 2 || mib < 2 * layers)
+    return std::fputs("usage: overflow [MIB]    16 at least\n", stderr), 2;
   std::size_t const bytes = (mib << 20) / layers, n = bytes / 2 / sizeof(float);
   auto const expected = train(n, 0);
   weir::empty_cache();

@@ -45,8 +45,10 @@ class model {
       weir::copy(there.data(), layer.data(), layer.size());
       for (std::size_t i = 0; i < there.size(); i += 97) {
         std::uint32_t expected = 0;
-        for (int s = 0; s < steps_; ++s) expected = expected * 1664525u + seed_ + static_cast<std::uint32_t>(i);
-        if (there[i] != expected) return false;
+        for (int s = 0; s < steps_; ++s)
+          expected = expected * 1664525u + seed_ + static_cast<std::uint32_t>(i);
+        if (there[i] != expected)
+          return false;
       }
     }
     return true;
@@ -70,7 +72,8 @@ double ms_of(auto work) {
 
 int main(int argc, char** argv) try {
   std::size_t const mib = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 64;
-  if (argc > 2 || mib == 0) return std::fputs("usage: turns [MIB]\n", stderr), 2;
+  if (argc > 2 || mib == 0)
+    return std::fputs("usage: turns [MIB]\n", stderr), 2;
   std::size_t const bytes = mib << 20;
   weir::set_memory_limit(bytes + bytes / 2);
   model first("first", bytes, 1);

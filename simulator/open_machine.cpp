@@ -23,9 +23,11 @@ driver::opened open_simulated(simulated const& like, std::vector<int> visible, s
 }  // namespace
 
 driver::opened open_machine(machine_choice const& asked, source_location at) {
-  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "", at);
+  if (asked.which == machine_choice::kind::simulated)
+    return open_simulated(asked.sim, asked.visible, "", at);
   auto found = driver::open_cuda();
-  if (found.machine) return {std::move(found.machine), std::move(found.why)};
+  if (found.machine)
+    return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda)
     throw not_supported("runtime", "WEIR_DEVICES=cuda without a usable GPU: " + found.why,
                         "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", {}, error_id{378});

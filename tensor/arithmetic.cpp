@@ -10,13 +10,15 @@ void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const
            std::string_view operation, source_location at) {
   char const* const first = other ? "left" : "tensor";
   tensors::require_defined(a, operation, first, at);
-  if (other) tensors::require_defined(*other, operation, "right", at);
+  if (other)
+    tensors::require_defined(*other, operation, "right", at);
   tensors::require_float32(a, operation, first, at);
   if (other) {
     tensors::require_float32(*other, operation, "right", at);
     tensors::require_same_device(a, *other, operation, first, "right", at);
     tensors::require_same_shape(a, *other, operation, first, "right", at);
-    if (out.defined()) tensors::require_no_partial_overlap(out, *other, operation, at);
+    if (out.defined())
+      tensors::require_no_partial_overlap(out, *other, operation, at);
   }
   ops::apply(tensors::place_of(out, at), op, tensors::operand_of(out), tensors::operand_of(a),
              tensors::operand_of(other ? *other : a), scalar, at);
@@ -56,7 +58,9 @@ tensor& tensor::fill_(double value, source_location at) {
   tensors::changed(*this);
   return *this;
 }
-tensor& tensor::zero_(source_location at) { return fill_(0, at); }
+tensor& tensor::zero_(source_location at) {
+  return fill_(0, at);
+}
 
 tensor& tensor::add_(tensor const& other, double alpha, source_location at) {
   apply(*this, ops::elementwise::add, *this, &other, alpha, "tensor::add_", at);
@@ -81,9 +85,17 @@ tensor add(tensor const& a, tensor const& b, source_location at) {
 tensor mul(tensor const& a, tensor const& b, source_location at) {
   return applied(ops::elementwise::mul, a, &b, "mul", at);
 }
-tensor relu(tensor const& a, source_location at) { return applied(ops::elementwise::relu, a, nullptr, "relu", at); }
-tensor sin(tensor const& t, source_location at) { return applied(ops::elementwise::sine, t, nullptr, "sin", at); }
-tensor sum(tensor const& t, source_location at) { return summed(t, false, "sum", at); }
-tensor mean(tensor const& t, source_location at) { return summed(t, true, "mean", at); }
+tensor relu(tensor const& a, source_location at) {
+  return applied(ops::elementwise::relu, a, nullptr, "relu", at);
+}
+tensor sin(tensor const& t, source_location at) {
+  return applied(ops::elementwise::sine, t, nullptr, "sin", at);
+}
+tensor sum(tensor const& t, source_location at) {
+  return summed(t, false, "sum", at);
+}
+tensor mean(tensor const& t, source_location at) {
+  return summed(t, true, "mean", at);
+}
 
 }  // namespace weir

@@ -32,7 +32,8 @@ stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
   tensors::require_defined(*this, "tensor::copy_", "target", at);
   tensors::require_defined(src, "tensor::copy_", "source", at);
   tensors::require_same_shape(*this, src, "tensor::copy_", "target", "source", at);
-  if (numel() == 0 || are_same_elements(*this, src)) return {};
+  if (numel() == 0 || are_same_elements(*this, src))
+    return {};
   tensors::require_no_partial_overlap(*this, src, "tensor::copy_", at);
   bool const as_it_stands = dtype() == src.dtype() && is_contiguous() && src.is_contiguous();
   stamp done;
@@ -41,7 +42,8 @@ stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
   } else if (device() == src.device()) {
     ops::place const where = tensors::place_of(*this, at);
     ops::copy(where, tensors::operand_of(*this), tensors::operand_of(src), at);
-    if (where) done = where->stamp();
+    if (where)
+      done = where->stamp();
   } else if (src.is_contiguous() && !is_contiguous()) {  // transfer first, then lay out on the target
     tensor across = tensors::empty_at("tensor::copy_", *this, shape(), src.dtype(), at);
     across.copy_(src, device().is_cpu() ? blocking::yes : b, at);
@@ -70,7 +72,8 @@ tensor tensor::contiguous(source_location at) const {
 tensor tensor::to(weir::device on, blocking b, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
   if (on.is_cpu()) {
-    if (device().is_cpu()) return *this;
+    if (device().is_cpu())
+      return *this;
     // Memory that a pending copy may still write must come from a pool that waits before reuse.
     auto const kind = b == blocking::no ? memory_kind::pinned : memory_kind::pageable;
     tensor there =
@@ -81,7 +84,8 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
   known_runtime const& own = tensor_access::block_of(*this).owner;
   runtime::impl& r = own.any() ? own.get("tensor::to", tensors::describe(*this), at) : streams::current_runtime(at);
   int const chosen = streams::resolve(on, r, "tensor::to", at);
-  if (chosen == tensors::device_of(*this)) return *this;
+  if (chosen == tensors::device_of(*this))
+    return *this;
   tensor there = tensors::make_at("tensor::to", &r, chosen, memory_kind::device, shape(), dtype(), at);
   there.copy_(*this, b, at);
   return there;
@@ -89,7 +93,8 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
 
 tensor tensor::to(weir::dtype type, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
-  if (type == dtype()) return *this;
+  if (type == dtype())
+    return *this;
   tensor there = tensors::empty_at("tensor::to", *this, shape(), type, at);
   there.copy_(*this, blocking::yes, at);
   return there;
@@ -100,7 +105,8 @@ tensor tensor::pin_memory(source_location at) const {
   if (!device().is_cpu())
     throw invalid_use("tensor::pin_memory", tensors::describe(*this),
                       "Call cpu() first: only host memory can be pinned", at, error_id{332});
-  if (is_pinned()) return *this;
+  if (is_pinned())
+    return *this;
   tensor there = tensors::make_at("tensor::pin_memory", &streams::current_runtime(at), -1, memory_kind::pinned, shape(),
                                   dtype(), at);
   there.copy_(*this, blocking::yes, at);
@@ -108,7 +114,9 @@ tensor tensor::pin_memory(source_location at) const {
 }
 
 namespace {
-struct element { alignas(8) unsigned char bytes[8]; };
+struct element {
+  alignas(8) unsigned char bytes[8];
+};
 element only_element(tensor const& t, source_location at) {
   tensors::require_defined(t, "tensor::item", "tensor", at);
   if (t.numel() != 1)

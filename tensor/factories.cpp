@@ -23,7 +23,8 @@ tensor make_at(std::string_view operation, runtime::impl* owner, int device, mem
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
   block->kind = kind;
-  if (owner) block->owner = known_runtime(*owner);
+  if (owner)
+    block->owner = known_runtime(*owner);
   if (kind == memory_kind::pageable) {
     runtime* const current = owner ? nullptr : runtime_if_made();
     block->data =
@@ -79,7 +80,9 @@ tensor filled(tensor t, double value, source_location at) {
 class generators {  // a part of the runtime: position of each device in its random sequence
  public:
   explicit generators(runtime::impl& r) : at_(std::in_place, static_cast<size_t>(r.device_count()) + 1) {}
-  struct position { std::uint64_t seed = 0, group = 0; };
+  struct position {
+    std::uint64_t seed = 0, group = 0;
+  };
   position advance(int device, std::int64_t groups) {
     auto const all = at_.lock();
     position& its = (*all)[static_cast<size_t>(device + 1)];
@@ -88,7 +91,8 @@ class generators {  // a part of the runtime: position of each device in its ran
     return before;
   }
   void seed(std::uint64_t value) {
-    for (auto const all = at_.lock(); position& its : *all) its = {value, 0};
+    for (auto const all = at_.lock(); position & its : *all)
+      its = {value, 0};
   }
 
  private:
@@ -133,22 +137,33 @@ tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation,
 
 }  // namespace
 
-tensor empty(shape s, tensor_options o, source_location at) { return make(s, o, "empty", at); }
-tensor zeros(shape s, tensor_options o, source_location at) { return filled(make(s, o, "zeros", at), 0, at); }
-tensor ones(shape s, tensor_options o, source_location at) { return filled(make(s, o, "ones", at), 1, at); }
+tensor empty(shape s, tensor_options o, source_location at) {
+  return make(s, o, "empty", at);
+}
+tensor zeros(shape s, tensor_options o, source_location at) {
+  return filled(make(s, o, "zeros", at), 0, at);
+}
+tensor ones(shape s, tensor_options o, source_location at) {
+  return filled(make(s, o, "ones", at), 1, at);
+}
 tensor full(shape s, double value, tensor_options o, source_location at) {
   return filled(make(s, o, "full", at), value, at);
 }
 
 tensor arange(std::int64_t n, tensor_options o, source_location at) {
-  if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Pass 0 or more", at, error_id{337});
+  if (n < 0)
+    throw invalid_use("arange", std::to_string(n) + " elements", "Pass 0 or more", at, error_id{337});
   tensor t = make({n}, o, "arange", at);
   ops::count_up(tensors::place_of(t, at), tensors::operand_of(t), at);
   return t;
 }
 
-tensor rand(shape s, tensor_options o, source_location at) { return drawn(s, o, ops::draw::uniform, "rand", at); }
-tensor randn(shape s, tensor_options o, source_location at) { return drawn(s, o, ops::draw::normal, "randn", at); }
+tensor rand(shape s, tensor_options o, source_location at) {
+  return drawn(s, o, ops::draw::uniform, "rand", at);
+}
+tensor randn(shape s, tensor_options o, source_location at) {
+  return drawn(s, o, ops::draw::normal, "randn", at);
+}
 void manual_seed(std::uint64_t value, source_location at) {
   streams::current_runtime(at).part<generators>().seed(value);
 }
@@ -163,7 +178,8 @@ class on_stream {
  private:
   static stream_ref checked(stream_ref s, weir::device where, std::string_view operation, source_location at) {
     clock::stream_clock const& stream = streams::clock_or_throw(s, operation, at);
-    if (where.is_gpu() && (where.index() < 0 || where.index() == stream.device())) return s;
+    if (where.is_gpu() && (where.index() < 0 || where.index() == stream.device()))
+      return s;
     throw invalid_use(std::string(operation), where.str() + ", and " + streams::describe(stream),
                       "Omit .on: the stream determines the device", at, error_id{338});
   }
@@ -266,14 +282,24 @@ tensor tensor::new_full(weir::shape s, double value, source_location at) const {
   return filled(new_like(*this, "tensor::new_full", s, at), value, at);
 }
 
-tensor empty_like(tensor const& t, source_location at) { return empty_like(t, "empty_like", at); }
-tensor zeros_like(tensor const& t, source_location at) { return filled(empty_like(t, "zeros_like", at), 0, at); }
-tensor ones_like(tensor const& t, source_location at) { return filled(empty_like(t, "ones_like", at), 1, at); }
+tensor empty_like(tensor const& t, source_location at) {
+  return empty_like(t, "empty_like", at);
+}
+tensor zeros_like(tensor const& t, source_location at) {
+  return filled(empty_like(t, "zeros_like", at), 0, at);
+}
+tensor ones_like(tensor const& t, source_location at) {
+  return filled(empty_like(t, "ones_like", at), 1, at);
+}
 tensor full_like(tensor const& t, double value, source_location at) {
   return filled(empty_like(t, "full_like", at), value, at);
 }
-tensor rand_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
-tensor randn_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
+tensor rand_like(tensor const& t, source_location at) {
+  return drawn_like(t, ops::draw::uniform, "rand_like", at);
+}
+tensor randn_like(tensor const& t, source_location at) {
+  return drawn_like(t, ops::draw::normal, "randn_like", at);
+}
 
 tensor empty_like(stream_ref s, tensor const& t, source_location at) {
   return on_stream_like(s, t, "empty_like", at), empty_like(t, at);

@@ -19,7 +19,8 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
     throw invalid_use(this_call, s.str() + " with strides " + by.str(),
                       "Give one stride for each extent, none negative; copy what runs backwards first", at,
                       error_id{341});
-  if (s.numel(at) == 0) return 0;
+  if (s.numel(at) == 0)
+    return 0;
   std::int64_t last = 0;
   bool overflows = false;
   for (int i = 0; i < s.rank(); ++i) {
@@ -37,12 +38,14 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
 void require_memory_of(runtime::impl& owner, void const* p, int device, source_location at) {
   std::string where;
   if (std::optional<block_info> const known = find_block(p)) {
-    if (known->kind == memory_kind::device && known->on == weir::device(device)) return;
+    if (known->kind == memory_kind::device && known->on == weir::device(device))
+      return;
     where = known->on.str();
   } else {
     auto const found = owner.machine().find(p);
     require(found.is, this_call, base::address_text(p), "", at);
-    if (found.value.in == driver::where::device && found.value.device == device) return;
+    if (found.value.in == driver::where::device && found.value.device == device)
+      return;
     where = found.value.in == driver::where::device           ? base::gpu_name(found.value.device)
             : found.value.in == driver::where::unknown_device ? "a device that this runtime does not have"
                                                               : "the cpu";
@@ -55,14 +58,17 @@ void require_memory_of(runtime::impl& owner, void const* p, int device, source_l
 
 void foreign_memory::add_user(stream_ref user) {
   auto const its = owner_.lock();
-  if (auto& all = its->users; std::find(all.begin(), all.end(), user) == all.end()) all.push_back(user);
+  if (auto& all = its->users; std::find(all.begin(), all.end(), user) == all.end())
+    all.push_back(user);
 }
 
 void foreign_memory::give_back() noexcept {
-  if (process_is_ending() || process_was_forked()) return;
+  if (process_is_ending() || process_was_forked())
+    return;
   auto const its = owner_.lock();
   for (stream_ref const user : its->users) {
-    if (!its->home || user == *its->home) continue;
+    if (!its->home || user == *its->home)
+      continue;
     stamp const used = user.stamp();  // also of a stream whose lease has ended
     try {
       its->home->wait(used);
@@ -73,9 +79,9 @@ void foreign_memory::give_back() noexcept {
     }
   }
   try {
-    if (its->release) its->release();
-  } catch (...) {
-  }
+    if (its->release)
+      its->release();
+  } catch (...) {}
 }
 
 tensor tensor::from_blob(void* p, weir::shape s, weir::strides by, weir::dtype type, weir::device on, blob_owner owner,
@@ -90,7 +96,8 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::strides by, weir::dtype t
   storage::state const& its = tensor_access::block_of(checked);
   block->data = its.data, block->device = its.device, block->kind = its.kind, block->owner = its.owner;
   if (!on.is_cpu()) {
-    if (block->nbytes) require_memory_of(block->owner.get(this_call, s.str(), at), p, block->device.index(), at);
+    if (block->nbytes)
+      require_memory_of(block->owner.get(this_call, s.str(), at), p, block->device.index(), at);
     if (owner.home && streams::clock_or_throw(*owner.home, this_call, at).device() != block->device.index())
       throw invalid_use(
           this_call,

@@ -19,12 +19,16 @@ std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps in both dimens
   std::int64_t const rows = t.shape()[first], columns = t.shape()[first + 1], down = t.strides()[first],
                      across = t.strides()[first + 1], step = first ? t.strides()[0] : 0;
   if (columns == 1 || across == 1) {
-    if (rows == 1) return matrix{false, columns, step};
-    if (down >= columns && down <= INT_MAX) return matrix{false, down, step};
+    if (rows == 1)
+      return matrix{false, columns, step};
+    if (down >= columns && down <= INT_MAX)
+      return matrix{false, down, step};
   }
   if (rows == 1 || down == 1) {
-    if (columns == 1) return matrix{true, rows, step};
-    if (across >= rows && across <= INT_MAX) return matrix{true, across, step};
+    if (columns == 1)
+      return matrix{true, rows, step};
+    if (across >= rows && across <= INT_MAX)
+      return matrix{true, across, step};
   }
   return {};
 }
@@ -34,12 +38,15 @@ struct readable {
   matrix as;
 };  // a view if a BLAS can read it, otherwise a copy
 readable readable_of(tensor const& t, source_location at) {
-  if (auto const as = as_matrix(t)) return {t, *as};
+  if (auto const as = as_matrix(t))
+    return {t, *as};
   tensor const copy = t.clone(at);
   return {copy, *as_matrix(copy)};
 }
 
-bool has_product(dtype type) { return type == float32 || type == float16 || type == bfloat16; }
+bool has_product(dtype type) {
+  return type == float32 || type == float16 || type == bfloat16;
+}
 
 struct extents {
   std::int64_t m, n, k, count;
@@ -91,11 +98,15 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     throw invalid_use("matmul_out",
                       "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
                       "out must be " + e.of_out.str(), at, error_id{350});
-  if (e.m == 0 || e.n == 0 || e.count == 0) return;
+  if (e.m == 0 || e.n == 0 || e.count == 0)
+    return;
   if (e.k == 0) {
-    if (beta == 0) out.zero_(at);
-    else if (out.dtype() == float32) out.mul_(beta, at);
-    else out.copy_(out.to(float32).mul_(beta, at), blocking::yes, at);
+    if (beta == 0)
+      out.zero_(at);
+    else if (out.dtype() == float32)
+      out.mul_(beta, at);
+    else
+      out.copy_(out.to(float32).mul_(beta, at), blocking::yes, at);
     return;
   }
   if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right))
@@ -104,7 +115,8 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   std::optional<matrix> const c = as_matrix(out);
   if (!c || (e.count > 1 && c->step == 0)) {  // no BLAS writes a result with gaps in both dimensions
     tensor whole = tensors::empty_at("matmul_out", out, out.shape(), out.dtype(), at);
-    if (beta != 0) whole.copy_(out, blocking::yes, at);
+    if (beta != 0)
+      whole.copy_(out, blocking::yes, at);
     matmul_out(whole, left, right, how, beta, at);
     out.copy_(whole, blocking::yes, at);
     return;

@@ -34,14 +34,16 @@ struct cublas_functions {
   cublas_functions() {
     void* library = nullptr;
     for (char const* name : {"libcublas.so.13", "libcublas.so.12"})
-      if ((library = os::load_library(name))) break;
+      if ((library = os::load_library(name)))
+        break;
     if (!library) {
       missing = "libcublas.so.13 or libcublas.so.12";
       return;
     }
     auto const find = [&](auto& function, char const* name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(os::find_symbol(library, name));
-      if (!function) missing = name;
+      if (!function)
+        missing = name;
     };
     find(create, "cublasCreate_v2");
     find(destroy, "cublasDestroy_v2");
@@ -60,12 +62,15 @@ constinit base::atomic<bool> tf32{false};
 constexpr int sums_in_full = 16;
 constexpr int any_algorithm = -1;  // CUBLAS_GEMM_DEFAULT
 // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
-constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }
+constexpr int code_of(dtype t) {
+  return t == float16 ? 2 : t == bfloat16 ? 14 : 0;
+}
 
 class cublas {  // a part of the runtime: one handle a GPU, created at first use
  public:
   explicit cublas(runtime::impl& r) : runtime_(r), devices_(static_cast<size_t>(r.device_count())) {
-    for (auto& d : devices_) d = std::make_unique<of_device>();
+    for (auto& d : devices_)
+      d = std::make_unique<of_device>();
   }
   ~cublas() {
     for (size_t i = 0; i < devices_.size(); ++i)
@@ -139,14 +144,17 @@ base::guarded<host_functions> loaded_host_functions;
 // Simulated devices multiply concurrently, so each gets a share of the cores.
 decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   auto f = loaded_host_functions.lock();
-  if (f->gemm) return f->gemm;
+  if (f->gemm)
+    return f->gemm;
 #ifdef WEIR_CBLAS_FILE
   for (char const* name : {WEIR_CBLAS_FILE, "libopenblas.so.0", "libcblas.so.3", "libblas.so.3"}) {
     void* const library = os::load_library(name);
-    if (!library) continue;
+    if (!library)
+      continue;
     f->gemm = reinterpret_cast<decltype(f->gemm)>(os::find_symbol(library, "cblas_sgemm"));
     f->set_threads = reinterpret_cast<decltype(f->set_threads)>(os::find_symbol(library, "openblas_set_num_threads"));
-    if (f->gemm) break;
+    if (f->gemm)
+      break;
   }
 #else
   f->gemm = cblas_sgemm;
@@ -189,7 +197,8 @@ void multiply_on_host(gemm_function gemm, product const& p) {
       p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
   multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
   for (std::int64_t i = 0; i < p.m; ++i)
-    for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
+    for (std::int64_t j = 0; j < p.n; ++j)
+      store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
 }
 
 // The i-th of the products that a product stands for.
@@ -202,13 +211,15 @@ product nth(product p, std::int64_t i) {
   return p;
 }
 void multiply_all_on_host(gemm_function gemm, product const& p) {
-  for (std::int64_t i = 0; i < p.count; ++i) multiply_on_host(gemm, nth(p, i));
+  for (std::int64_t i = 0; i < p.count; ++i)
+    multiply_on_host(gemm, nth(p, i));
 }
 
 }  // namespace
 
 size_t product_workspace(place const& where) {
-  if (!where) return 0;
+  if (!where)
+    return 0;
   clock::stream_clock const& stream = streams::clock_of(*where);
   runtime::impl& r = stream.owner();
   return r.machine().simulated() ? 0 : r.part<cublas>().workspace_bytes(stream.device());
@@ -217,7 +228,8 @@ size_t product_workspace(place const& where) {
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, source_location at) {
   auto const bytes_of = [&p](dtype type, bool turned, std::int64_t rows, std::int64_t columns, std::int64_t ld,
                              std::int64_t step) {
-    if (turned) std::swap(rows, columns);
+    if (turned)
+      std::swap(rows, columns);
     return static_cast<size_t>((p.count - 1) * step + (rows - 1) * ld + columns) * size_of(type);
   };
   memory_use const all[] = {
@@ -226,7 +238,8 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
       reads(p.b, bytes_of(p.in, p.b_transposed, p.k, p.n, p.ldb, p.step_b)),
       writes(workspace, workspace_bytes)};
   // Only the calling thread multiplies.
-  if (!where) return on_host(all, at), multiply_all_on_host(host_gemm(os::usable_processors(), at), p);
+  if (!where)
+    return on_host(all, at), multiply_all_on_host(host_gemm(os::usable_processors(), at), p);
   clock::stream_clock const& stream = streams::clock_of(*where);
   runtime::impl& r = stream.owner();
   gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
@@ -239,6 +252,10 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
 }  // namespace weir::ops
 
 namespace weir {
-void allow_tf32(bool yes) noexcept { ops::tf32.store(yes, base::memory_order_relaxed); }
-bool tf32_is_allowed() noexcept { return ops::tf32.load(base::memory_order_relaxed); }
+void allow_tf32(bool yes) noexcept {
+  ops::tf32.store(yes, base::memory_order_relaxed);
+}
+bool tf32_is_allowed() noexcept {
+  return ops::tf32.load(base::memory_order_relaxed);
+}
 }  // namespace weir

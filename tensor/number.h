@@ -49,7 +49,8 @@ WEIR_HOST_DEVICE inline void store_integer(dtype type, void* p, std::int64_t i, 
 
 // NaN becomes 0. Values outside int64 become its nearest bound; narrower types then take the low bits.
 WEIR_HOST_DEVICE inline std::int64_t integer_of(double value) noexcept {
-  if (!(value > -0x1p63)) return value != value ? 0 : INT64_MIN;
+  if (!(value > -0x1p63))
+    return value != value ? 0 : INT64_MIN;
   return value >= 0x1p63 ? INT64_MAX : static_cast<std::int64_t>(value);
 }
 

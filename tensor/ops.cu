@@ -14,14 +14,18 @@ namespace {
 
 template <class F>
 void run(place const& where, std::int64_t n, memory_uses u, F f, source_location at) {
-  if (n <= 0) return;
-  if (where) parallel_for(*where, static_cast<size_t>(n), u, f, at);
-  else on_host(u, at), detail::loop_on_host(static_cast<size_t>(n), f);
+  if (n <= 0)
+    return;
+  if (where)
+    parallel_for(*where, static_cast<size_t>(n), u, f, at);
+  else
+    on_host(u, at), detail::loop_on_host(static_cast<size_t>(n), f);
 }
 
 memory_use used(operand const& o, access_mode how) noexcept {
   std::int64_t last = 0;
-  for (int i = 0; i < o.extents.rank(); ++i) last += (o.extents[i] - 1) * o.by[i];
+  for (int i = 0; i < o.extents.rank(); ++i)
+    last += (o.extents[i] - 1) * o.by[i];
   return {o.data, how, static_cast<size_t>(last + 1) * size_of(o.type)};
 }
 
@@ -37,31 +41,40 @@ struct walk {
     shape const& s = all[0]->extents;
     for (int d = 0; d < s.rank(); ++d) {
       n *= s[d];
-      if (s[d] == 1) continue;
+      if (s[d] == 1)
+        continue;
       bool joins = rank > 0;
-      for (int k = 0; k < N && joins; ++k) joins = by[k][rank - 1] == all[k]->by[d] * s[d];
-      if (!joins) extents[rank++] = 1;
+      for (int k = 0; k < N && joins; ++k)
+        joins = by[k][rank - 1] == all[k]->by[d] * s[d];
+      if (!joins)
+        extents[rank++] = 1;
       extents[rank - 1] *= s[d];
-      for (int k = 0; k < N; ++k) by[k][rank - 1] = all[k]->by[d];
+      for (int k = 0; k < N; ++k)
+        by[k][rank - 1] = all[k]->by[d];
     }
     if (rank == 0) {
       extents[rank++] = 1;
-      for (int k = 0; k < N; ++k) by[k][0] = 1;
+      for (int k = 0; k < N; ++k)
+        by[k][0] = 1;
     }
   }
   bool dense() const {
     bool all = rank == 1;
-    for (int k = 0; k < N; ++k) all = all && by[k][0] == 1;
+    for (int k = 0; k < N; ++k)
+      all = all && by[k][0] == 1;
     return all;
   }
   WEIR_HOST_DEVICE void offsets(std::int64_t i, std::int64_t (&at)[N]) const {
-    for (int k = 0; k < N; ++k) at[k] = 0;
+    for (int k = 0; k < N; ++k)
+      at[k] = 0;
     for (int d = rank - 1; d > 0; --d) {
       std::int64_t const rest = i / extents[d], here = i - rest * extents[d];
-      for (int k = 0; k < N; ++k) at[k] += here * by[k][d];
+      for (int k = 0; k < N; ++k)
+        at[k] += here * by[k][d];
       i = rest;
     }
-    for (int k = 0; k < N; ++k) at[k] += i * by[k][0];
+    for (int k = 0; k < N; ++k)
+      at[k] += i * by[k][0];
   }
 };
 
@@ -114,8 +127,10 @@ struct convert {
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t at[2];
     over.offsets(static_cast<std::int64_t>(i), at);
-    if (is_integer(to) && is_integer(from)) store_integer(to, out, at[0], load_integer(from, in, at[1]));
-    else store(to, out, at[0], load(from, in, at[1]));
+    if (is_integer(to) && is_integer(from))
+      store_integer(to, out, at[0], load_integer(from, in, at[1]));
+    else
+      store(to, out, at[0], load(from, in, at[1]));
   }
 };
 
@@ -123,16 +138,22 @@ struct counting {
   void* out;
   dtype type;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (is_integer(type)) store_integer(type, out, static_cast<std::int64_t>(i), static_cast<std::int64_t>(i));
-    else store(type, out, static_cast<std::int64_t>(i), static_cast<double>(i));
+    if (is_integer(type))
+      store_integer(type, out, static_cast<std::int64_t>(i), static_cast<std::int64_t>(i));
+    else
+      store(type, out, static_cast<std::int64_t>(i), static_cast<double>(i));
   }
 };
 
 // No fused multiply-add, so that a GPU and the simulated machine give the same bits.
 #if defined(__CUDA_ARCH__)
-WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
+WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) {
+  return __fadd_rn(a, __fmul_rn(s, b));
+}
 #else
-WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) { return a + s * b; }
+WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) {
+  return a + s * b;
+}
 #endif
 
 // random: Philox 4x32 with 10 rounds, a counter and a key in, four numbers out ------------------------------
@@ -159,7 +180,8 @@ struct drawing {
     }
     float value[4];
     if (how == draw::uniform) {
-      for (int j = 0; j < 4; ++j) value[j] = static_cast<float>(c[j] >> 8) * 0x1p-24f;
+      for (int j = 0; j < 4; ++j)
+        value[j] = static_cast<float>(c[j] >> 8) * 0x1p-24f;
     } else {
       for (int j = 0; j < 4; j += 2) {
         float const radius = ::sqrtf(-2.0f * ::logf((static_cast<float>(c[j] >> 8) + 1.0f) * 0x1p-24f));
@@ -168,18 +190,24 @@ struct drawing {
         value[j + 1] = plus_scaled(mean, deviation, radius * ::sinf(angle));
       }
     }
-    for (size_t j = 0; j < 4 && 4 * group + j < n; ++j) out[4 * group + j] = value[j];
+    for (size_t j = 0; j < 4 && 4 * group + j < n; ++j)
+      out[4 * group + j] = value[j];
   }
 };
 
 // element by element ----------------------------------------------------------------------------------------
 template <elementwise Op>
 WEIR_HOST_DEVICE inline float result(float a, float b, float s) {
-  if constexpr (Op == elementwise::add) return plus_scaled(a, s, b);
-  else if constexpr (Op == elementwise::mul) return a * b;
-  else if constexpr (Op == elementwise::scale) return a * s;
-  else if constexpr (Op == elementwise::sine) return ::sinf(a);
-  else return a < 0 ? 0 : a;
+  if constexpr (Op == elementwise::add)
+    return plus_scaled(a, s, b);
+  else if constexpr (Op == elementwise::mul)
+    return a * b;
+  else if constexpr (Op == elementwise::scale)
+    return a * s;
+  else if constexpr (Op == elementwise::sine)
+    return ::sinf(a);
+  else
+    return a < 0 ? 0 : a;
 }
 template <elementwise Op>
 struct apply_dense {
@@ -214,7 +242,9 @@ struct apply_strided {
 // sum: tiles of 32 lanes x 128 steps. Lane l of a tile adds elements l, l + 32, l + 64, … in this order. GPU
 // threads then read adjacent elements, a host vectorizes over the lanes, and both round alike.
 constexpr std::int64_t lanes = 32, steps = 128, tile = lanes * steps, few = 256;
-std::int64_t partials_of(std::int64_t n) noexcept { return (n + tile - 1) / tile * lanes; }
+std::int64_t partials_of(std::int64_t n) noexcept {
+  return (n + tile - 1) / tile * lanes;
+}
 
 template <class T>
 struct sum_lane {
@@ -228,9 +258,11 @@ struct sum_lane {
 #if defined(__CUDA_ARCH__)
 #pragma unroll 16
 #endif
-      for (int k = 0; k < steps; ++k) total += static_cast<double>(in[first + k * lanes]);
+      for (int k = 0; k < steps; ++k)
+        total += static_cast<double>(in[first + k * lanes]);
     } else {
-      for (std::int64_t k = first; k < n; k += lanes) total += static_cast<double>(in[k]);
+      for (std::int64_t k = first; k < n; k += lanes)
+        total += static_cast<double>(in[k]);
     }
     out[i] = total;
   }
@@ -242,14 +274,17 @@ struct sum_tiles {  // the same on a host
     std::int64_t const tiles = partials_of(all.n) / lanes;
     for (std::int64_t t = 0; t < tiles; ++t) {
       if ((t + 1) * tile > all.n) {
-        for (std::int64_t l = 0; l < lanes; ++l) all(static_cast<size_t>(t * lanes + l));
+        for (std::int64_t l = 0; l < lanes; ++l)
+          all(static_cast<size_t>(t * lanes + l));
         continue;
       }
       double total[lanes] = {};
       T const* const in = all.in + t * tile;
       for (std::int64_t k = 0; k < steps; ++k)
-        for (std::int64_t l = 0; l < lanes; ++l) total[l] += static_cast<double>(in[k * lanes + l]);
-      for (std::int64_t l = 0; l < lanes; ++l) all.out[t * lanes + l] = total[l];
+        for (std::int64_t l = 0; l < lanes; ++l)
+          total[l] += static_cast<double>(in[k * lanes + l]);
+      for (std::int64_t l = 0; l < lanes; ++l)
+        all.out[t * lanes + l] = total[l];
     }
   }
 };
@@ -261,7 +296,8 @@ struct sum_last {
   double divisor;
   WEIR_HOST_DEVICE void operator()(size_t) const {
     double total = 0;
-    for (std::int64_t i = 0; i < n; ++i) total += load(from, in, i);
+    for (std::int64_t i = 0; i < n; ++i)
+      total += load(from, in, i);
     store(to, out, 0, total / divisor);
   }
 };
@@ -271,7 +307,8 @@ void sum_level(place const& where, double* out, T const* in, std::int64_t n, sou
   std::int64_t const threads = partials_of(n);
   memory_use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)),
                              writes(out, static_cast<size_t>(threads) * sizeof(double))};
-  if (!where) return on_host(both, at), sum_tiles<T>{all}();
+  if (!where)
+    return on_host(both, at), sum_tiles<T>{all}();
   launch(
       *where, both,
       [&](CUstream_st* native) { detail::loop_on_gpu(*where, native, static_cast<size_t>(threads), all, at); },
@@ -282,7 +319,8 @@ void sum_level(place const& where, double* out, T const* in, std::int64_t n, sou
 
 void fill(place const& where, operand const& out, double value, source_location at) {
   walk<1> const over({&out});
-  if (over.n == 0) return;
+  if (over.n == 0)
+    return;
   if (!over.dense())
     return run(where, over.n, {used(out, access_mode::write)}, fill_strided{over, out.data, out.type, value}, at);
   std::uint64_t bits = 0;
@@ -297,7 +335,8 @@ void fill(place const& where, operand const& out, double value, source_location 
 
 void copy(place const& where, operand const& out, operand const& in, source_location at) {
   walk<2> const over({&out, &in});
-  if (over.n == 0) return;
+  if (over.n == 0)
+    return;
   if (out.type != in.type)
     return run(where, over.n, {used(out, access_mode::write), used(in, access_mode::read)},
                convert{over, out.data, in.data, out.type, in.type}, at);
@@ -311,7 +350,8 @@ void copy(place const& where, operand const& out, operand const& in, source_loca
 
 void count_up(place const& where, operand const& out, source_location at) {
   walk<1> const over({&out});
-  if (over.n) run(where, over.n, {used(out, access_mode::write)}, counting{out.data, out.type}, at);
+  if (over.n)
+    run(where, over.n, {used(out, access_mode::write)}, counting{out.data, out.type}, at);
 }
 
 void random(place const& where, operand const& out, distribution numbers, std::uint64_t seed, std::uint64_t first_group,
@@ -327,14 +367,16 @@ void random(place const& where, operand const& out, distribution numbers, std::u
 void apply(place const& where, elementwise op, operand const& out, operand const& a, operand const& b, double scalar,
            source_location at) {
   walk<3> const over({&out, &a, &b});
-  if (over.n == 0) return;
+  if (over.n == 0)
+    return;
   auto* const z = static_cast<float*>(out.data);
   auto const* const x = static_cast<float const*>(a.data);
   auto const* const y = static_cast<float const*>(b.data);
   auto const s = static_cast<float>(scalar);
   memory_use const all[] = {used(out, access_mode::write), used(a, access_mode::read), used(b, access_mode::read)};
   memory_uses const u(all);
-  if (!over.dense()) return run(where, over.n, u, apply_strided{over, z, x, y, s, op}, at);
+  if (!over.dense())
+    return run(where, over.n, u, apply_strided{over, z, x, y, s, op}, at);
   switch (op) {
     case elementwise::add: return run(where, over.n, u, apply_dense<elementwise::add>{z, x, y, s}, at);
     case elementwise::mul: return run(where, over.n, u, apply_dense<elementwise::mul>{z, x, y, s}, at);
@@ -345,7 +387,8 @@ void apply(place const& where, elementwise op, operand const& out, operand const
 }
 
 std::int64_t sum_workspace(std::int64_t n) noexcept {
-  if (n <= few) return 0;
+  if (n <= few)
+    return 0;
   std::int64_t const first = partials_of(n);
   return first <= few ? first : first + partials_of(first);
 }
@@ -353,14 +396,17 @@ std::int64_t sum_workspace(std::int64_t n) noexcept {
 void sum(place const& where, operand const& out, operand const& in, void* workspace, double divisor,
          source_location at) {
   std::int64_t n = 1;
-  for (std::int64_t const e : in.extents) n *= e;
+  for (std::int64_t const e : in.extents)
+    n *= e;
   void const* from = in.data;
   dtype type = in.type;
   double* to = static_cast<double*>(workspace);
   double* other = to + (n > few ? partials_of(n) : 0);
   while (n > few) {  // each level reuses the space of the level before the last
-    if (type == float32) sum_level(where, to, static_cast<float const*>(from), n, at);
-    else sum_level(where, to, static_cast<double const*>(from), n, at);
+    if (type == float32)
+      sum_level(where, to, static_cast<float const*>(from), n, at);
+    else
+      sum_level(where, to, static_cast<double const*>(from), n, at);
     from = to;
     type = float64;
     n = partials_of(n);

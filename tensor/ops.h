@@ -9,7 +9,7 @@
 
 namespace weir::ops {
 
-using place = std::optional<stream_ref>;  // empty: the calling thread, at once
+using place = std::optional<stream_ref>;              // empty: the calling thread, at once
 void on_host(memory_uses, source_location) noexcept;  // declares uses by the calling thread to the race checker
 
 struct operand {
@@ -22,11 +22,13 @@ struct operand {
 void fill(place const&, operand const& out, double value, source_location);
 // Any strides and dtypes, same extents.
 void copy(place const&, operand const& out, operand const& in, source_location);
-void count_up(place const&, operand const& out, source_location);      // contiguous: 0, 1, 2, …
+void count_up(place const&, operand const& out, source_location);  // contiguous: 0, 1, 2, …
 
 enum class draw : std::uint8_t { uniform, normal };
 // Four numbers a group.
-inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }
+inline std::int64_t groups_of(std::int64_t n) noexcept {
+  return (n + 3) / 4;
+}
 struct distribution {
   draw how;
   double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32
@@ -55,11 +57,16 @@ void sum(place const&, operand const& out, operand const& in, void* workspace, d
 // the next product of `count` lie `step` elements further.
 struct product {
   std::int64_t m, n, k;
-  dtype in;   // of a and b: float32, float16, bfloat16
-  void const* a; std::int64_t lda; bool a_transposed;
-  void const* b; std::int64_t ldb; bool b_transposed;
+  dtype in;  // of a and b: float32, float16, bfloat16
+  void const* a;
+  std::int64_t lda;
+  bool a_transposed;
+  void const* b;
+  std::int64_t ldb;
+  bool b_transposed;
   dtype out;  // of c: the same, or float32
-  void* c; std::int64_t ldc;
+  void* c;
+  std::int64_t ldc;
   float beta;
   std::int64_t count = 1, step_a = 0, step_b = 0, step_c = 0;
 };

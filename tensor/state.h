@@ -35,7 +35,7 @@ struct WEIR_LOCAL storage::state {
   known_runtime owner;  // none for pageable memory
   buffer lent_buffer;
   std::unique_ptr<foreign_memory> foreign;  // of some borrowed memory
-  std::shared_ptr<state> of;  // a peer view: the state of the memory's owner
+  std::shared_ptr<state> of;                // a peer view: the state of the memory's owner
   base::atomic<std::uint64_t> version{0};
   state() = default;
   state(state const&) = delete;

@@ -26,10 +26,13 @@ std::int64_t shape::numel(source_location at) const {
   for (std::int64_t const e : *this) {
     if (e < 0)
       throw invalid_use("shape", str() + " has a negative extent", "Pass extents of 0 or more", at, error_id{356});
-    if (e == 0) empty = true;
-    else overflows |= __builtin_mul_overflow(n, e, &n);
+    if (e == 0)
+      empty = true;
+    else
+      overflows |= __builtin_mul_overflow(n, e, &n);
   }
-  if (empty) return 0;
+  if (empty)
+    return 0;
   if (overflows)
     throw invalid_use("shape", str() + " has more than 2^63 elements", "Use fewer elements", at, error_id{357});
   return n;
@@ -37,17 +40,21 @@ std::int64_t shape::numel(source_location at) const {
 
 std::string shape::str() const {
   std::string s = "[";
-  for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string((*this)[i]);
+  for (int i = 0; i < rank_; ++i)
+    s += (i ? ", " : "") + std::to_string((*this)[i]);
   return s + "]";
 }
 
 // storage ---------------------------------------------------------------------------------------------------
 storage::state::~state() {
-  if (foreign) foreign->give_back();
-  if (!data) return;
+  if (foreign)
+    foreign->give_back();
+  if (!data)
+    return;
   static constexpr char const* its_end = "the end of its tensor";
   try {
-    if (how == held::pageable) std::free(data);
+    if (how == held::pageable)
+      std::free(data);
     else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive())
       deallocate(data, {its_end, "", 0});  // by address
   } catch (...) {
@@ -55,11 +62,21 @@ storage::state::~state() {
   }
 }
 
-void* storage::data() const noexcept { return state_ ? state_->data : nullptr; }
-size_t storage::nbytes() const noexcept { return state_ ? state_->nbytes : 0; }
-weir::device storage::device() const noexcept { return state_ ? state_->device : weir::cpu; }
-memory_kind storage::kind() const noexcept { return state_ ? state_->kind : memory_kind::pageable; }
-long storage::use_count() const noexcept { return state_.use_count(); }
+void* storage::data() const noexcept {
+  return state_ ? state_->data : nullptr;
+}
+size_t storage::nbytes() const noexcept {
+  return state_ ? state_->nbytes : 0;
+}
+weir::device storage::device() const noexcept {
+  return state_ ? state_->device : weir::cpu;
+}
+memory_kind storage::kind() const noexcept {
+  return state_ ? state_->kind : memory_kind::pageable;
+}
+long storage::use_count() const noexcept {
+  return state_.use_count();
+}
 std::uint64_t storage::version() const noexcept {
   return state_ ? state_->version.load(base::memory_order_relaxed) : 0;
 }
@@ -71,11 +88,13 @@ storage storage::pin_memory(source_location at) const {
   if (kind() == memory_kind::device)
     throw invalid_use("storage::pin_memory", base::text(nbytes(), " B on ", device().str()),
                       "Call cpu() on its tensor first: only host memory can be pinned", at, error_id{359});
-  if (kind() == memory_kind::pinned) return *this;
+  if (kind() == memory_kind::pinned)
+    return *this;
   tensor const there = tensors::make_at("storage::pin_memory", &streams::current_runtime(at), -1, memory_kind::pinned,
                                         {static_cast<std::int64_t>(nbytes())}, uint8, at);
   driver::check::host_uses(data(), nbytes(), driver::check::host_use::reads, "storage::pin_memory", at);
-  if (nbytes()) std::memcpy(there.data(), data(), nbytes());
+  if (nbytes())
+    std::memcpy(there.data(), data(), nbytes());
   return there.storage();
 }
 
@@ -84,7 +103,9 @@ namespace {
 tensor::state const nothing{{}, shape{0}, strides{1}, 0, float32};
 }
 
-storage::state& tensor_access::block_of(tensor const& t) noexcept { return *t.state_->storage.state_; }
+storage::state& tensor_access::block_of(tensor const& t) noexcept {
+  return *t.state_->storage.state_;
+}
 
 tensor tensor_access::make(std::shared_ptr<storage::state> block, shape extents, strides by, std::int64_t offset,
                            dtype type) {
@@ -181,10 +202,13 @@ tensor tensor::peer_view(weir::device reader, source_location at) const {
   auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at)
                                   : streams::current_runtime(at);
   weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
-  if (on == block.device) return *this;
-  if (block.data) enable_peer_access(block.data, on, at);
+  if (on == block.device)
+    return *this;
+  if (block.data)
+    enable_peer_access(block.data, on, at);
   runtime_guard const in(owner.facade());
-  if (block.kind == memory_kind::device) current_stream(on, at).wait(current_stream(block.device, at), at);
+  if (block.kind == memory_kind::device)
+    current_stream(on, at).wait(current_stream(block.device, at), at);
   auto seen = std::make_shared<storage::state>();
   seen->data = block.data, seen->nbytes = block.nbytes;
   seen->device = on, seen->kind = memory_kind::device,
@@ -193,31 +217,51 @@ tensor tensor::peer_view(weir::device reader, source_location at) const {
   return tensor_access::make(std::move(seen), shape(), strides(), storage_offset(), dtype());
 }
 
-weir::shape const& tensor::shape() const noexcept { return (state_ ? *state_ : nothing).shape; }
-weir::strides const& tensor::strides() const noexcept { return (state_ ? *state_ : nothing).strides; }
-weir::dtype tensor::dtype() const noexcept { return (state_ ? *state_ : nothing).type; }
-weir::device tensor::device() const noexcept { return storage().device(); }
-size_t tensor::nbytes() const noexcept { return static_cast<size_t>(numel()) * size_of(dtype()); }
-weir::storage const& tensor::storage() const noexcept { return (state_ ? *state_ : nothing).storage; }
-std::int64_t tensor::storage_offset() const noexcept { return state_ ? state_->offset : 0; }
-bool tensor::is_pinned() const noexcept { return storage().kind() == memory_kind::pinned; }
+weir::shape const& tensor::shape() const noexcept {
+  return (state_ ? *state_ : nothing).shape;
+}
+weir::strides const& tensor::strides() const noexcept {
+  return (state_ ? *state_ : nothing).strides;
+}
+weir::dtype tensor::dtype() const noexcept {
+  return (state_ ? *state_ : nothing).type;
+}
+weir::device tensor::device() const noexcept {
+  return storage().device();
+}
+size_t tensor::nbytes() const noexcept {
+  return static_cast<size_t>(numel()) * size_of(dtype());
+}
+weir::storage const& tensor::storage() const noexcept {
+  return (state_ ? *state_ : nothing).storage;
+}
+std::int64_t tensor::storage_offset() const noexcept {
+  return state_ ? state_->offset : 0;
+}
+bool tensor::is_pinned() const noexcept {
+  return storage().kind() == memory_kind::pinned;
+}
 
 std::int64_t tensor::numel() const noexcept {  // overflow was checked with the shape
-  std::uint64_t n = 1;  // unsigned: extents before a 0 may overflow
-  for (std::int64_t const e : shape()) n *= static_cast<std::uint64_t>(e);
+  std::uint64_t n = 1;                         // unsigned: extents before a 0 may overflow
+  for (std::int64_t const e : shape())
+    n *= static_cast<std::uint64_t>(e);
   return static_cast<std::int64_t>(n);
 }
 
 void* tensor::data() const noexcept {
-  if (!state_) return nullptr;
+  if (!state_)
+    return nullptr;
   return static_cast<char*>(state_->storage.data()) + static_cast<size_t>(state_->offset) * size_of(state_->type);
 }
 
 bool tensor::is_contiguous() const noexcept {
   std::int64_t expected = 1;
-  if (numel() == 0) return true;
+  if (numel() == 0)
+    return true;
   for (int i = dim() - 1; i >= 0; --i) {
-    if (shape()[i] != 1 && strides()[i] != expected) return false;
+    if (shape()[i] != 1 && strides()[i] != expected)
+      return false;
     expected *= shape()[i];
   }
   return true;
@@ -331,15 +375,18 @@ tensor tensor::operator[](index which) const {
 }
 
 void tensor::record_stream(stream_ref user, source_location at) const {
-  if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
+  if (!state_ || storage().kind() == memory_kind::pageable || !storage().data())
+    return;
   storage::state const& block = tensor_access::block_of(*this);
-  if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
+  if (block.owner.any())
+    (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
   if (block.foreign) {
     (void)streams::clock_or_throw(user, "tensor::record_stream", at);
     block.foreign->add_user(user);
   }
   // Memory unknown to weir: the caller keeps it alive.
-  if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;
+  if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data))
+    return;
   weir::record_stream(block.data, user, at);
 }
 
@@ -350,8 +397,14 @@ memory_use use_of(tensor const& t, access_mode how) noexcept {
   return {memory.bytes ? t.data() : nullptr, how, memory.bytes};
 }
 }  // namespace
-memory_use reads(tensor const& t) noexcept { return use_of(t, access_mode::read); }
-memory_use writes(tensor const& t) noexcept { return use_of(t, access_mode::write); }
-memory_use updates(tensor const& t) noexcept { return use_of(t, access_mode::update); }
+memory_use reads(tensor const& t) noexcept {
+  return use_of(t, access_mode::read);
+}
+memory_use writes(tensor const& t) noexcept {
+  return use_of(t, access_mode::write);
+}
+memory_use updates(tensor const& t) noexcept {
+  return use_of(t, access_mode::update);
+}
 
 }  // namespace weir

@@ -9,17 +9,20 @@
 enum { rows = 64, row_bytes = 1 << 20, limit_bytes = 16 << 20 };
 
 static void must(weir_status status) {
-  if (status == WEIR_OK) return;
+  if (status == WEIR_OK)
+    return;
   fprintf(stderr, "%s\n", weir_last_error());
   exit(1);
 }
 
 static void write_row(unsigned char* to, int row) {
-  for (int i = 0; i < row_bytes; ++i) to[i] = (unsigned char)(row * 31 + i % 251);
+  for (int i = 0; i < row_bytes; ++i)
+    to[i] = (unsigned char)(row * 31 + i % 251);
 }
 static int is_row(unsigned char const* from, int row) {
   for (int i = 0; i < row_bytes; ++i) {
-    if (from[i] != (unsigned char)(row * 31 + i % 251)) return 0;
+    if (from[i] != (unsigned char)(row * 31 + i % 251))
+      return 0;
   }
   return 1;
 }
@@ -35,7 +38,8 @@ int main(void) {
   for (int row = 0; row < rows; ++row) {
     weir_status status;
     while ((status = weir_allocate(&table[row], row_bytes, WEIR_DEFAULT_ALIGNMENT, device, stream)) ==
-               WEIR_OUT_OF_MEMORY && oldest < row) {
+               WEIR_OUT_OF_MEMORY &&
+           oldest < row) {
       ++refused; /* weir_last_error() has the report: what the memory is used for, and what would free some */
       must(weir_copy(page, table[oldest], row_bytes, device, stream));
       right += is_row(page, oldest);

@@ -50,8 +50,10 @@ bool count_keys() {
   memory.deallocate(cuda::stream_ref(s.native()), temporary, bytes);  // its work may still run
 
   std::vector<unsigned> expected(kinds), got(kinds);
-  for (unsigned i = 0; i < n; ++i) ++expected[key_of()(i)];
-  for (unsigned k = 1; k < kinds; ++k) expected[k] += expected[k - 1];
+  for (unsigned i = 0; i < n; ++i)
+    ++expected[key_of()(i)];
+  for (unsigned k = 1; k < kinds; ++k)
+    expected[k] += expected[k - 1];
   weir::copy(s, got.data(), sums, kinds * sizeof(unsigned));
   std::printf("%u keys of %u kinds, sorted and counted: the counts are %s; %zu MiB reserved for all of it\n", n, kinds,
               got == expected ? "right" : "WRONG", weir::memory_reserved() >> 20);

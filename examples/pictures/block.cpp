@@ -37,7 +37,8 @@ void block(std::ostream& out) {
   void* const last = weir::allocate(b, 22_MiB);
   shots.shoot_new(last, "B", "A frees 8 MiB. B asks for 22 MiB",
                   "the host waits; A's pages move, new ones fill the rest");
-  for (void* const p : {first, second, borrowed, own, last}) weir::deallocate(p);
+  for (void* const p : {first, second, borrowed, own, last})
+    weir::deallocate(p);
 }
 
 // Two sizes of small blocks. Every slot of a slab has one size.
@@ -48,18 +49,25 @@ void slots(std::ostream& out) {
   film shots(out, "slots");
 
   std::vector<void*> small, medium;
-  for (int i = 0; i < 48; ++i) small.push_back(weir::allocate(s, 512));
+  for (int i = 0; i < 48; ++i)
+    small.push_back(weir::allocate(s, 512));
   shots.shoot("48 blocks of 512 B", "a slab of slots of 512 B");
-  for (int i = 0; i < 12; ++i) medium.push_back(weir::allocate(s, 3000));
+  for (int i = 0; i < 12; ++i)
+    medium.push_back(weir::allocate(s, 3000));
   shots.shoot("12 blocks of 3,000 B", "a slab of slots of 3,072 B");
-  for (std::size_t i = 0; i < small.size(); i += 2) weir::deallocate(small[i]);
-  for (std::size_t i = 0; i < medium.size(); i += 3) weir::deallocate(medium[i]);
+  for (std::size_t i = 0; i < small.size(); i += 2)
+    weir::deallocate(small[i]);
+  for (std::size_t i = 0; i < medium.size(); i += 3)
+    weir::deallocate(medium[i]);
   shots.shoot("every second of 512 B and every third of 3,000 B is freed", "the slots stay");
-  for (std::size_t i = 0; i < small.size(); i += 2) small[i] = weir::allocate(s, 500);
-  for (std::size_t i = 0; i < medium.size(); i += 3) medium[i] = weir::allocate(s, 3072);
+  for (std::size_t i = 0; i < small.size(); i += 2)
+    small[i] = weir::allocate(s, 500);
+  for (std::size_t i = 0; i < medium.size(); i += 3)
+    medium[i] = weir::allocate(s, 3072);
   shots.shoot("24 blocks of 500 B and 4 of 3,072 B", "the free slots");
   for (auto const* const all : {&small, &medium})
-    for (void* const p : *all) weir::deallocate(p);
+    for (void* const p : *all)
+      weir::deallocate(p);
 }
 
 }  // namespace pictures

@@ -22,7 +22,8 @@ void film::shoot(std::string const& act, std::string const& outcome) {
        << now.cache_hits - before_.cache_hits << R"(,"steps":[)";
   char const* between = "";
   for (std::size_t i = 0; i < weir::recovery_steps.size(); ++i) {
-    if (now.recovered_by[i] == before_.recovered_by[i]) continue;
+    if (now.recovered_by[i] == before_.recovered_by[i])
+      continue;
     out_ << between << '"' << weir::recovery_steps[i] << '"';
     between = ",";
   }

@@ -28,7 +28,8 @@ void moves(std::ostream& out) {
     shots.name(blocks.back(), std::to_string(i + 1));
   }
   shots.shoot("8 blocks of 8 MiB fill the device", "nothing is free");
-  for (std::size_t i = 1; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
+  for (std::size_t i = 1; i < blocks.size(); i += 2)
+    weir::deallocate(blocks[i]);
   shots.shoot("every second one is freed", "32 MiB are free, in pieces of 8 MiB");
   void* const large = weir::allocate(s, 24_MiB);
   shots.shoot_new(large, "24 MiB", "24 MiB are asked for", "pages of three free pieces move to one place");
@@ -37,7 +38,8 @@ void moves(std::ostream& out) {
   void* const back = weir::allocate(s, 8_MiB);
   shots.shoot_new(back, "8 MiB", "they are freed, and 8 MiB are asked for", "the lowest free piece: no page moves");
   weir::deallocate(back);
-  for (std::size_t i = 0; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
+  for (std::size_t i = 0; i < blocks.size(); i += 2)
+    weir::deallocate(blocks[i]);
 }
 
 // Blocks of 1 to 6 MiB come and go, 300 requests with a moving target; then the same where no memory may move.
@@ -63,7 +65,8 @@ void bound(std::ostream& out) {
       out << R"({"scene":"bound","moves":)" << (may_move ? "true" : "false") << R"(,"request":)" << request
           << R"(,"live":)" << held << R"(,"reserved":)" << weir::memory_reserved() << "}\n";
     }
-    for (auto const& [p, size] : live) weir::deallocate(p);
+    for (auto const& [p, size] : live)
+      weir::deallocate(p);
   }
 }
 
@@ -81,7 +84,8 @@ void asleep(std::ostream& out) {
   auto tell = [&](char const* act, int layer) {
     out << R"({"scene":"asleep","moment":)" << moment++ << R"(,"act":")" << act << R"(","layer":)" << layer
         << R"(,"reserved":)" << weir::memory_reserved() << R"(,"awake":[)";
-    for (std::size_t i = 0; i < pools.size(); ++i) out << (i ? "," : "") << (pools[i]->is_asleep() ? 0 : 1);
+    for (std::size_t i = 0; i < pools.size(); ++i)
+      out << (i ? "," : "") << (pools[i]->is_asleep() ? 0 : 1);
     out << "]}\n";
   };
   for (int i = 0; i < layers; ++i) {
@@ -97,11 +101,14 @@ void asleep(std::ostream& out) {
     expect(weir::memory_reserved() <= 28_MiB, "a limit holds");
   };
   for (int step = 0; step < steps; ++step) {
-    for (int i = 0; i < layers; ++i) use("forward", i);
-    for (int i = layers; i-- > 0;) use("backward", i);
+    for (int i = 0; i < layers; ++i)
+      use("forward", i);
+    for (int i = layers; i-- > 0;)
+      use("backward", i);
   }
   s.synchronize();
-  for (void* const p : weights) weir::deallocate(p);
+  for (void* const p : weights)
+    weir::deallocate(p);
 }
 
 }  // namespace pictures

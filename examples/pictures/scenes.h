@@ -46,7 +46,8 @@ class film {
 };
 
 inline void expect(bool seen, char const* what) {
-  if (!seen) throw std::runtime_error(std::string("the run is not as its picture says: ") + what);
+  if (!seen)
+    throw std::runtime_error(std::string("the run is not as its picture says: ") + what);
 }
 
 }  // namespace pictures

@@ -25,12 +25,14 @@ void make_file(std::filesystem::path const& path, std::size_t bytes) {
   std::mt19937_64 random(1);
   std::vector<std::uint64_t> part(std::size_t{1} << 16);
   for (std::size_t left = bytes; left > 0;) {
-    for (auto& word : part) word = random();
+    for (auto& word : part)
+      word = random();
     std::size_t const n = std::min(left, part.size() * 8);
     file.write(reinterpret_cast<char const*>(part.data()), static_cast<std::streamsize>(n));
     left -= n;
   }
-  if (!file.flush()) throw std::runtime_error(path.string() + " cannot be written");
+  if (!file.flush())
+    throw std::runtime_error(path.string() + " cannot be written");
 }
 
 void bar(std::size_t done, std::size_t total) {
@@ -86,19 +88,27 @@ int command(int argc, char** argv) try {
   bool check = false;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
-    if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
-    if (examples::says_version("pipeline", option)) return 0;
+    if (option == "--help" || option == "-h")
+      return std::fputs(usage, stdout), 0;
+    if (examples::says_version("pipeline", option))
+      return 0;
     if (option == "--check") {
       check = true;
       continue;
     }
-    if (i + 1 == argc) throw examples::usage_error(option + " is not an option, or lacks its value");
+    if (i + 1 == argc)
+      throw examples::usage_error(option + " is not an option, or lacks its value");
     char const* const value = argv[++i];
-    if (option == "--input") s.input = value;
-    else if (option == "--output") s.output = value;
-    else if (option == "--bytes") bytes = number("--bytes", value);
-    else if (option == "--batch") s.batch = number("--batch", value);
-    else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
+    if (option == "--input")
+      s.input = value;
+    else if (option == "--output")
+      s.output = value;
+    else if (option == "--bytes")
+      bytes = number("--bytes", value);
+    else if (option == "--batch")
+      s.batch = number("--batch", value);
+    else if (option == "--depth")
+      s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
     else
       throw examples::usage_error(option + " is not an option: --input, --output, --bytes, --batch, --depth, --check");
   }
@@ -110,8 +120,10 @@ int command(int argc, char** argv) try {
         s.input, s.output.empty() && bytes <= std::numeric_limits<std::size_t>::max() / 2 ? 2 * bytes : bytes);
     make_file(s.input, bytes);
   }
-  if (s.output.empty()) s.output = temporary.folder / "output";
-  if (::isatty(STDERR_FILENO)) s.progress = bar;
+  if (s.output.empty())
+    s.output = temporary.folder / "output";
+  if (::isatty(STDERR_FILENO))
+    s.progress = bar;
 
   auto const o = pipeline::run(s);
   std::printf(
@@ -121,7 +133,8 @@ int command(int argc, char** argv) try {
       static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20),
       pipeline::picture(o.spans).c_str());
   std::printf("overlap  %.1f of the five stages at a time, in the mean\n", pipeline::at_a_time(o.spans));
-  if (!check) return 0;
+  if (!check)
+    return 0;
   bool const right = pipeline::checksum_of_restored(s.output) == o.checksum;
   std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum),
               right ? "every byte is right" : "WRONG BYTES");
@@ -135,4 +148,6 @@ int command(int argc, char** argv) try {
 
 }  // namespace
 
-int main(int argc, char** argv) { return examples::ending("pipeline", command(argc, argv)); }
+int main(int argc, char** argv) {
+  return examples::ending("pipeline", command(argc, argv));
+}

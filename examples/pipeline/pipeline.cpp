@@ -14,13 +14,16 @@
 namespace pipeline {
 namespace {
 
-std::size_t words_of(std::size_t bytes) { return (bytes + 7) / 8; }
+std::size_t words_of(std::size_t bytes) {
+  return (bytes + 7) / 8;
+}
 
 struct checksum {
   std::uint64_t is = 0xcbf29ce484222325u;
   void add(std::uint64_t word) { is = (is ^ word) * 0x9e3779b97f4a7c15u, is ^= is >> 29; }
   void add(std::uint64_t const* words, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) add(words[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      add(words[i]);
   }
 };
 
@@ -29,12 +32,14 @@ class source {
   explicit source(std::filesystem::path const& path) : path_(path) {
     std::error_code failed;
     auto const kind = std::filesystem::status(path, failed).type();
-    if (kind == std::filesystem::file_type::directory) throw std::runtime_error(path.string() + " is a directory");
+    if (kind == std::filesystem::file_type::directory)
+      throw std::runtime_error(path.string() + " is a directory");
     if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
       throw std::runtime_error(path.string() + " is no file with an end: write it to one first");
     file_.open(path, std::ios::binary);
     size_ = std::filesystem::file_size(path, failed);
-    if (!file_ || failed) throw std::runtime_error(path.string() + " cannot be read");
+    if (!file_ || failed)
+      throw std::runtime_error(path.string() + " cannot be read");
     if (size_ == 0 && file_.peek() != std::ifstream::traits_type::eof())
       throw std::runtime_error(path.string() +
                                " does not say its size, as files of the kernel do: write it to a file first");
@@ -42,7 +47,8 @@ class source {
   std::size_t size() const { return size_; }
   // Pads the last word with zeros.
   void read(std::uint64_t* to, std::size_t bytes) {
-    if (bytes % 8) to[bytes / 8] = 0;
+    if (bytes % 8)
+      to[bytes / 8] = 0;
     file_.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(bytes));
     auto const got = static_cast<std::size_t>(file_.gcount());
     if (got != bytes)
@@ -60,7 +66,8 @@ class source {
 class sink {
  public:
   explicit sink(std::filesystem::path const& path) : path_(path), file_(path, std::ios::binary | std::ios::trunc) {
-    if (!file_) throw std::runtime_error(path.string() + " cannot be written");
+    if (!file_)
+      throw std::runtime_error(path.string() + " cannot be written");
   }
   void write(std::uint64_t const* from, std::size_t bytes) {
     file_.write(reinterpret_cast<char const*>(from), static_cast<std::streamsize>(bytes));
@@ -95,10 +102,12 @@ void require_room(std::filesystem::path const& file, std::size_t bytes) {
   std::error_code failed;
   auto const there = std::filesystem::status(file, failed);
   bool const is_new = there.type() == std::filesystem::file_type::not_found;
-  if (!is_new && !std::filesystem::is_regular_file(there)) return;  // for example a device file
+  if (!is_new && !std::filesystem::is_regular_file(there))
+    return;  // for example a device file
   std::size_t const replaced = is_new ? 0 : std::filesystem::file_size(file, failed);
   auto const disk = std::filesystem::space(is_new ? std::filesystem::absolute(file).parent_path() : file, failed);
-  if (failed || bytes <= replaced || bytes - replaced <= disk.available) return;
+  if (failed || bytes <= replaced || bytes - replaced <= disk.available)
+    return;
   throw std::runtime_error(file.string() + " would have " + std::to_string(bytes) +
                            " bytes, and its disk has room for " + std::to_string(disk.available + replaced));
 }
@@ -135,10 +144,12 @@ outcome run(settings const& s) {
     to.write(results[i % sources.size()].data<std::uint64_t>(), b.bytes);
     o.spans.push_back({stage::write, static_cast<int>(i), at, now()});
     written += b.bytes;
-    if (s.progress) s.progress(written, o.bytes);
+    if (s.progress)
+      s.progress(written, o.bytes);
   };
   for (std::size_t i = 0; i < batches.size(); ++i) {
-    if (i >= sources.size()) write(i - sources.size());  // frees the slots that this batch needs
+    if (i >= sources.size())
+      write(i - sources.size());  // frees the slots that this batch needs
     under_way& b = batches[i];
     b.bytes = std::min(s.batch, o.bytes - i * s.batch);
     std::size_t const words = words_of(b.bytes), slot = i % sources.size();
@@ -165,11 +176,13 @@ outcome run(settings const& s) {
     b.done = weir::copy(out, results[slot].data(), y.data(), words * 8, weir::non_blocking);
     b.out.to.record(out);
   }
-  for (std::size_t i = batches.size() - std::min(batches.size(), sources.size()); i < batches.size(); ++i) write(i);
+  for (std::size_t i = batches.size() - std::min(batches.size(), sources.size()); i < batches.size(); ++i)
+    write(i);
   to.flush();
   o.ms = now();
   o.checksum = sum.is;
-  for (auto const* one : {&in, &work, &out}) one->synchronize();
+  for (auto const* one : {&in, &work, &out})
+    one->synchronize();
   for (std::size_t i = 0; i < batches.size(); ++i) {
     auto const add = [&](stage what, lap const& l) {
       o.spans.push_back(
@@ -190,9 +203,11 @@ std::uint64_t checksum_of_restored(std::filesystem::path const& output) {
   for (std::size_t left = from.size(); left > 0;) {
     std::size_t const bytes = std::min(left, part.size() * 8);
     from.read(part.data(), bytes);
-    for (std::size_t i = 0; i < words_of(bytes); ++i) part[i] = scrambled(part[i], place++);
+    for (std::size_t i = 0; i < words_of(bytes); ++i)
+      part[i] = scrambled(part[i], place++);
     // The bytes beyond the end of the file were not written.
-    if (bytes % 8) part[bytes / 8] &= (std::uint64_t{1} << (bytes % 8 * 8)) - 1;
+    if (bytes % 8)
+      part[bytes / 8] &= (std::uint64_t{1} << (bytes % 8 * 8)) - 1;
     sum.add(part.data(), words_of(bytes));
     left -= bytes;
   }

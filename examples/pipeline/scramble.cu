@@ -25,6 +25,8 @@ struct mix {
 void scramble(weir::stream_ref s, std::uint64_t* y, std::uint64_t const* x, std::uint64_t first, std::size_t words) {
   weir::parallel_for(s, words, {weir::reads(x, words * 8), weir::writes(y, words * 8)}, mix{y, x, first});
 }
-std::uint64_t scrambled(std::uint64_t word, std::uint64_t place) { return mixed(word, place); }
+std::uint64_t scrambled(std::uint64_t word, std::uint64_t place) {
+  return mixed(word, place);
+}
 
 }  // namespace pipeline

@@ -22,7 +22,8 @@ void usage(std::ostream& to) {
 int command(int argc, char** argv) try {
   if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h")))
     return usage(std::cout), 0;
-  if (argc == 2 && examples::says_version("questions", argv[1])) return 0;
+  if (argc == 2 && examples::says_version("questions", argv[1]))
+    return 0;
   for (int i = 1; i < argc; ++i) {
     auto const all = questions::all();
     if (std::none_of(all.begin(), all.end(), [&](auto const& q) { return q.name == argv[i]; })) {
@@ -32,8 +33,10 @@ int command(int argc, char** argv) try {
     }
   }
   for (questions::question const& q : questions::all()) {
-    if (argc > 1 && std::find(argv + 1, argv + argc, q.name) == argv + argc) continue;
-    if (argc == 1) std::cout << "== " << q.name << "\n";
+    if (argc > 1 && std::find(argv + 1, argv + argc, q.name) == argv + argc)
+      continue;
+    if (argc == 1)
+      std::cout << "== " << q.name << "\n";
     q.answer(std::cout);
   }
   return 0;
@@ -44,4 +47,6 @@ int command(int argc, char** argv) try {
 
 }  // namespace
 
-int main(int argc, char** argv) { return examples::ending("questions", command(argc, argv)); }
+int main(int argc, char** argv) {
+  return examples::ending("questions", command(argc, argv));
+}

@@ -32,22 +32,31 @@ void reserved(std::ostream& out) {
   weir::runtime_guard const in(machine);
   weir::stream compute, loading;
   std::vector<void*> weights, activations;
-  for (int layer = 0; layer < 12; ++layer) weights.push_back(weir::allocate(compute, 100_MiB));
-  for (int layer = 0; layer < 12; ++layer) activations.push_back(weir::allocate(compute, 150_MiB));
+  for (int layer = 0; layer < 12; ++layer)
+    weights.push_back(weir::allocate(compute, 100_MiB));
+  for (int layer = 0; layer < 12; ++layer)
+    activations.push_back(weir::allocate(compute, 150_MiB));
   void* const batch = weir::allocate(loading, 512_MiB);
-  for (void* const p : activations) weir::deallocate(p);
+  for (void* const p : activations)
+    weir::deallocate(p);
   weir::deallocate(batch);
   out << weir::memory_summary();
-  for (void* const p : weights) weir::deallocate(p);
+  for (void* const p : weights)
+    weir::deallocate(p);
 }
 
 std::vector<weir::buffer> load_weights() {
   std::vector<weir::buffer> all;
-  for (int layer = 0; layer < 24; ++layer) all.push_back(weir::buffer(96_MiB));
+  for (int layer = 0; layer < 24; ++layer)
+    all.push_back(weir::buffer(96_MiB));
   return all;
 }
-weir::buffer make_cache() { return weir::buffer(700_MiB); }
-void step() { weir::buffer const scratch(300_MiB); }
+weir::buffer make_cache() {
+  return weir::buffer(700_MiB);
+}
+void step() {
+  weir::buffer const scratch(300_MiB);
+}
 
 // Live memory by source line, now and at the peak.
 void holds(std::ostream& out) {
@@ -56,7 +65,8 @@ void holds(std::ostream& out) {
   weir::record_memory_history();
   auto const weights = load_weights();
   auto const cache = make_cache();
-  for (int i = 0; i < 10; ++i) step();
+  for (int i = 0; i < 10; ++i)
+    step();
   out << format(weir::memory_by_line());
   weir::stop_memory_history();
 }
@@ -67,14 +77,17 @@ void oom(std::ostream& out) {
   weir::runtime_guard const in(machine);
   weir::stream s;
   std::vector<void*> blocks;
-  for (size_t used = 0; used < 15_GiB; used += 1_MiB) blocks.push_back(weir::allocate(s, 1_MiB));
-  for (size_t i = 0; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);  // every second block stays live
+  for (size_t used = 0; used < 15_GiB; used += 1_MiB)
+    blocks.push_back(weir::allocate(s, 1_MiB));
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    weir::deallocate(blocks[i]);  // every second block stays live
   try {
     weir::deallocate(weir::allocate(s, 3_GiB));
   } catch (weir::out_of_memory const& e) {
     out << e.report().text();
   }
-  for (size_t i = 1; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
+  for (size_t i = 1; i < blocks.size(); i += 2)
+    weir::deallocate(blocks[i]);
 }
 
 // A leak by source line: allocations that are never freed.
@@ -115,11 +128,15 @@ void pending(std::ostream& out) {
 struct kernel {
   std::shared_ptr<std::atomic<int>> state = std::make_shared<std::atomic<int>>(0);
   void on(weir::stream_ref s, weir::buffer const& b) {
-    weir::launch(s, {weir::updates(b)}, [](CUstream_st*) {}, [state = state] {
-      *state = 1;
-      while (*state < 2) std::this_thread::yield();
-    });
-    while (*state == 0) std::this_thread::yield();
+    weir::launch(
+        s, {weir::updates(b)}, [](CUstream_st*) {},
+        [state = state] {
+          *state = 1;
+          while (*state < 2)
+            std::this_thread::yield();
+        });
+    while (*state == 0)
+      std::this_thread::yield();
   }
   void finish() { *state = 2; }
 };
@@ -197,6 +214,8 @@ constexpr question list[] = {{"reserved", "Why is reserved larger than allocated
 
 }  // namespace
 
-std::span<question const> all() { return list; }
+std::span<question const> all() {
+  return list;
+}
 
 }  // namespace questions

@@ -9,8 +9,10 @@ data_loader::data_loader(options o, std::function<void(std::int64_t, std::span<f
       make_(std::move(make)),
       runtime_(weir::runtime::current()),
       slots_(static_cast<std::size_t>(o.workers + o.prefetch)) {
-  for (slot& s : slots_) s.at = weir::empty({o.batch, o.width}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
-  for (int i = 0; i < o.workers; ++i) workers_.emplace_back([this] { work(); });
+  for (slot& s : slots_)
+    s.at = weir::empty({o.batch, o.width}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
+  for (int i = 0; i < o.workers; ++i)
+    workers_.emplace_back([this] { work(); });
 }
 
 data_loader::~data_loader() {
@@ -19,7 +21,8 @@ data_loader::~data_loader() {
     ends_ = true;
   }
   changed_.notify_all();
-  for (std::thread& w : workers_) w.join();
+  for (std::thread& w : workers_)
+    w.join();
 }
 
 void data_loader::work() {
@@ -30,7 +33,8 @@ void data_loader::work() {
       changed_.wait(in, [this] {
         return ends_ || made_ == batches_ || made_ - sent_ < static_cast<std::int64_t>(slots_.size());
       });
-      if (ends_ || made_ == batches_) return;
+      if (ends_ || made_ == batches_)
+        return;
       std::int64_t const batch = made_++;
       slot& mine = slots_[static_cast<std::size_t>(batch) % slots_.size()];
       in.unlock();
@@ -44,19 +48,22 @@ void data_loader::work() {
       changed_.notify_all();
     }
   } catch (...) {
-    if (!in.owns_lock()) in.lock();
+    if (!in.owns_lock())
+      in.lock();
     failed_ = std::current_exception();
     changed_.notify_all();
   }
 }
 
 std::optional<weir::tensor> data_loader::send() {
-  if (sent_ == batches_) return std::nullopt;  // only this thread writes sent_
+  if (sent_ == batches_)
+    return std::nullopt;  // only this thread writes sent_
   slot& next = slots_[static_cast<std::size_t>(sent_) % slots_.size()];
   {
     std::unique_lock in(mutex_);
     changed_.wait(in, [&] { return next.ready || failed_; });
-    if (!next.ready) std::rethrow_exception(failed_);
+    if (!next.ready)
+      std::rethrow_exception(failed_);
   }
   weir::stream_guard const on(copies_);
   weir::tensor t = weir::empty({rows(sent_), with_.width});
@@ -71,8 +78,10 @@ std::optional<weir::tensor> data_loader::send() {
 }
 
 std::optional<weir::tensor> data_loader::next() {
-  if (!ahead_) ahead_ = send();
-  if (!ahead_) return std::nullopt;
+  if (!ahead_)
+    ahead_ = send();
+  if (!ahead_)
+    return std::nullopt;
   std::optional<weir::tensor> const now = std::exchange(ahead_, std::nullopt);
   weir::current_stream().wait(ahead_there_);
   now->record_stream(weir::current_stream());

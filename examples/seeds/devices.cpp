@@ -69,12 +69,15 @@ float anywhere(weir::device on) {
 class variable {  // sets an environment variable during its lifetime
  public:
   variable(char const* name, char const* value) : name_(name) {
-    if (char const* const was = std::getenv(name)) before_ = was;
+    if (char const* const was = std::getenv(name))
+      before_ = was;
     ::setenv(name, value, 1);
   }
   ~variable() {
-    if (before_) ::setenv(name_, before_->c_str(), 1);
-    else ::unsetenv(name_);
+    if (before_)
+      ::setenv(name_, before_->c_str(), 1);
+    else
+      ::unsetenv(name_);
   }
   variable(variable const&) = delete;
 
@@ -122,9 +125,12 @@ int devices(settings const& with) {
   machine const on(with, {.devices = 4, .memory = 256_MiB}, {});
   table t(with, "6. Devices");
   t.row("", {exactly(0), exactly(0)}, "", 0);
-  if (weir::device_count() >= 3) the_articles_lines(t);
-  else with.out << "  (" << weir::device_count() << " GPUs: the article's lines want three)\n";
-  if (!with.on_gpus) chosen_by_the_environment(t);
+  if (weir::device_count() >= 3)
+    the_articles_lines(t);
+  else
+    with.out << "  (" << weir::device_count() << " GPUs: the article's lines want three)\n";
+  if (!with.on_gpus)
+    chosen_by_the_environment(t);
   like_another(t);
   t.holds(anywhere(weir::cpu) == anywhere(weir::is_available() ? weir::gpu : weir::cpu),
           "code that asks is_available() gives the same on the cpu and on a device");

@@ -48,7 +48,8 @@ std::int64_t kept_by_a_step(std::int64_t batch, std::int64_t width, int layers, 
   weir::reset_peak_memory_stats();
   auto const before = static_cast<std::int64_t>(weir::memory_allocated());
   std::vector<weir::tensor> kept;
-  for (int i = 0; i < layers; ++i) kept.push_back(weir::empty({batch, width}, {.dtype = type}));
+  for (int i = 0; i < layers; ++i)
+    kept.push_back(weir::empty({batch, width}, {.dtype = type}));
   return static_cast<std::int64_t>(weir::max_memory_allocated()) - before;
 }
 

@@ -24,13 +24,16 @@ int usage(std::ostream& to, int status) {
 
 void name_articles(std::ostream& to, std::vector<seeds::topic> const& of) {
   to << "\narticles\n";
-  for (seeds::topic const& t : of) to << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.articles << "\n";
+  for (seeds::topic const& t : of)
+    to << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.articles << "\n";
 }
 
 int command(int count, char** arguments) try {
   std::string_view const first = count > 1 ? arguments[1] : "";
-  if (first == "--help" || first == "-h") return usage(std::cout, 0);
-  if (examples::says_version("seeds", first)) return 0;
+  if (first == "--help" || first == "-h")
+    return usage(std::cout, 0);
+  if (examples::says_version("seeds", first))
+    return 0;
   seeds::settings with{.out = std::cout, .on_gpus = !weir::runtime::current().is_simulated()};
   std::vector<seeds::topic> chosen;
   bool full = with.on_gpus, all = false;
@@ -38,9 +41,11 @@ int command(int count, char** arguments) try {
     std::string_view const word = arguments[i];
     bool known = word == "--full";
     full |= known;
-    if (word == "--all") all = known = true;
+    if (word == "--all")
+      all = known = true;
     for (seeds::topic const& t : seeds::topics()) {
-      if (t.name == word) chosen.push_back(t), known = true;
+      if (t.name == word)
+        chosen.push_back(t), known = true;
     }
     if (!known) {
       std::cerr << "seeds: no topic or option '" << word << "'\n";
@@ -56,7 +61,8 @@ int command(int count, char** arguments) try {
   std::cout << "what they show\n";
   for (seeds::topic const& t : chosen)
     std::cout << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.shows << "\n";
-  if (with.brief) std::cout << "\n" << seeds::table::columns();
+  if (with.brief)
+    std::cout << "\n" << seeds::table::columns();
   int failures = 0;
   for (seeds::topic const& t : chosen) {
     auto const began = std::chrono::steady_clock::now();
@@ -67,7 +73,8 @@ int command(int count, char** arguments) try {
               << std::flush;
   }
   name_articles(std::cout, chosen);
-  if (failures) std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
+  if (failures)
+    std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
   return failures ? 1 : 0;
 } catch (std::exception const& e) {
   std::cout << std::flush;
@@ -77,4 +84,6 @@ int command(int count, char** arguments) try {
 
 }  // namespace
 
-int main(int count, char** arguments) { return examples::ending("seeds", command(count, arguments)); }
+int main(int count, char** arguments) {
+  return examples::ending("seeds", command(count, arguments));
+}

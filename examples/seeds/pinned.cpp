@@ -7,7 +7,9 @@
 namespace seeds {
 namespace {
 
-std::int64_t pinned_now() { return weir::pinned_memory_stats().requested_bytes.all.current; }
+std::int64_t pinned_now() {
+  return weir::pinned_memory_stats().requested_bytes.all.current;
+}
 
 void kinds(table& t, std::int64_t bytes) {
   std::int64_t const before = pinned_now();
@@ -46,7 +48,8 @@ void hidden_behind_work(table& t) {
   {
     weir::stream_guard const on(copies);
     d = weir::empty({1 << 18});
-    weir::launch(compute, {}, [](CUstream_st*) {}, [] {});
+    weir::launch(
+        compute, {}, [](CUstream_st*) {}, [] {});
     there = d.copy_(p, weir::non_blocking);
   }
   t.holds(!there.query(), "a pinned copy with non_blocking: the call has returned and nothing is copied yet");
@@ -62,14 +65,16 @@ void loader(table& t, std::int64_t samples) {
   std::atomic<std::int64_t> made = 0;
   data_loader from({.samples = samples, .width = width, .batch = batch, .workers = 2, .prefetch = 2},
                    [&](std::int64_t i, std::span<float> to) {
-                     for (float& v : to) v = static_cast<float>(i % 16);
+                     for (float& v : to)
+                       v = static_cast<float>(i % 16);
                      ++made;
                    });
   std::int64_t const slots = pinned_now() - before;
   std::int64_t seen = 0, wrong = 0;
   while (std::optional<weir::tensor> const x = from.next()) {
     float should = 0;
-    for (std::int64_t i = 0; i < x->size(0); ++i) should += static_cast<float>((seen + i) % 16 * width);
+    for (std::int64_t i = 0; i < x->size(0); ++i)
+      should += static_cast<float>((seen + i) % 16 * width);
     wrong += weir::sum(*x).item<float>() != should;
     seen += x->size(0);
   }

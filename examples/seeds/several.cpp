@@ -13,7 +13,9 @@
 namespace seeds {
 namespace {
 
-weir::tensor net(weir::tensor const& x, weir::tensor const& weights) { return weir::relu(weir::mul(x, weights)); }
+weir::tensor net(weir::tensor const& x, weir::tensor const& weights) {
+  return weir::relu(weir::mul(x, weights));
+}
 
 // The four steps of nn.DataParallel.
 weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, int devices, table& t) {
@@ -34,11 +36,13 @@ weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, i
       outputs[i] = net(parts[i], replicas[i]);  // runs on the operands' device, not on the current one
     });
   }
-  for (std::thread& one : threads) one.join();
+  for (std::thread& one : threads)
+    one.join();
   for (int i = 1; i < devices; ++i)
     t.row("run, a thread a device: gpu:" + std::to_string(i), {exactly(3 * part), range{}}, "the output, too", i);
   weir::tensor all = weir::empty_like(x);
-  for (int i = 0; i < devices; ++i) all.slice(0, i * rows, (i + 1) * rows).copy_(outputs[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < devices; ++i)
+    all.slice(0, i * rows, (i + 1) * rows).copy_(outputs[static_cast<std::size_t>(i)]);
   return all;
 }
 
@@ -56,12 +60,12 @@ int forked(weir::tensor const& of_parent) {
       (void)weir::ones({4});
     } catch (weir::error const&) {
       ::_exit(0);
-    } catch (...) {
-    }
+    } catch (...) {}
     ::_exit(1);
   }
   int status = -1;
-  if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) return 1;
+  if (::waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    return 1;
   return weir::sum(of_parent).item<float>() == before ? 0 : 2;
 }
 
@@ -102,11 +106,13 @@ int several(settings const& with) {
   t.row("", {exactly(0), exactly(0)}, "", 0);
   weir::tensor const x = weir::randn({1024, 256}), weights = weir::randn({1, 256}), all = weir::empty({1024, 256});
   // The same row for every sample.
-  for (std::int64_t i = 0; i < 1024; ++i) weir::tensor(all.slice(0, i, i + 1)).copy_(weights);
+  for (std::int64_t i = 0; i < 1024; ++i)
+    weir::tensor(all.slice(0, i, i + 1)).copy_(weights);
   weir::tensor const y = data_parallel(x, all, devices, t);
   t.row("gathered on gpu:0", {exactly((3 << 20) + 1024), range{}},
         "gpu:0 holds the whole output, too: more than its share", 0);
-  for (int i = 1; i < devices; ++i) t.row("afterwards: gpu:" + std::to_string(i), {exactly(0), range{}}, "", i);
+  for (int i = 1; i < devices; ++i)
+    t.row("afterwards: gpu:" + std::to_string(i), {exactly(0), range{}}, "", i);
   t.holds(same(y, net(x, all)), "on " + std::to_string(devices) + " devices: the same bits as on one");
   gradients_that_come_twice_or_never(t);
   t.holds(forked(x) == 0,

@@ -27,7 +27,8 @@ bool is_refused(std::size_t bytes) {
 std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
   std::vector<weir::buffer> all;
   all.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) all.emplace_back(bytes);
+  for (std::size_t i = 0; i < count; ++i)
+    all.emplace_back(bytes);
   return all;
 }
 
@@ -36,7 +37,8 @@ std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
 void half_a_billion(settings const& with, table& t) {
   std::size_t const count = 541'000'000 / (with.on_gpus ? 1 : 64 * with.touched_part), parts = 4096;
   // The race checker requires declared uses, and these blocks are too many to declare.
-  if (std::getenv("WEIR_CHECK_RACES")) return;
+  if (std::getenv("WEIR_CHECK_RACES"))
+    return;
   if (with.on_gpus && weir::mem_get_info().free < 30 * count) {
     with.out << "  (a device with 16 GB free takes 541 million blocks)\n";
     return;
@@ -53,7 +55,8 @@ void half_a_billion(settings const& with, table& t) {
   {
     std::vector<std::uint32_t*> blocks(count);
     auto const began = clock::now();
-    for (auto& b : blocks) b = static_cast<std::uint32_t*>(weir::allocate(sizeof(float)));
+    for (auto& b : blocks)
+      b = static_cast<std::uint32_t*>(weir::allocate(sizeof(float)));
     std::string const taken = ns_each(began);
     auto const bytes = static_cast<std::int64_t>(16 * count);
     t.row(name + ", raw", {exactly(bytes), held_for(bytes)},
@@ -68,7 +71,8 @@ void half_a_billion(settings const& with, table& t) {
     t.holds(std::accumulate(found.begin(), found.end(), std::uint64_t{0}) == 0,
             "one kernel wrote through each of them, another found every number where it was written");
     auto const freed = clock::now();
-    for (auto* b : blocks) weir::deallocate(b);
+    for (auto* b : blocks)
+      weir::deallocate(b);
     t.holds(true, "an allocation took " + taken + ", a free " + ns_each(freed));
   }
   weir::empty_cache();
@@ -90,7 +94,11 @@ int small_blocks(settings const& with) {
     weir::buffer const whole(4 * g);
     t.row("4 GiB", {exactly(4 * signed_g), exactly(4 * signed_g)}, "fits; 5 GiB do not");
   }
-  struct one { std::size_t floats; std::int64_t takes; char const* saw; };
+  struct one {
+    std::size_t floats;
+    std::int64_t takes;
+    char const* saw;
+  };
   for (one const& o : {one{1, 16, "512 B: the least PyTorch gives"}, one{128, 512, "512 B"},
                        one{129, 528, "1024 B: every block starts at 512 B"}}) {
     weir::buffer const block(o.floats * 4);

@@ -24,7 +24,8 @@ outcome program(waits w) {
   a.normal_(0.0, 1.0).fill_(1);
   weir::tensor b;
   {
-    if (w == waits::yes) s.wait(weir::current_stream());
+    if (w == waits::yes)
+      s.wait(weir::current_stream());
     weir::stream_guard const in(s);
     b = weir::sum(a);
   }
@@ -75,7 +76,8 @@ int streams(settings const& with) {
     // The report has both lines: the write of A and the read of A.
     reported += without.races.size() > 0 && without.races[0].first.line() != without.races[0].second.line() &&
                 without.races[0].text.find("streams.cpp:") != std::string::npos;
-    if (text.empty() && !without.races.empty()) text = without.races[0].text;
+    if (text.empty() && !without.races.empty())
+      text = without.races[0].text;
     right += waited.sum == 10000;
     silent += waited.races.empty();
   }

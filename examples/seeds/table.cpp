@@ -12,8 +12,10 @@
 namespace seeds {
 
 machine::machine(settings const& with, weir::simulated devices, weir::options o) {
-  if (with.on_gpus) runtime_.emplace(o);
-  else runtime_.emplace(devices, o);
+  if (with.on_gpus)
+    runtime_.emplace(o);
+  else
+    runtime_.emplace(devices, o);
   current_.emplace(*runtime_);
 }
 
@@ -40,14 +42,17 @@ moment now(weir::device d) {
 
 std::string in_words(std::int64_t bytes) {
   double const size = static_cast<double>(bytes < 0 ? -bytes : bytes);
-  if (size >= 0x1p30) return line("%.3f GiB", static_cast<double>(bytes) / 0x1p30);
-  if (size >= 0x1p20) return line("%.1f MiB", static_cast<double>(bytes) / 0x1p20);
+  if (size >= 0x1p30)
+    return line("%.3f GiB", static_cast<double>(bytes) / 0x1p30);
+  if (size >= 0x1p20)
+    return line("%.1f MiB", static_cast<double>(bytes) / 0x1p20);
   return size >= 10240 ? line("%.1f KiB", static_cast<double>(bytes) / 1024) : line("%ld B", static_cast<long>(bytes));
 }
 
 table::table(settings const& with, std::string_view title) : with_(with) {
   with_.out << "\n" << title << "\n";
-  if (!with_.brief) with_.out << columns();
+  if (!with_.brief)
+    with_.out << columns();
 }
 
 std::string table::columns() {
@@ -56,7 +61,8 @@ std::string table::columns() {
 }
 
 table::~table() {
-  if (untold_ > 0) with_.out << line("  and %d rows and sentences more that hold", untold_);
+  if (untold_ > 0)
+    with_.out << line("  and %d rows and sentences more that hold", untold_);
 }
 
 moment table::row(std::string_view step, expected const& e, std::string_view saw, weir::device d) {
@@ -68,16 +74,19 @@ moment table::row(std::string_view step, expected const& e, std::string_view saw
                       std::string(saw).c_str());
   judge("allocated", m.allocated, e.allocated);
   judge("reserved", m.reserved, e.reserved);
-  if (with_.process_memory && before_) judge("process memory grew by", m.process - before_->process, e.process_grew);
+  if (with_.process_memory && before_)
+    judge("process memory grew by", m.process - before_->process, e.process_grew);
   // A simulated device has no other users: its used memory is what weir reserves.
-  if (!with_.on_gpus) judge("used", m.used, exactly(m.reserved));
+  if (!with_.on_gpus)
+    judge("used", m.used, exactly(m.reserved));
   before_ = m;
   return m;
 }
 
 void table::judge(std::string_view what, std::int64_t bytes, range r) {
   ++judged_;
-  if (bytes >= r.least && bytes <= r.most) return;
+  if (bytes >= r.least && bytes <= r.most)
+    return;
   ++failures_;
   with_.out << line("  NOT AS IT MUST BE: %s %ld B, must be %ld to %ld B\n", std::string(what).c_str(),
                     static_cast<long>(bytes), static_cast<long>(r.least), static_cast<long>(r.most));
@@ -87,7 +96,8 @@ void table::holds(bool yes, std::string_view sentence) {
   ++judged_;
   failures_ += !yes;
   untold_ += with_.brief && yes;
-  if (!with_.brief || !yes) with_.out << (yes ? "  " : "  NOT TRUE: ") << sentence << "\n";
+  if (!with_.brief || !yes)
+    with_.out << (yes ? "  " : "  NOT TRUE: ") << sentence << "\n";
 }
 
 }  // namespace seeds

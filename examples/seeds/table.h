@@ -15,12 +15,12 @@ using namespace weir::literals;
 
 struct settings {
   std::ostream& out;
-  bool on_gpus = false;         // otherwise on simulated devices of this process
-  size_t part = 1;  // divides the articles' sizes and counts, for blocks that are not written
+  bool on_gpus = false;  // otherwise on simulated devices of this process
+  size_t part = 1;       // divides the articles' sizes and counts, for blocks that are not written
   // The same for blocks that are written. On simulated devices these are host memory.
   size_t touched_part = 1;
-  bool process_memory = true;   // also checks the process's memory; sanitizers add to it
-  int seeds = 50;               // number of seeds for the seeded machines
+  bool process_memory = true;  // also checks the process's memory; sanitizers add to it
+  int seeds = 50;              // number of seeds for the seeded machines
   // Prints only the rows that an article comments on, and failures. Checks all rows.
   bool brief = false;
 };
@@ -41,18 +41,26 @@ struct moment {  // bytes
   // Resident memory that is private to the process: no files, no shared memory (which simulated devices use)
   // and no page-locked memory.
   std::int64_t process;
-  std::int64_t used;     // of the device, by all processes
+  std::int64_t used;  // of the device, by all processes
 };
 moment now(weir::device = weir::gpu);
 
 struct range {  // bytes, inclusive
   std::int64_t least = INT64_MIN, most = INT64_MAX;
 };
-constexpr range exactly(std::int64_t bytes) { return {bytes, bytes}; }
-constexpr range between(std::int64_t least, std::int64_t most) { return {least, most}; }
-constexpr range near(std::int64_t bytes, std::int64_t off) { return {bytes - off, bytes + off}; }
+constexpr range exactly(std::int64_t bytes) {
+  return {bytes, bytes};
+}
+constexpr range between(std::int64_t least, std::int64_t most) {
+  return {least, most};
+}
+constexpr range near(std::int64_t bytes, std::int64_t off) {
+  return {bytes - off, bytes + off};
+}
 // The most that weir may reserve for so many live bytes, by the default epsilon and a few pages.
-constexpr range held_for(std::int64_t bytes) { return {bytes, bytes + bytes / 1000 * 27 + (8 << 20)}; }
+constexpr range held_for(std::int64_t bytes) {
+  return {bytes, bytes + bytes / 1000 * 27 + (8 << 20)};
+}
 
 struct expected {
   range allocated;

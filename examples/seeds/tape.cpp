@@ -16,7 +16,8 @@ constexpr double quarter_turn = 1.5707963267948966;
 
 weir::tensor const& saved::value() const {
   std::uint64_t const is = t_.storage().version();
-  if (is == version_) return t_;
+  if (is == version_)
+    return t_;
   throw weir::invalid_use("backward",
                           "a saved tensor " + t_.shape().str() + ": its storage is at version " + std::to_string(is) +
                               ", it was saved at " + std::to_string(version_),
@@ -32,8 +33,10 @@ struct node {
 
   // Topological order: a node follows all of its inputs.
   static void sort(std::shared_ptr<node> const& n, std::set<node*>& seen, std::vector<std::shared_ptr<node>>& order) {
-    if (!n || !seen.insert(n.get()).second) return;
-    for (auto const& f : n->from) sort(f, seen, order);
+    if (!n || !seen.insert(n.get()).second)
+      return;
+    for (auto const& f : n->from)
+      sort(f, seen, order);
     order.push_back(n);
   }
 };
@@ -44,16 +47,21 @@ var var::parameter(weir::tensor t) {
   v.node_->is_parameter = true;
   return v;
 }
-weir::tensor var::gradient() const { return node_ ? node_->gradient : weir::tensor(); }
+weir::tensor var::gradient() const {
+  return node_ ? node_->gradient : weir::tensor();
+}
 void var::clear_gradient() {
-  if (node_) node_->gradient = {};
+  if (node_)
+    node_->gradient = {};
 }
 
 var made(weir::tensor value, std::vector<var> const& of, gradients back, char const* name) {
   var v(std::move(value));
-  if (!tracks || std::none_of(of.begin(), of.end(), [](var const& f) { return f.is_tracked(); })) return v;
+  if (!tracks || std::none_of(of.begin(), of.end(), [](var const& f) { return f.is_tracked(); }))
+    return v;
   v.node_ = std::make_shared<node>();
-  for (var const& f : of) v.node_->from.push_back(f.node_);
+  for (var const& f : of)
+    v.node_->from.push_back(f.node_);
   v.node_->back = std::move(back);
   v.node_->name = name;
   return v;
@@ -72,26 +80,33 @@ void backward_from(var const& last, weir::tensor gradient, bool retained) {
   for (; !order.empty(); order.pop_back()) {
     node& n = *order.back();
     auto const mine = of.extract(&n);
-    if (mine.empty()) continue;
+    if (mine.empty())
+      continue;
     if (n.is_parameter) {
-      if (n.gradient.defined()) n.gradient.add_(mine.mapped());
-      else n.gradient = mine.mapped();
+      if (n.gradient.defined())
+        n.gradient.add_(mine.mapped());
+      else
+        n.gradient = mine.mapped();
       continue;
     }
     if (!n.back)
       throw weir::invalid_use("backward", std::string("the graph behind ") + n.name + " has been released",
                               "Say graph::retained in the pass before", weir::source_location::current());
     std::vector<weir::tensor> const to = n.back(mine.mapped());
-    if (!retained) n.back = {};
+    if (!retained)
+      n.back = {};
     for (std::size_t i = 0; i < to.size(); ++i) {
-      if (!n.from[i]) continue;
+      if (!n.from[i])
+        continue;
       weir::tensor& sum = of[n.from[i].get()];
       sum = sum.defined() ? weir::add(sum, to[i]) : to[i];
     }
   }
 }
 
-void backward(var const& loss, graph g) { backward_from(loss, weir::ones_like(loss.value()), g == graph::retained); }
+void backward(var const& loss, graph g) {
+  backward_from(loss, weir::ones_like(loss.value()), g == graph::retained);
+}
 
 var mul(var const& a, var const& b, weir::source_location at) {
   return made(
@@ -114,24 +129,27 @@ var matmul(var const& a, var const& b, weir::source_location at) {
 }
 
 var sin(var const& a, weir::source_location at) {
-  return made(weir::sin(a.value(), at), {a},
-              [x = saved(a.value())](weir::tensor const& g) {
-                weir::tensor turned = weir::full_like(x.value(), quarter_turn);
-                return std::vector{weir::mul(g, weir::sin(turned.add_(x.value())))};
-              },
-              "sin");
+  return made(
+      weir::sin(a.value(), at), {a},
+      [x = saved(a.value())](weir::tensor const& g) {
+        weir::tensor turned = weir::full_like(x.value(), quarter_turn);
+        return std::vector{weir::mul(g, weir::sin(turned.add_(x.value())))};
+      },
+      "sin");
 }
 
 var mean(var const& a, weir::source_location at) {
-  return made(weir::mean(a.value(), at), {a},
-              [s = a.value().shape(), on = a.value().device()](weir::tensor const& g) {
-                return std::vector{weir::full(s, g.item<double>() / static_cast<double>(s.numel()), {.on = on})};
-              },
-              "mean");
+  return made(
+      weir::mean(a.value(), at), {a},
+      [s = a.value().shape(), on = a.value().device()](weir::tensor const& g) {
+        return std::vector{weir::full(s, g.item<double>() / static_cast<double>(s.numel()), {.on = on})};
+      },
+      "mean");
 }
 
 var checkpoint(std::function<var(var const&)> segment, var const& in) {
-  if (!tracks) return segment(in);
+  if (!tracks)
+    return segment(in);
   weir::tensor value;
   {
     no_grad const off;
@@ -139,18 +157,23 @@ var checkpoint(std::function<var(var const&)> segment, var const& in) {
   }
   // The segment may use parameters that are not visible here, so a constant `in` needs a node too.
   var const reached = in.is_tracked() ? in : var::parameter(in.value());
-  return made(std::move(value), {reached},
-              [segment = std::move(segment), x = saved(in.value())](weir::tensor const& g) {
-                no_grad const on(true);
-                var const again = var::parameter(x.value());
-                backward_from(segment(again), g, false);
-                return std::vector{again.gradient()};
-              },
-              "checkpoint");
+  return made(
+      std::move(value), {reached},
+      [segment = std::move(segment), x = saved(in.value())](weir::tensor const& g) {
+        no_grad const on(true);
+        var const again = var::parameter(x.value());
+        backward_from(segment(again), g, false);
+        return std::vector{again.gradient()};
+      },
+      "checkpoint");
 }
 
 no_grad::no_grad(bool tracking) : found_(std::exchange(tracks, tracking)) {}
-no_grad::~no_grad() { tracks = found_; }
-std::int64_t products_made() { return products; }
+no_grad::~no_grad() {
+  tracks = found_;
+}
+std::int64_t products_made() {
+  return products;
+}
 
 }  // namespace seeds

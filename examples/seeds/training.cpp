@@ -18,11 +18,13 @@ struct network {
   std::vector<var> weights;
   network() {
     weir::manual_seed(1);
-    for (std::int64_t i = 0; i < layers; ++i) weights.push_back(var::parameter(weir::randn({width, width}).mul_(0.3)));
+    for (std::int64_t i = 0; i < layers; ++i)
+      weights.push_back(var::parameter(weir::randn({width, width}).mul_(0.3)));
   }
   var layer(var const& h, std::int64_t i) const { return sin(matmul(h, weights[static_cast<std::size_t>(i)])); }
   var forward(var h, std::int64_t from = 0, std::int64_t to = layers) const {
-    for (std::int64_t i = from; i < to; ++i) h = layer(h, i);
+    for (std::int64_t i = from; i < to; ++i)
+      h = layer(h, i);
     return h;
   }
   var forward_checkpointed(var h, std::int64_t segment) const {
@@ -31,7 +33,8 @@ struct network {
     return h;
   }
   void clear_gradients() {
-    for (var& w : weights) w.clear_gradient();
+    for (var& w : weights)
+      w.clear_gradient();
   }
   std::vector<float> gradients() const {
     std::vector<float> all;
@@ -43,8 +46,12 @@ struct network {
   }
 };
 
-std::int64_t allocated() { return static_cast<std::int64_t>(weir::memory_allocated()); }
-std::int64_t peak() { return static_cast<std::int64_t>(weir::max_memory_allocated()); }
+std::int64_t allocated() {
+  return static_cast<std::int64_t>(weir::memory_allocated());
+}
+std::int64_t peak() {
+  return static_cast<std::int64_t>(weir::max_memory_allocated());
+}
 constexpr std::int64_t scalars = 64 << 10;  // losses, partial sums and tolerance of a peak
 
 // Returns: the norm of a - b relative to the norm of b.
@@ -118,7 +125,8 @@ void steps(table& t, network& net, std::int64_t batch) {
   weir::reset_peak_memory_stats();
   for (std::int64_t i = 0; i < 4; ++i)
     backward(mean(net.forward(var(x.value().slice(0, i * batch / 4, (i + 1) * batch / 4)))));
-  for (var& w : net.weights) w.gradient().mul_(0.25);
+  for (var& w : net.weights)
+    w.gradient().mul_(0.25);
   std::int64_t const accumulated = peak() - before;
   t.row("four steps of a quarter batch, accumulated", {near(base + parameters, scalars), range{}},
         "gradient accumulation");
@@ -148,7 +156,8 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
   weir::record_memory_history();
   {
     std::vector<var> all_losses;
-    for (int i = 0; i < 3; ++i) all_losses.push_back(mean(net.forward(x)));
+    for (int i = 0; i < 3; ++i)
+      all_losses.push_back(mean(net.forward(x)));
     t.row("all_losses.append(loss), three times",
           {near(before + activation + 3 * (2 * layers - 1) * activation, scalars), range{}},
           "each keeps its whole graph");
@@ -161,7 +170,8 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
   }
   weir::stop_memory_history();
   std::vector<var> all_losses;
-  for (int i = 0; i < 3; ++i) all_losses.push_back(mean(net.forward(x)).detach());
+  for (int i = 0; i < 3; ++i)
+    all_losses.push_back(mean(net.forward(x)).detach());
   t.row("all_losses.append(loss.detach())", {near(before + activation, scalars), range{}}, "the losses alone");
 }
 
@@ -177,7 +187,8 @@ void loaded(table& t, network& net) {
     }
   }
   weir::tensor const was = net.weights[3].value().cpu();
-  for (var& w : net.weights) weir::tensor(w.value()).zero_();
+  for (var& w : net.weights)
+    weir::tensor(w.value()).zero_();
   std::int64_t const before = allocated();
   weir::reset_peak_memory_stats();
   std::ifstream in(path, std::ios::binary);

@@ -11,8 +11,10 @@ namespace {
 // Allocates blocks of that size until `room` is full, then frees every second one.
 std::vector<weir::buffer> every_other(std::size_t bytes, std::size_t room) {
   std::vector<weir::buffer> all;
-  for (std::size_t i = 0; i < room / bytes; ++i) all.emplace_back(bytes);
-  for (std::size_t i = 0; i < all.size(); i += 2) all[i].reset();
+  for (std::size_t i = 0; i < room / bytes; ++i)
+    all.emplace_back(bytes);
+  for (std::size_t i = 0; i < all.size(); i += 2)
+    all[i].reset();
   return all;
 }
 
@@ -61,7 +63,8 @@ void fragmented(table& t, std::size_t room) {
     }
     t.holds(!said.empty(), "a quarter of the device is refused here: each page of 2 MiB holds a live block");
     t.holds(said.find("largest free") != std::string::npos, "and the report names the largest free block");
-    for (std::size_t i = 0; i < rest.size() / 2; ++i) rest[i].reset();
+    for (std::size_t i = 0; i < rest.size() / 2; ++i)
+      rest[i].reset();
     weir::buffer const large(room / 4);
     t.row("the older half of them dropped: it fits", {exactly(half), exactly(2 * half)}, "");
   }

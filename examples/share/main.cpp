@@ -35,7 +35,8 @@ std::uint64_t number(std::string const& option, char const* text,
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0)
     throw examples::usage_error(option + " " + text + " is not a number above 0");
-  if (value > most) throw examples::usage_error(option + " " + text + " is more than " + std::to_string(most));
+  if (value > most)
+    throw examples::usage_error(option + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
@@ -59,18 +60,22 @@ int play(std::string const& role, share::settings const& s) try {
 
 pid_t start(std::vector<std::string> words, int socket) {
   std::vector<char*> arguments;
-  for (auto& w : words) arguments.push_back(w.data());
+  for (auto& w : words)
+    arguments.push_back(w.data());
   arguments.push_back(nullptr);
   pid_t const child = ::fork();
-  if (child < 0) throw std::runtime_error("no process can be started");
-  if (child > 0) return child;
+  if (child < 0)
+    throw std::runtime_error("no process can be started");
+  if (child > 0)
+    return child;
   ::dup2(socket, line_of_child);
   ::execv("/proc/self/exe", arguments.data());
   ::_exit(127);
 }
 
 std::string ending(int status) {
-  if (WIFSIGNALED(status)) return "signal " + std::to_string(WTERMSIG(status));
+  if (WIFSIGNALED(status))
+    return "signal " + std::to_string(WTERMSIG(status));
   return "exit " + std::to_string(WEXITSTATUS(status));
 }
 
@@ -86,11 +91,13 @@ int run(std::vector<std::string> const& options, std::string const& victim, mish
     words.insert(words.end(), options.begin(), options.end());
     processes[i] = start(words, ends[i]);
   }
-  for (int end : ends) ::close(end);
+  for (int end : ends)
+    ::close(end);
   int status[2];
   int const bad = victim == roles[0] ? 0 : 1;
   for (int i : {1 - bad, bad}) {
-    if (i == bad && meets == mishap::stopped) ::kill(processes[i], SIGKILL);
+    if (i == bad && meets == mishap::stopped)
+      ::kill(processes[i], SIGKILL);
     ::waitpid(processes[i], &status[i], 0);
   }
   if (meets == mishap::none)
@@ -127,15 +134,23 @@ int command(int argc, char** argv) try {
   mishap meets = mishap::none;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
-    if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
-    if (examples::says_version("share", option)) return 0;
-    if (i + 1 == argc) throw examples::usage_error(option + " is not an option, or lacks its value");
+    if (option == "--help" || option == "-h")
+      return std::fputs(usage, stdout), 0;
+    if (examples::says_version("share", option))
+      return 0;
+    if (i + 1 == argc)
+      throw examples::usage_error(option + " is not an option, or lacks its value");
     char const* const value = argv[++i];
-    if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
-    else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value, most_int));
-    else if (option == "--rounds") s.rounds = number(option, value);
-    else if (option == "--timeout") s.timeout = std::chrono::milliseconds(number(option, value, most_int));
-    else if (option == "--as") role = value;
+    if (option == "--bytes")
+      s.bytes = number(option, value) / 8 * 8;
+    else if (option == "--buffers")
+      s.buffers = static_cast<int>(number(option, value, most_int));
+    else if (option == "--rounds")
+      s.rounds = number(option, value);
+    else if (option == "--timeout")
+      s.timeout = std::chrono::milliseconds(number(option, value, most_int));
+    else if (option == "--as")
+      role = value;
     else if (option == "--kill" || option == "--stop")
       victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
     else
@@ -144,9 +159,12 @@ int command(int argc, char** argv) try {
   }
   if (!victim.empty() && victim != "writer" && victim != "reader")
     throw examples::usage_error(victim + " is neither writer nor reader");
-  if (s.bytes == 0) throw examples::usage_error("a buffer has at least one word of 8 bytes");
-  if (role.empty()) return run({argv + 1, argv + argc}, victim, meets);
-  if (victim == role) s.meets = meets;
+  if (s.bytes == 0)
+    throw examples::usage_error("a buffer has at least one word of 8 bytes");
+  if (role.empty())
+    return run({argv + 1, argv + argc}, victim, meets);
+  if (victim == role)
+    s.meets = meets;
   return play(role, s);
 } catch (examples::usage_error const& e) {
   return examples::wrong_usage("share", e);
@@ -157,4 +175,6 @@ int command(int argc, char** argv) try {
 
 }  // namespace
 
-int main(int argc, char** argv) { return examples::ending("share", command(argc, argv)); }
+int main(int argc, char** argv) {
+  return examples::ending("share", command(argc, argv));
+}

@@ -16,9 +16,12 @@ namespace share {
 namespace {
 
 void half_way(settings const& s, std::uint64_t round) {
-  if (round != s.rounds / 2) return;
-  if (s.meets == settings::mishap::killed) ::kill(::getpid(), SIGKILL);
-  if (s.meets == settings::mishap::stopped) ::raise(SIGSTOP);
+  if (round != s.rounds / 2)
+    return;
+  if (s.meets == settings::mishap::killed)
+    ::kill(::getpid(), SIGKILL);
+  if (s.meets == settings::mishap::stopped)
+    ::raise(SIGSTOP);
 }
 
 double since(std::chrono::steady_clock::time_point t) {
@@ -42,18 +45,21 @@ outcome write(int socket, settings const& s) {
   auto const began = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
-    if (round >= ring.size()) (void)line.wait(), line.set_timeout(s.timeout);  // the reader has read it
+    if (round >= ring.size())
+      (void)line.wait(), line.set_timeout(s.timeout);  // the reader has read it
     auto* const words = ring[round % ring.size()].data<std::uint64_t>();
     fill(work, words, s.bytes / 8, round);
     sum.add(work, words, s.bytes / 8, round);
-    if (round > 0) line.signal(round - 1, written[(round - 1) % 2]);
+    if (round > 0)
+      line.signal(round - 1, written[(round - 1) % 2]);
     written[round % 2].record(work);
   }
   line.signal(s.rounds - 1, work);
   auto const mine = sum.read(work);
   double const seconds = since(began);
   line.signal(mine.sum, work);
-  for (std::uint64_t left = std::min<std::uint64_t>(s.rounds, ring.size()); left > 0; --left) (void)line.wait();
+  for (std::uint64_t left = std::min<std::uint64_t>(s.rounds, ring.size()); left > 0; --left)
+    (void)line.wait();
   return {mine, seconds};
 }
 
@@ -63,25 +69,32 @@ outcome read(int socket, settings const& s) {
   weir::stream const work(on);
   std::vector<weir::imported_buffer> ring;
   line.set_timeout(s.timeout * 10);  // the other process may still initialize its device
-  for (int i = 0; i < s.buffers; ++i) ring.push_back(line.receive(on));
+  for (int i = 0; i < s.buffers; ++i)
+    ring.push_back(line.receive(on));
   line.set_timeout(s.timeout);
   checksum sum(work, on);
   weir::event was_read[2];
   std::chrono::steady_clock::time_point began;
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
-    if (line.wait() != round) throw std::runtime_error("a round came out of turn");
-    if (round == 0) began = std::chrono::steady_clock::now();
+    if (line.wait() != round)
+      throw std::runtime_error("a round came out of turn");
+    if (round == 0)
+      began = std::chrono::steady_clock::now();
     sum.add(work, ring[round % ring.size()].data<std::uint64_t>(), s.bytes / 8, round);
-    if (round > 0) line.signal(round - 1, was_read[(round - 1) % 2]);
+    if (round > 0)
+      line.signal(round - 1, was_read[(round - 1) % 2]);
     was_read[round % 2].record(work);
   }
   line.signal(s.rounds - 1, work);
   auto const mine = sum.read(work);
   double const seconds = since(began);
-  if (mine.wrong > 0) throw std::runtime_error(std::to_string(mine.wrong) + " words are wrong");
-  if (line.wait() != mine.sum) throw std::runtime_error("the checksums differ");
-  for (auto& b : ring) b.release(work);
+  if (mine.wrong > 0)
+    throw std::runtime_error(std::to_string(mine.wrong) + " words are wrong");
+  if (line.wait() != mine.sum)
+    throw std::runtime_error("the checksums differ");
+  for (auto& b : ring)
+    b.release(work);
   return {mine, seconds};
 }
 

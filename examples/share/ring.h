@@ -13,7 +13,7 @@ struct settings {
   std::size_t bytes = std::size_t{8} << 20;  // per buffer
   int buffers = 4;
   std::uint64_t rounds = 100;
-  std::chrono::milliseconds timeout{2000};   // longest wait for the other process
+  std::chrono::milliseconds timeout{2000};  // longest wait for the other process
   enum class mishap : std::uint8_t { none, killed, stopped } meets = mishap::none;  // a fault halfway
 };
 

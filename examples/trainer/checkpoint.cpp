@@ -35,7 +35,8 @@ struct descriptor {
   int const is;
   descriptor(std::filesystem::path const& file, int flags) : is(::open(file.c_str(), flags | O_CLOEXEC, 0666)) {}
   ~descriptor() {
-    if (is >= 0) ::close(is);
+    if (is >= 0)
+      ::close(is);
   }
 };
 
@@ -45,10 +46,13 @@ void put_on_disk(std::filesystem::path const& file, std::string const& bytes) {
   bool good = to.is >= 0;
   while (good && at < bytes.size()) {
     ssize_t const n = ::write(to.is, bytes.data() + at, bytes.size() - at);
-    if (n >= 0) at += static_cast<std::size_t>(n);
-    else good = errno == EINTR;
+    if (n >= 0)
+      at += static_cast<std::size_t>(n);
+    else
+      good = errno == EINTR;
   }
-  if (good && ::fsync(to.is) == 0) return;
+  if (good && ::fsync(to.is) == 0)
+    return;
   std::string const why = std::strerror(errno);
   throw std::runtime_error("checkpoint: " + file.string() + " cannot be written: " + why +
                            ". Check the disk space and the permissions of the folder");
@@ -61,7 +65,8 @@ class reader {
     throw std::runtime_error("checkpoint: " + file_ + " " + why);
   }
   char const* take(std::size_t count) {
-    if (count > bytes_.size() - at_) refuse("is damaged: it ends too early");
+    if (count > bytes_.size() - at_)
+      refuse("is damaged: it ends too early");
     char const* const p = bytes_.data() + at_;
     at_ += count;
     return p;
@@ -100,30 +105,38 @@ void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
   put_on_disk(beside, bytes);
   std::error_code failed;
   std::filesystem::rename(beside, file, failed);
-  if (failed) throw std::runtime_error("checkpoint: " + file.string() + " cannot be replaced: " + failed.message());
+  if (failed)
+    throw std::runtime_error("checkpoint: " + file.string() + " cannot be replaced: " + failed.message());
   descriptor const folder(file.has_parent_path() ? file.parent_path() : ".", O_RDONLY | O_DIRECTORY);
-  if (folder.is >= 0) (void)::fsync(folder.is);  // the new name; some file systems cannot
+  if (folder.is >= 0)
+    (void)::fsync(folder.is);  // the new name; some file systems cannot
 }
 
 checkpoint read_checkpoint(std::filesystem::path const& file) {
   std::ifstream in(file, std::ios::binary);
   std::string const bytes{std::istreambuf_iterator<char>(in), {}};
   reader from(bytes, file.string());
-  if (!in.is_open() || in.bad()) from.refuse("cannot be read");
-  if (bytes.size() < 8 || std::memcmp(from.take(8), magic, 8) != 0) from.refuse("is no checkpoint of this trainer");
+  if (!in.is_open() || in.bad())
+    from.refuse("cannot be read");
+  if (bytes.size() < 8 || std::memcmp(from.take(8), magic, 8) != 0)
+    from.refuse("is no checkpoint of this trainer");
   std::uint32_t const v = from.get<std::uint32_t>();
   if (v < 1 || v > version)
     from.refuse("has version " + std::to_string(v) + ", this trainer reads versions 1 to " + std::to_string(version));
-  if (bytes.size() < from.at() + 4) from.refuse("is damaged: it ends too early");
+  if (bytes.size() < from.at() + 4)
+    from.refuse("is damaged: it ends too early");
   std::uint32_t said;
   std::memcpy(&said, bytes.data() + bytes.size() - 4, 4);
-  if (said != crc_of(bytes, bytes.size() - 4)) from.refuse("is damaged: its checksum does not match");
+  if (said != crc_of(bytes, bytes.size() - 4))
+    from.refuse("is damaged: its checksum does not match");
 
   checkpoint c;
   for (int* const n : {&c.shape.context, &c.shape.vocabulary, &c.shape.embedding, &c.shape.hidden, &c.shape.layers})
     *n = from.get<std::int32_t>();
-  if (v > 1) c.by = from.get<optimizer>();
-  if (c.by != optimizer::sgd && c.by != optimizer::adamw) from.refuse("is damaged: it names no optimizer");
+  if (v > 1)
+    c.by = from.get<optimizer>();
+  if (c.by != optimizer::sgd && c.by != optimizer::adamw)
+    from.refuse("is damaged: it names no optimizer");
   c.step = from.get<std::int64_t>();
   if (c.shape.vocabulary < 1 || c.shape.vocabulary > 256)
     from.refuse("is damaged: no vocabulary has " + std::to_string(c.shape.vocabulary) + " characters");
@@ -136,7 +149,8 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   c.values.resize(count);
   std::memcpy(c.values.data(), from.take(count * sizeof(float)), count * sizeof(float));
   std::int64_t expected = 0;
-  for (auto const& row : parameter_table(c.shape)) expected += (1 + states_of(c.by)) * row.count();
+  for (auto const& row : parameter_table(c.shape))
+    expected += (1 + states_of(c.by)) * row.count();
   if (expected != static_cast<std::int64_t>(count))
     from.refuse("is damaged: a model of its shape has " + std::to_string(expected) + " values, not " +
                 std::to_string(count));

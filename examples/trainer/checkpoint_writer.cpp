@@ -22,7 +22,8 @@ void checkpoint_writer::labour() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return next_ || ends_; });
-    if (!next_) return;
+    if (!next_)
+      return;
     lock.unlock();
     std::exception_ptr failed;
     try {
@@ -39,7 +40,8 @@ void checkpoint_writer::labour() {
 
 void checkpoint_writer::wait_and_report(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [&] { return !next_; });
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (failure_)
+    std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void checkpoint_writer::write(checkpoint c) {

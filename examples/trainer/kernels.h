@@ -64,7 +64,8 @@ struct relu_backward {  // sets dh to zero where the activation was zero
   T* dh;
   T const* h;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (!(h[i] > 0.f)) dh[i] = 0.f;
+    if (!(h[i] > 0.f))
+      dh[i] = 0.f;
   }
 };
 
@@ -87,13 +88,16 @@ struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logit
   WEIR_HOST_DEVICE void operator()(size_t r) const {
     float* const row = logits + r * vocabulary;
     float top = row[0];
-    for (int j = 1; j < vocabulary; ++j) top = row[j] > top ? row[j] : top;
+    for (int j = 1; j < vocabulary; ++j)
+      top = row[j] > top ? row[j] : top;
     float const of_target = row[targets[r]];
     float sum = 0;
-    for (int j = 0; j < vocabulary; ++j) sum += row[j] = expf(row[j] - top);
+    for (int j = 0; j < vocabulary; ++j)
+      sum += row[j] = expf(row[j] - top);
     losses[r] = logf(sum) + top - of_target;
     float const whole = scaling ? scale * scaling[loss_scale::scale] : scale, factor = whole / sum;
-    for (int j = 0; j < vocabulary; ++j) row[j] *= factor;
+    for (int j = 0; j < vocabulary; ++j)
+      row[j] *= factor;
     row[targets[r]] -= whole;
   }
 };
@@ -106,7 +110,8 @@ struct column_sums {  // out[j] = sum over the rows, in order; `more`: adds to o
   bool more;
   WEIR_HOST_DEVICE void operator()(size_t j) const {
     float sum = more ? out[j] : 0;
-    for (int r = 0; r < rows; ++r) sum += in[static_cast<size_t>(r) * columns + j];
+    for (int r = 0; r < rows; ++r)
+      sum += in[static_cast<size_t>(r) * columns + j];
     out[j] = sum;
   }
 };
@@ -135,7 +140,8 @@ struct sum_squares {
   size_t count, threads;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     float sum = 0;
-    for (size_t k = i; k < count; k += threads) sum += in[k] * in[k];
+    for (size_t k = i; k < count; k += threads)
+      sum += in[k] * in[k];
     out[i] = sum;
   }
 };
@@ -149,7 +155,8 @@ struct read_gradient {
   WEIR_HOST_DEVICE bool skips() const { return scaling && scaling[loss_scale::found] != 0; }  // they overflowed
   WEIR_HOST_DEVICE float operator()(size_t i) const {
     float g = gradient[i], norm = square_norm ? sqrtf(*square_norm) : 0.f;
-    if (scaling) g /= scaling[loss_scale::scale], norm /= scaling[loss_scale::scale];
+    if (scaling)
+      g /= scaling[loss_scale::scale], norm /= scaling[loss_scale::scale];
     return norm > most ? g * (most / norm) : g;
   }
 };
@@ -160,7 +167,8 @@ struct momentum_step {
   read_gradient gradient;
   float rate, momentum;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (gradient.skips()) return;
+    if (gradient.skips())
+      return;
     velocity[i] = momentum * velocity[i] + gradient(i);
     value[i] -= rate * velocity[i];
   }
@@ -175,7 +183,8 @@ struct adamw_step {
   float keep_mean = 0.9f, keep_square = 0.999f, least = 1e-8f;
   float mean_bias, square_bias;  // 1 - keep^t at step t, counted from 1
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (gradient.skips()) return;
+    if (gradient.skips())
+      return;
     float const g = gradient(i);
     mean[i] = keep_mean * mean[i] + (1 - keep_mean) * g;
     square[i] = keep_square * square[i] + (1 - keep_square) * g * g;
@@ -189,7 +198,8 @@ struct look_for_overflow {
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     float const g = gradient[i];
     // Infinite or NaN. Skips the store if another thread has set `found`.
-    if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;
+    if (!(g - g == 0) && scaling[loss_scale::found] == 0)
+      scaling[loss_scale::found] = 1;
   }
 };
 
@@ -202,7 +212,8 @@ struct next_scale {
       scaling[loss_scale::skipped] += 1;
     } else if ((scaling[loss_scale::good_steps] += 1) >= loss_scale::steps_to_grow) {
       scaling[loss_scale::good_steps] = 0;
-      if (scaling[loss_scale::scale] < loss_scale::most) scaling[loss_scale::scale] *= 2;
+      if (scaling[loss_scale::scale] < loss_scale::most)
+        scaling[loss_scale::scale] *= 2;
     }
   }
 };

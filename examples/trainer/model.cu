@@ -51,7 +51,8 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
 }
 
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
-  if (!how.recompute) return true;
+  if (!how.recompute)
+    return true;
   int const segment = static_cast<int>(std::ceil(std::sqrt(static_cast<double>(s.layers))));
   // The backward pass begins with the last segment, so recomputing its activations would save no memory.
   return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;
@@ -59,7 +60,8 @@ bool kept_until_backward(model_shape const& s, model_options const& how, int lay
 
 std::size_t bucket_bytes(model_shape const& s) {
   std::size_t all = 0;
-  for (auto const& row : parameter_table(s)) all += static_cast<std::size_t>(row.count()) * sizeof(float);
+  for (auto const& row : parameter_table(s))
+    all += static_cast<std::size_t>(row.count()) * sizeof(float);
   // Smaller reductions are dominated by their latency.
   return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);
 }
@@ -78,7 +80,8 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
 model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets,
              std::uint64_t seed)
     : shape_(shape), options_(options), ranks_(ranks), buckets_(buckets), table_(parameter_table(shape)) {
-  for (auto const& row : table_) buckets_.add(row.name, row.count(), weir::float32);
+  for (auto const& row : table_)
+    buckets_.add(row.name, row.count(), weir::float32);
   loss_ = buckets_.add("loss", 1, weir::float32);  // known first, and reduced with the first gradients
   buckets_.build();
   // The block begins with the last one added, the loss: it has no value to update.
@@ -86,7 +89,8 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
   std::int64_t const before = static_cast<float*>(last.data) - static_cast<float*>(all.data);
   values_ = {last.data, all.count - before, weir::float32};
   gradients_ = {buckets_.gradient(loss_ - 1).data, values_.count, weir::float32};
-  for (int k = 0; k < states_of(options_.by); ++k) states_.push_back(weir::zeros({values_.count}));
+  for (int k = 0; k < states_of(options_.by); ++k)
+    states_.push_back(weir::zeros({values_.count}));
   std::uint64_t place = 0;
   for (int i = 0; i < loss_; ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
@@ -96,7 +100,8 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
                 {}};
     std::int64_t const at = p.value.data<float>() - static_cast<float*>(values_.data);
     p.saved.push_back(p.value.view({row.count()}));
-    for (weir::tensor const& state : states_) p.saved.push_back(state.slice(0, at, at + row.count()));
+    for (weir::tensor const& state : states_)
+      p.saved.push_back(state.slice(0, at, at + row.count()));
     if (row.rows > 1) {  // biases stay 0
       float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
       run(row.count(), {weir::writes(p.value)}, draw_normal{p.value.data<float>(), seed, place, deviation});
@@ -116,7 +121,8 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
 
 void model::round_weights() {
   for (auto& p : parameters_) {
-    if (p.half.defined()) p.half.copy_(p.value, weir::non_blocking);
+    if (p.half.defined())
+      p.half.copy_(p.value, weir::non_blocking);
   }
 }
 
@@ -157,12 +163,16 @@ model::trace model::forward(device_batch const& b, bool for_training) const {
 
 weir::tensor const& model::activation(trace& t, int layer) const {
   int from = layer;
-  while (from >= 0 && !t.h[static_cast<size_t>(from)].defined()) --from;
-  while (from < layer) hidden(t, ++from);
+  while (from >= 0 && !t.h[static_cast<size_t>(from)].defined())
+    --from;
+  while (from < layer)
+    hidden(t, ++from);
   return t.h[static_cast<size_t>(layer)];
 }
 
-weir::tensor model::logits(device_batch const& b) const { return forward(b, false).logits; }
+weir::tensor model::logits(device_batch const& b) const {
+  return forward(b, false).logits;
+}
 
 weir::tensor model::loss(device_batch const& b) const {
   trace t = forward(b, false);
@@ -182,11 +192,14 @@ void model::forward_backward(device_batch const& b, float scale, part_of_step pa
   run(b.rows, {weir::reads(b.storage), weir::reads(scaling_), weir::updates(t.logits), weir::writes(rows)},
       softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale, scaling()});
   weir::tensor const total = weir::sum(rows).mul_(scale);
-  if (part.first) step_loss().copy_(total, weir::non_blocking);
-  else step_loss().add_(total);
+  if (part.first)
+    step_loss().copy_(total, weir::non_blocking);
+  else
+    step_loss().add_(total);
 
   auto const ready = [&](int gradient) {
-    if (part.last) buckets_.mark_ready(gradient, weir::current_stream());
+    if (part.last)
+      buckets_.mark_ready(gradient, weir::current_stream());
   };
   ready(loss_);
   weir::tensor d = std::move(t.logits).to(options_.type);  // gradient of the current layer's output
@@ -239,8 +252,7 @@ void model::update(std::int64_t step, update_options const& o) {
   auto const values = weir::updates(values_.data, bytes);
   auto* const value = static_cast<float*>(values_.data);
   if (options_.by == optimizer::sgd) {
-    run(values_.count,
-        {values, weir::updates(states_[0]), gradients, weir::reads(scaling_), weir::reads(square_norm)},
+    run(values_.count, {values, weir::updates(states_[0]), gradients, weir::reads(scaling_), weir::reads(square_norm)},
         momentum_step{value, states_[0].data<float>(), read, o.rate, o.momentum});
   } else {
     adamw_step s{.value = value,
@@ -260,19 +272,22 @@ void model::update(std::int64_t step, update_options const& o) {
          weir::reads(square_norm)},
         s);
   }
-  if (scaling_.defined()) run(1, {weir::updates(scaling_)}, next_scale{scaling()});
+  if (scaling_.defined())
+    run(1, {weir::updates(scaling_)}, next_scale{scaling()});
   round_weights();
 }
 
 scaled model::scale() const {
-  if (!scaling_.defined()) return {};
+  if (!scaling_.defined())
+    return {};
   weir::tensor const now = scaling_.cpu();
   return {now.host<float>()[loss_scale::scale], static_cast<int>(now.host<float>()[loss_scale::skipped])};
 }
 
 std::int64_t model::saved_floats() const {
   std::int64_t n = 0;
-  for (auto const& row : table_) n += (1 + states_of(options_.by)) * row.count();
+  for (auto const& row : table_)
+    n += (1 + states_of(options_.by)) * row.count();
   return n;
 }
 
@@ -292,7 +307,8 @@ void model::load(std::vector<float> const* all) {
   size_t at = 0;
   for (parameter& p : parameters_) {
     for (weir::tensor& part : p.saved) {
-      if (all) weir::copy(part.data(), all->data() + at, part.nbytes());
+      if (all)
+        weir::copy(part.data(), all->data() + at, part.nbytes());
       at += static_cast<size_t>(part.numel());
       ranks_.broadcast({part.data(), part.numel(), weir::float32}, 0);
     }

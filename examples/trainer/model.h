@@ -41,7 +41,9 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const&);
 
 enum class optimizer : std::int32_t { sgd, adamw };
 // Floats a parameter.
-constexpr int states_of(optimizer o) noexcept { return o == optimizer::adamw ? 2 : 1; }
+constexpr int states_of(optimizer o) noexcept {
+  return o == optimizer::adamw ? 2 : 1;
+}
 
 struct update_options {
   float rate = 0, momentum = 0.9f;  // momentum: of sgd
@@ -74,12 +76,12 @@ class model {
   // Adds the sum of the rows' losses, and the gradients, times `scale`, to those of the step's earlier parts. The
   // last part marks all as ready: the loss, then the gradients from the last layer to the first.
   void forward_backward(device_batch const&, float scale, part_of_step);
-  weir::tensor step_loss() const;  // of all replicas, once the gradients are finished
+  weir::tensor step_loss() const;                  // of all replicas, once the gradients are finished
   weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward pass only
   weir::tensor logits(device_batch const&) const;  // [R, V], forward pass only
   // One kernel for all parameters. `step` counts from 0. Requires: finished gradients
   void update(std::int64_t step, update_options const&);
-  scaled scale() const;                            // Blocks: until the device is done
+  scaled scale() const;  // Blocks: until the device is done
 
   // Parameters and the optimizer's states as one sequence of floats. Pinned memory holds them when the stamp is
   // complete.
@@ -92,7 +94,7 @@ class model {
   struct parameter {
     weir::tensor value, gradient;
     std::vector<weir::tensor> saved;  // value, and its parts of the optimizer's states
-    weir::tensor half;  // of a weight: its copy for products; undefined if products read `value`
+    weir::tensor half;                // of a weight: its copy for products; undefined if products read `value`
   };
   struct trace {  // results of the forward pass that the backward pass needs
     weir::tensor x;
@@ -118,10 +120,10 @@ class model {
   weir::gradient_buckets& buckets_;
   int loss_ = 0;  // its number among the gradients
   std::vector<parameter_row> table_;
-  std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
+  std::vector<parameter> parameters_;     // as in parameter_table: embedding, then weight and bias of each layer
   weir::device_span values_, gradients_;  // of all parameters, with gaps
   std::vector<weir::tensor> states_;      // of the optimizer, for each of values_
-  weir::tensor scaling_;               // kernels::loss_scale; undefined if not needed
+  weir::tensor scaling_;                  // kernels::loss_scale; undefined if not needed
 };
 
 }  // namespace trainer

@@ -23,7 +23,8 @@ weir::tensor pinned(weir::shape shape, weir::dtype type) {
 
 std::int64_t report::steps_done() const noexcept {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (auto const& d : done) least = std::min(least, d.load(std::memory_order_acquire));
+  for (auto const& d : done)
+    least = std::min(least, d.load(std::memory_order_acquire));
   return least;
 }
 
@@ -37,8 +38,10 @@ replica::replica(settings const& s, text const& t, weir::communicator& ranks, re
       buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}),
       model_(s.shape, s.how, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
-  for (slot& at : slots_) at.host = pinned({elements}, weir::int32);
-  for (weir::tensor& at : loss_) at = pinned({}, weir::float32);
+  for (slot& at : slots_)
+    at.host = pinned({elements}, weir::int32);
+  for (weir::tensor& at : loss_)
+    at = pinned({}, weir::float32);
 }
 
 replica::~replica() = default;
@@ -78,7 +81,8 @@ float replica::rate_at(std::int64_t step) const {
 }
 
 std::vector<float> replica::save() {
-  if (!snapshot_.defined()) snapshot_ = pinned({model_.saved_floats()}, weir::float32);
+  if (!snapshot_.defined())
+    snapshot_ = pinned({model_.saved_floats()}, weir::float32);
   snapped_ = model_.save(snapshot_);
   return saved();
 }
@@ -86,7 +90,8 @@ std::vector<float> replica::save() {
 std::vector<float> replica::saved() {
   snapped_.synchronize();
   // After a failure, reductions end without a result. If there is none now, the copy has read good values.
-  if (std::string const why = ranks_.failure(); !why.empty()) throw std::runtime_error("training stops: " + why);
+  if (std::string const why = ranks_.failure(); !why.empty())
+    throw std::runtime_error("training stops: " + why);
   auto const values = snapshot_.host<float>();
   return {values.begin(), values.end()};
 }
@@ -98,21 +103,26 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
   weir::stamp told[2];
   auto const tell = [&](std::int64_t step) {  // reports the loss of a step that is at least one behind
     told[step % 2].synchronize();
-    if (std::string const why = ranks_.failure(); !why.empty()) throw std::runtime_error("training stops: " + why);
-    if (number_ == 0) report_.losses[static_cast<std::size_t>(step)] = loss_[step % 2].host<float>()[0];
+    if (std::string const why = ranks_.failure(); !why.empty())
+      throw std::runtime_error("training stops: " + why);
+    if (number_ == 0)
+      report_.losses[static_cast<std::size_t>(step)] = loss_[step % 2].host<float>()[0];
     report_.done[number_].store(step + 1, std::memory_order_release);
   };
   bool const snaps = settings_.save_every > 0 && ranks_.rank() == 0;
-  if (snaps) snapshot_ = pinned({model_.saved_floats()}, weir::float32);
+  if (snaps)
+    snapshot_ = pinned({model_.saved_floats()}, weir::float32);
   std::int64_t snapped_step = last_step;
   int const parts = settings_.accumulate;
   std::int64_t part = first_step * parts;
-  if (first_step < last_step) prefetch(part);
+  if (first_step < last_step)
+    prefetch(part);
   for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
     weir::profile_range const in_timeline("step " + std::to_string(step));
     for (int i = 0; i < parts; ++i, ++part) {
       device_batch const batch = take(part);
-      if (part + 1 < last_step * parts) prefetch(part + 1);
+      if (part + 1 < last_step * parts)
+        prefetch(part + 1);
       model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch),
                               {.first = i == 0, .last = i + 1 == parts});
     }
@@ -120,15 +130,19 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
     update_options now = settings_.update;
     now.rate = rate_at(step);
     model_.update(step, now);
-    if (step > first_step) tell(step - 1);
-    if (step == first_step + 1) first_done = clock::now();
+    if (step > first_step)
+      tell(step - 1);
+    if (step == first_step + 1)
+      first_done = clock::now();
     told[step % 2] = loss_[step % 2].copy_(model_.step_loss(), weir::non_blocking);
-    if (snaps && step == snapped_step + 1) keep(snapped_step + 1, saved());
+    if (snaps && step == snapped_step + 1)
+      keep(snapped_step + 1, saved());
     if (snaps && (step + 1) % settings_.save_every == 0 && step + 1 < last_step) {
       snapped_step = step;
       snapped_ = model_.save(snapshot_);
     }
-    if (step + 1 == last_step) tell(step);
+    if (step + 1 == last_step)
+      tell(step);
   }
   if (last_step - first_step > 1)
     seconds_a_step_ = std::chrono::duration<double>(clock::now() - first_done).count() /
@@ -163,7 +177,8 @@ std::string replica::generate(int characters) {
   auto const validation = text_.validation();
   std::vector<std::uint8_t> context(validation.begin(), validation.begin() + settings_.shape.context);
   std::string written;
-  for (std::uint8_t const token : context) written.push_back(text_.characters()[token]);
+  for (std::uint8_t const token : context)
+    written.push_back(text_.characters()[token]);
   weir::tensor const host = pinned({settings_.shape.vocabulary}, weir::float32);
   for (int i = 0; i < characters; ++i) {
     slot& at = slots_[0];
@@ -182,10 +197,12 @@ std::string replica::generate(int characters) {
     float const top = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
     std::vector<double> weights;
-    for (float const s : scores) sum += weights.emplace_back(std::exp((s - top) / temperature));
+    for (float const s : scores)
+      sum += weights.emplace_back(std::exp((s - top) / temperature));
     double left = static_cast<double>(mix(settings_.seed ^ mix(static_cast<std::uint64_t>(i))) >> 11) * 0x1p-53 * sum;
     std::size_t next = 0;
-    while (next + 1 < weights.size() && (left -= weights[next]) > 0) ++next;
+    while (next + 1 < weights.size() && (left -= weights[next]) > 0)
+      ++next;
     written.push_back(text_.characters()[next]);
     context.erase(context.begin());
     context.push_back(static_cast<std::uint8_t>(next));

@@ -26,7 +26,7 @@ struct settings {
   std::int64_t steps = 3000;
   update_options update = {.rate = 0.2f};
   std::uint64_t seed = 1;
-  int sample = 400;           // characters to generate at the end
+  int sample = 400;             // characters to generate at the end
   int validation_rows = 32768;  // at most
 };
 
@@ -38,7 +38,7 @@ struct report {
         first_step(first),
         losses(static_cast<std::size_t>(steps)),
         done(this->replicas) {}
-  std::int64_t steps_done() const noexcept;  // minimum over all replicas
+  std::int64_t steps_done() const noexcept;        // minimum over all replicas
   double loss(std::int64_t step) const noexcept {  // of the global batch. Requires: step < steps_done()
     return static_cast<double>(losses[static_cast<std::size_t>(step)]);
   }
@@ -92,7 +92,7 @@ class replica {
   weir::gradient_buckets buckets_;
   model model_;
   slot slots_[2];
-  weir::tensor loss_[2];  // pinned, one number each
+  weir::tensor loss_[2];   // pinned, one number each
   weir::tensor snapshot_;  // pinned: parameters on their way to a checkpoint
   weir::stamp snapped_;
   double seconds_a_step_ = 0;

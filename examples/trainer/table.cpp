@@ -36,7 +36,8 @@ std::int64_t bytes_of_parameters(model_shape const& s, model_options const& how)
 
 std::int64_t kept_a_row(model_shape const& s, model_options const& how) {
   std::int64_t numbers = std::int64_t{s.context} * s.embedding;
-  for (int layer = 0; layer < s.layers; ++layer) numbers += kept_until_backward(s, how, layer) ? s.hidden : 0;
+  for (int layer = 0; layer < s.layers; ++layer)
+    numbers += kept_until_backward(s, how, layer) ? s.hidden : 0;
   return numbers * static_cast<std::int64_t>(weir::size_of(how.type)) +
          s.vocabulary * static_cast<std::int64_t>(sizeof(float));
 }

@@ -12,12 +12,12 @@ namespace trainer {
 
 struct row {
   std::string way;
-  std::int64_t parameters = 0;   // bytes: values, gradients, velocities and copies for products
-  std::int64_t kept_a_row = 0;   // bytes of activations kept for the backward pass, per row of a batch
-  std::int64_t rows = 0;         // of one part of a batch on one device
-  std::int64_t peak = 0;         // most bytes allocated on device 0
+  std::int64_t parameters = 0;  // bytes: values, gradients, velocities and copies for products
+  std::int64_t kept_a_row = 0;  // bytes of activations kept for the backward pass, per row of a batch
+  std::int64_t rows = 0;        // of one part of a batch on one device
+  std::int64_t peak = 0;        // most bytes allocated on device 0
   double seconds_a_step = 0;
-  double validation_loss = 0;    // over as many characters as a batch has
+  double validation_loss = 0;  // over as many characters as a batch has
   std::int64_t expected() const noexcept { return parameters + rows * kept_a_row; }
 };
 

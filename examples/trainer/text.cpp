@@ -15,8 +15,10 @@ namespace {
 std::string contents(std::filesystem::path const& file) {
   std::ifstream in(file, std::ios::binary);
   std::string bytes;
-  if (in.is_open() && !std::filesystem::is_directory(file)) bytes.assign(std::istreambuf_iterator<char>(in), {});
-  else in.setstate(std::ios::badbit);
+  if (in.is_open() && !std::filesystem::is_directory(file))
+    bytes.assign(std::istreambuf_iterator<char>(in), {});
+  else
+    in.setstate(std::ios::badbit);
   if (in.bad())
     throw std::runtime_error("text: " + file.string() + " cannot be read; name a readable file with --text");
   return bytes;
@@ -24,15 +26,18 @@ std::string contents(std::filesystem::path const& file) {
 
 void fill(text const& from, std::span<std::uint8_t const> part, std::size_t at, int row, batch_view into) {
   std::size_t const context = static_cast<std::size_t>(from.context());
-  for (std::size_t c = 0; c < context; ++c) into.inputs[static_cast<std::size_t>(row) * context + c] = part[at + c];
+  for (std::size_t c = 0; c < context; ++c)
+    into.inputs[static_cast<std::size_t>(row) * context + c] = part[at + c];
   into.targets[static_cast<std::size_t>(row)] = part[at + context];
 }
 
 // Stable counting sort of the inputs by character, so the order of each sum is fixed.
 void sort_places(batch_view into) {
   std::fill(into.starts.begin(), into.starts.end(), 0);
-  for (std::int32_t const token : into.inputs) ++into.starts[static_cast<std::size_t>(token) + 1];
-  for (std::size_t i = 1; i < into.starts.size(); ++i) into.starts[i] += into.starts[i - 1];
+  for (std::int32_t const token : into.inputs)
+    ++into.starts[static_cast<std::size_t>(token) + 1];
+  for (std::size_t i = 1; i < into.starts.size(); ++i)
+    into.starts[i] += into.starts[i - 1];
   std::vector<std::int32_t> next(into.starts.begin(), into.starts.end() - 1);
   for (std::size_t i = 0; i < into.inputs.size(); ++i) {
     into.places[static_cast<std::size_t>(next[static_cast<std::size_t>(into.inputs[i])]++)] =
@@ -52,13 +57,16 @@ text::text(std::filesystem::path const& file, int context) : context_(context) {
   if (bytes.find('\0') != bytes.npos)
     throw std::runtime_error("text: " + file.string() + " is not text: it holds a zero byte");
   bool seen[256] = {};
-  for (char const c : bytes) seen[static_cast<unsigned char>(c)] = true;
+  for (char const c : bytes)
+    seen[static_cast<unsigned char>(c)] = true;
   for (int c = 0; c < 256; ++c) {
     number_[c] = seen[c] ? static_cast<int>(characters_.size()) : -1;
-    if (seen[c]) characters_.push_back(static_cast<char>(c));
+    if (seen[c])
+      characters_.push_back(static_cast<char>(c));
   }
   tokens_.reserve(bytes.size());
-  for (char const c : bytes) tokens_.push_back(static_cast<std::uint8_t>(number_[static_cast<unsigned char>(c)]));
+  for (char const c : bytes)
+    tokens_.push_back(static_cast<std::uint8_t>(number_[static_cast<unsigned char>(c)]));
   split_ = tokens_.size() - tokens_.size() / 10;
 }
 

@@ -20,7 +20,7 @@ class text {
   std::size_t size() const noexcept { return tokens_.size(); }
   std::span<std::uint8_t const> training() const noexcept { return std::span(tokens_).first(split_); }
   std::span<std::uint8_t const> validation() const noexcept { return std::span(tokens_).subspan(split_); }
-  std::string const& characters() const noexcept { return characters_; }  // token i is characters()[i]
+  std::string const& characters() const noexcept { return characters_; }               // token i is characters()[i]
   int token(char c) const noexcept { return number_[static_cast<unsigned char>(c)]; }  // -1: not in this text
 
  private:

@@ -29,20 +29,25 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
           std::size_t number, outcome& all) {
   weir::device_guard on{ranks.device()};
   replica r(s, t, ranks, told, number);
-  if (told.first_step > 0) r.load(from ? &from->values : nullptr);
+  if (told.first_step > 0)
+    r.load(from ? &from->values : nullptr);
   std::optional<checkpoint_writer> writer;
-  if (ranks.rank() == 0 && s.save_every > 0) writer.emplace(s.save_file);
+  if (ranks.rank() == 0 && s.save_every > 0)
+    writer.emplace(s.save_file);
   r.train(told.first_step, s.steps, [&](std::int64_t step, std::vector<float> values) {
     writer->write({s.shape, s.how.by, step, t.characters(), std::move(values)});
   });
-  if (told.failed.load()) return;
-  if (writer) writer->finish();
+  if (told.failed.load())
+    return;
+  if (writer)
+    writer->finish();
   std::vector<std::int64_t> const prints = gather(ranks, static_cast<std::int64_t>(r.fingerprint()));
   std::int64_t rows = 0;
   double const sum = r.validation_loss_sum(rows);
   std::vector<std::int64_t> const all_rows = gather(ranks, rows),
                                   sums = gather(ranks, std::bit_cast<std::int64_t>(sum));
-  if (number != 0) return;
+  if (number != 0)
+    return;
   for (std::size_t i = 0; i < prints.size(); ++i) {
     all.fingerprints.push_back(static_cast<std::uint64_t>(prints[i]));
     all.validation_loss += std::bit_cast<double>(sums[i]);
@@ -52,9 +57,11 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   all.buckets = r.buckets();
   all.scale = r.scale();
   all.seconds_a_step = r.seconds_a_step();
-  if (ranks.rank() != 0) return;
+  if (ranks.rank() != 0)
+    return;
   all.sample = r.generate(s.sample);
-  if (!s.save_file.empty()) all.values = r.save();
+  if (!s.save_file.empty())
+    all.values = r.save();
 }
 
 // Returns: whether the failure follows from another replica's abort. Even the first recorded failure may.
@@ -81,7 +88,8 @@ std::int64_t from_rank_0(weir::communicator& ranks, std::int64_t mine) {
 
 outcome train(settings const& s, text const& t, checkpoint const* from, report& told) {
   std::vector<weir::device> devices;
-  for (std::size_t i = 0; i < told.replicas; ++i) devices.emplace_back(static_cast<int>(i));
+  for (std::size_t i = 0; i < told.replicas; ++i)
+    devices.emplace_back(static_cast<int>(i));
   return train(s, t, from, told, weir::communicator::create_all(devices));
 }
 
@@ -107,7 +115,8 @@ outcome train(settings const& s, text const& t, checkpoint const* from, report& 
       }
     });
   }
-  for (std::thread& w : workers) w.join();
+  for (std::thread& w : workers)
+    w.join();
   if (int const i = first_failure.load(); i >= 0) {
     auto const cause =
         std::find_if(failures.begin(), failures.end(), [](auto const& f) { return f && !of_another(f); });

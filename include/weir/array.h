@@ -32,7 +32,8 @@ class array {
   // return.
   array(stream_ref on, std::span<T const> from, source_location at = source_location::current())
       : array(on, from.size(), at) {
-    if (size_) copy(stream_, data(), from.data(), size_bytes(), non_blocking, at);
+    if (size_)
+      copy(stream_, data(), from.data(), size_bytes(), non_blocking, at);
   }
   array(array&& other) noexcept
       : stream_(other.stream_), memory_(std::move(other.memory_)), size_(std::exchange(other.size_, 0)) {}
@@ -44,7 +45,8 @@ class array {
   }
   // A copy on that stream, made after the work of this array's stream.
   array clone(stream_ref on, source_location at = source_location::current()) const {
-    if (on.device() == stream_.device()) on.wait(stream_, at);
+    if (on.device() == stream_.device())
+      on.wait(stream_, at);
     return array(on, std::span<T const>(*this), at);
   }
   array clone(source_location at = source_location::current()) const { return clone(stream_, at); }
@@ -68,14 +70,17 @@ class array {
   // The first min(size(), n) elements stay. More than capacity() allocates n and moves them, on the stream.
   // Throws: as the constructor; the array is then unchanged.
   void resize(size_t n, source_location at = source_location::current()) {
-    if (n > capacity()) move_to(n, at);
+    if (n > capacity())
+      move_to(n, at);
     size_ = n;
   }
   void reserve(size_t n, source_location at = source_location::current()) {
-    if (n > capacity()) move_to(n, at);
+    if (n > capacity())
+      move_to(n, at);
   }
   void shrink_to_fit(source_location at = source_location::current()) {
-    if (size_ < capacity()) move_to(size_, at);
+    if (size_ < capacity())
+      move_to(size_, at);
   }
 
   // Blocks: host, until the stream has reached the copy. Throws: invalid_use (no such element)
@@ -97,7 +102,8 @@ class array {
   // The next use is on this stream: all uses so far come before it. Blocks: the stream, not the host.
   // Throws: invalid_use (of another device)
   void set_stream(stream_ref next, source_location at = source_location::current()) {
-    if (data()) memory_.set_stream(next, at);
+    if (data())
+      memory_.set_stream(next, at);
     stream_ = next;
   }
 
@@ -108,7 +114,8 @@ class array {
       throw invalid_use("array::to_tensor", std::to_string(size_) + " elements as " + s.str(),
                         "Ask for no more elements than the array has", at, error_id{127});
     size_ = 0;
-    if (!data()) return weir::empty(stream_, s, {.dtype = dtype_of<T>}, at);
+    if (!data())
+      return weir::empty(stream_, s, {.dtype = dtype_of<T>}, at);
     return tensor::from_buffer(memory_.take(), s, dtype_of<T>, at);
   }
   tensor to_tensor(source_location at = source_location::current()) && requires has_dtype<T> {
@@ -128,7 +135,8 @@ class array {
       if (n > max_size())
         throw invalid_use("array", std::to_string(n) + " elements of " + std::to_string(sizeof(T)) + " B",
                           "The size has overflowed, or was negative: check what it was made from", at, error_id{128});
-      if (n) block_ = buffer(on, n * sizeof(T), default_alignment, at);
+      if (n)
+        block_ = buffer(on, n * sizeof(T), default_alignment, at);
     }
     T* data() const noexcept { return block_.data<T>(); }
     size_t count() const noexcept { return block_.size() / sizeof(T); }
@@ -141,11 +149,13 @@ class array {
 
   void move_to(size_t n, source_location at) {
     memory next(stream_, n, at);
-    if (size_ && n) copy(stream_, next.data(), data(), std::min(size_, n) * sizeof(T), non_blocking, at);
+    if (size_ && n)
+      copy(stream_, next.data(), data(), std::min(size_, n) * sizeof(T), non_blocking, at);
     memory_ = std::move(next);
   }
   void require_element(size_t i, char const* operation, source_location at) const {
-    if (i < size_) return;
+    if (i < size_)
+      return;
     throw invalid_use(operation, "element " + std::to_string(i) + " of " + std::to_string(size_),
                       "Elements count from 0 to size() - 1", at, error_id{129});
   }

@@ -23,7 +23,7 @@ extern "C" {
 struct CUstream_st; /* the CUDA toolkit's tag */
 typedef struct CUstream_st* weir_stream;
 
-#define WEIR_C_VERSION 2          /* of this header; grows with each addition */
+#define WEIR_C_VERSION 2 /* of this header; grows with each addition */
 #define WEIR_CURRENT_DEVICE (-1)
 
 /* Of the library: it has all that headers up to this number declare. */
@@ -32,11 +32,11 @@ WEIR_API char const* weir_version(void); /* "0.1.0" */
 
 typedef enum weir_status {
   WEIR_OK = 0,
-  WEIR_INVALID_USE = 1,    /* a wrong argument, or a call at a wrong time */
-  WEIR_OUT_OF_MEMORY = 2,  /* of the device, or page-locked; the text is the report */
-  WEIR_NOT_SUPPORTED = 3,  /* this machine or build cannot do it */
-  WEIR_DEVICE_LOST = 4,    /* for the rest of the process */
-  WEIR_DRIVER_ERROR = 5,   /* the driver refused; weir_last_driver_code() has its number */
+  WEIR_INVALID_USE = 1,   /* a wrong argument, or a call at a wrong time */
+  WEIR_OUT_OF_MEMORY = 2, /* of the device, or page-locked; the text is the report */
+  WEIR_NOT_SUPPORTED = 3, /* this machine or build cannot do it */
+  WEIR_DEVICE_LOST = 4,   /* for the rest of the process */
+  WEIR_DRIVER_ERROR = 5,  /* the driver refused; weir_last_driver_code() has its number */
   WEIR_TIMED_OUT = 6,
   WEIR_NO_HOST_MEMORY = 7, /* the host has none left for weir's own records */
   WEIR_UNKNOWN_ERROR = 8
@@ -45,8 +45,8 @@ typedef enum weir_status {
 /* Of this thread's last refused call: what, with which values, and the remedy. Empty if none was refused.
    Valid until this thread's next refused call. */
 WEIR_API char const* weir_last_error(void);
-WEIR_API weir_status weir_last_status(void);  /* of that call; WEIR_OK if none was refused */
-WEIR_API int weir_last_driver_code(void);     /* CUresult of a WEIR_DRIVER_ERROR; else 0 */
+WEIR_API weir_status weir_last_status(void); /* of that call; WEIR_OK if none was refused */
+WEIR_API int weir_last_driver_code(void);    /* CUresult of a WEIR_DRIVER_ERROR; else 0 */
 
 /* Texts that a call returns are the caller's. Null does nothing. */
 WEIR_API void weir_free_text(char* text);
@@ -85,7 +85,7 @@ WEIR_API weir_status weir_copy(void* to, void const* from, size_t bytes, int dev
 
 enum weir_memory_kind { WEIR_DEVICE_MEMORY = 0, WEIR_PINNED_MEMORY = 1 };
 typedef struct weir_block {
-  size_t size;     /* in: sizeof(weir_block) */
+  size_t size; /* in: sizeof(weir_block) */
   void* base;
   size_t bytes;    /* as requested */
   int device;      /* -1: host memory */
@@ -134,19 +134,19 @@ WEIR_API weir_status weir_unregister_stream(int device, weir_stream stream);
 /* What is where ---------------------------------------------------------------------------------------------- */
 
 typedef struct weir_memory_statistics {
-  size_t size;                /* in: sizeof(weir_memory_statistics); members beyond it are not written */
-  int64_t allocated_bytes;    /* in live blocks, rounded */
-  int64_t allocated_peak;     /* since weir_reset_peak_memory_stats */
-  int64_t requested_bytes;    /* in live blocks, as requested */
-  int64_t reserved_bytes;     /* held from the driver = allocated + pending + cached */
+  size_t size;             /* in: sizeof(weir_memory_statistics); members beyond it are not written */
+  int64_t allocated_bytes; /* in live blocks, rounded */
+  int64_t allocated_peak;  /* since weir_reset_peak_memory_stats */
+  int64_t requested_bytes; /* in live blocks, as requested */
+  int64_t reserved_bytes;  /* held from the driver = allocated + pending + cached */
   int64_t reserved_peak;
-  int64_t pending_bytes;      /* freed, and a stream may still use them */
-  int64_t cached_bytes;       /* unused */
-  int64_t blocks;             /* live */
-  int64_t blocks_ever;        /* allocated so far */
+  int64_t pending_bytes; /* freed, and a stream may still use them */
+  int64_t cached_bytes;  /* unused */
+  int64_t blocks;        /* live */
+  int64_t blocks_ever;   /* allocated so far */
   int64_t out_of_memory_errors;
-  int64_t fences;             /* events recorded for reuse */
-  int64_t waits_inserted;     /* device waits inserted for reuse */
+  int64_t fences;         /* events recorded for reuse */
+  int64_t waits_inserted; /* device waits inserted for reuse */
 } weir_memory_statistics;
 WEIR_API weir_status weir_memory_stats(int device, weir_memory_statistics* out);
 /* All counters, as one JSON object: torch.cuda.memory_stats' keys, and weir's own. */

@@ -42,11 +42,13 @@ class caching_device_allocator {
   // Without a device: CUDA's current one. A null stream is CUDA's legacy stream. Zero bytes are valid. On an
   // error *d_ptr is null.
   cudaError_t DeviceAllocate(int device, void** d_ptr, size_t bytes, cudaStream_t active_stream = nullptr) {
-    if (!d_ptr) return cudaErrorInvalidValue;
+    if (!d_ptr)
+      return cudaErrorInvalidValue;
     *d_ptr = nullptr;
     return code_of([&] {
       int const on = device == INVALID_DEVICE_ORDINAL ? detail::device_in_cuda().index() : device;
-      if (on < 0 || on >= device_count()) return cudaErrorInvalidDevice;
+      if (on < 0 || on >= device_count())
+        return cudaErrorInvalidDevice;
       *d_ptr = weir::allocate(detail::stream_of(on, active_stream), bytes, 256);
       return cudaSuccess;
     });
@@ -70,7 +72,8 @@ class caching_device_allocator {
   // Blocks: until freed memory is complete.
   cudaError_t FreeAllCached() {
     return code_of([] {
-      for (int d = 0; d < device_count(); ++d) (void)empty_cache(d);
+      for (int d = 0; d < device_count(); ++d)
+        (void)empty_cache(d);
       return cudaSuccess;
     });
   }
@@ -93,7 +96,8 @@ class caching_device_allocator {
     }
   }
   cudaError_t told(char const* words, cudaError_t code) const noexcept {
-    if (debug_) std::fprintf(stderr, "weir: caching_device_allocator: %s\n", words);
+    if (debug_)
+      std::fprintf(stderr, "weir: caching_device_allocator: %s\n", words);
     return code;
   }
 

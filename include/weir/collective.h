@@ -30,15 +30,15 @@ struct device_span {  // elements in the memory of one device
 // Open MPI's mpirun sets OMPI_COMM_WORLD_RANK, …_SIZE and …_LOCAL_RANK.
 struct launch_info {
   enum class by : std::uint8_t { itself, torchrun, mpirun };  // a launcher; itself: none
-  by how = by::itself;     // what started it
-  int rank = 0, size = 1;  // of this process among all
-  int local_rank = 0;      // among those of its machine
+  by how = by::itself;                                        // what started it
+  int rank = 0, size = 1;                                     // of this process among all
+  int local_rank = 0;                                         // among those of its machine
 };
 // Throws: invalid_use (a variable is missing, is no number or is out of range)
 launch_info this_launch(source_location = source_location::current());
 
-struct rank_options {  // of ranks in several processes
-  std::chrono::milliseconds start = std::chrono::minutes{5};     // for all ranks to come
+struct rank_options {                                         // of ranks in several processes
+  std::chrono::milliseconds start = std::chrono::minutes{5};  // for all ranks to come
   // A process that sends nothing for so long is frozen, or its machine is gone.
   std::chrono::milliseconds silence = std::chrono::seconds{30};
   // A rank that calls no collective for so long, while others wait for it in one, is stuck.
@@ -81,7 +81,7 @@ class communicator {
   weir::device device() const noexcept;
 
   stamp all_reduce(device_span, reduce_op = reduce_op::sum, source_location = source_location::current());  // in place
-  stamp broadcast(device_span, int root, source_location = source_location::current());  // in place
+  stamp broadcast(device_span, int root, source_location = source_location::current());                     // in place
   // Sends the k-th part of the root's `in` to rank k. `in` holds size() times the elements of `out` and is
   // read on the root only. The root's `out` may be its part of `in`; otherwise they must not overlap.
   stamp scatter(device_span out, device_span in, int root, source_location = source_location::current());
@@ -109,8 +109,7 @@ class communicator {
   stamp send(device_span in, int to, source_location = source_location::current());
   stamp receive(device_span out, int from, source_location = source_location::current());
   // Does both, and neither waits for the other: rings and exchanges complete. They must not overlap.
-  stamp send_receive(device_span in, int to, device_span out, int from,
-                     source_location = source_location::current());
+  stamp send_receive(device_span in, int to, device_span out, int from, source_location = source_location::current());
 
   // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort
   // ends its kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit.

@@ -62,8 +62,10 @@ class basic_resource {
                                source_location at = source_location::current()) {
     return translated(bytes, [&]() -> void* {
       stream_ref const home = detail::stream_of(device_, s.get(), at);
-      if constexpr (Kind == memory_kind::device) return weir::allocate(home, bytes, alignment, at);
-      else return pinned_block(bytes, alignment, at);  // it is handed out idle
+      if constexpr (Kind == memory_kind::device)
+        return weir::allocate(home, bytes, alignment, at);
+      else
+        return pinned_block(bytes, alignment, at);  // it is handed out idle
     });
   }
   // The memory serves others after the work enqueued on the stream so far, which may be of another device.
@@ -121,8 +123,7 @@ class basic_resource {
   friend bool operator==(basic_resource const& a, basic_resource const& b) noexcept { return a.device_ == b.device_; }
   friend constexpr void get_property(basic_resource const&, ::cuda::mr::device_accessible) noexcept {}
   friend constexpr void get_property(basic_resource const&, ::cuda::mr::host_accessible) noexcept
-    requires(Kind == memory_kind::pinned)
-  {}
+      requires(Kind == memory_kind::pinned) {}
 
  private:
   // CCCL 3.2 and 3.3 take the addresses of the _sync functions: they have no parameter for the caller's line.
@@ -134,7 +135,8 @@ class basic_resource {
   template <class Call>
   static void* translated([[maybe_unused]] size_t bytes, Call call) {
 #if !defined(WEIR_WITHOUT_RMM) && __has_include(<rmm/error.hpp>)
-    if (bytes == 0) return nullptr;  // as RMM's own resources
+    if (bytes == 0)
+      return nullptr;  // as RMM's own resources
     try {
       return call();
     } catch (out_of_memory const& e) {
@@ -142,7 +144,8 @@ class basic_resource {
     } catch (invalid_use const& e) {
       // RMM's own resources say so of an alignment that they do not have
       int const id = static_cast<int>(e.id());
-      if (id == 160 || id == 161 || id == 215) throw ::rmm::bad_alloc(e.what());
+      if (id == 160 || id == 161 || id == 215)
+        throw ::rmm::bad_alloc(e.what());
       throw;
     }
 #else

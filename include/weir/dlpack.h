@@ -16,32 +16,37 @@
 namespace weir WEIR_API {
 
 struct dlpack_deleter {
-  template <class Managed> void operator()(Managed* m) const {
-    if (m->deleter) m->deleter(m);
+  template <class Managed>
+  void operator()(Managed* m) const {
+    if (m->deleter)
+      m->deleter(m);
   }
 };
 // An owner of what to_dlpack made. Another library takes release(), and calls the deleter when it is done.
-template <class Managed = DLManagedTensorVersioned> using dlpack_pointer = std::unique_ptr<Managed, dlpack_deleter>;
+template <class Managed = DLManagedTensorVersioned>
+using dlpack_pointer = std::unique_ptr<Managed, dlpack_deleter>;
 
 enum class dlpack_read_only : std::uint8_t { refuse, accept };
 
 namespace detail {
 
-template <class Managed> inline constexpr bool is_versioned = std::is_same_v<Managed, DLManagedTensorVersioned>;
+template <class Managed>
+inline constexpr bool is_versioned = std::is_same_v<Managed, DLManagedTensorVersioned>;
 
 inline DLDataType dlpack_type(dtype t) noexcept {
-  auto const code = t == boolean                                      ? kDLBool
-                    : t == bfloat16                                   ? kDLBfloat
-                    : t == float16 || t == float32 || t == float64    ? kDLFloat
-                    : t == uint8                                      ? kDLUInt
-                                                                      : kDLInt;
+  auto const code = t == boolean                                   ? kDLBool
+                    : t == bfloat16                                ? kDLBfloat
+                    : t == float16 || t == float32 || t == float64 ? kDLFloat
+                    : t == uint8                                   ? kDLUInt
+                                                                   : kDLInt;
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(size_of(t) * 8), 1};
 }
 
 inline dtype dtype_from(DLDataType const& is, source_location at) {
   for (dtype t : {float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean}) {
     DLDataType const its = dlpack_type(t);
-    if (its.code == is.code && its.bits == is.bits && is.lanes == 1) return t;
+    if (its.code == is.code && its.bits == is.bits && is.lanes == 1)
+      return t;
   }
   throw not_supported("from_dlpack",
                       "elements of type code " + std::to_string(is.code) + ", " + std::to_string(is.bits) +
@@ -55,9 +60,11 @@ inline DLDeviceType device_type(source_location at) {
 }
 
 inline device device_from(DLDevice const& is, source_location at) {
-  if (is.device_type == kDLCPU || is.device_type == kDLCUDAHost) return cpu;
+  if (is.device_type == kDLCPU || is.device_type == kDLCUDAHost)
+    return cpu;
   if (is.device_type == device_type(at)) {
-    if (is.device_id >= 0 && is.device_id < device_count(at)) return device(is.device_id);
+    if (is.device_id >= 0 && is.device_id < device_count(at))
+      return device(is.device_id);
     throw invalid_use("from_dlpack",
                       "device " + std::to_string(is.device_id) + " of " + std::to_string(device_count(at)),
                       "Hand over memory of a device that is there", at, error_id{131});
@@ -82,7 +89,8 @@ inline strides strides_of_rows(shape const& s) noexcept {
   return by;
 }
 
-template <class Managed> struct exported_tensor {
+template <class Managed>
+struct exported_tensor {
   Managed managed{};
   tensor of;
   shape extents;
@@ -96,7 +104,8 @@ inline DLDevice dlpack_device(tensor const& t, source_location at = source_locat
   if (!t.defined())
     throw invalid_use("dlpack_device", "an undefined tensor", "Make it with a factory first, for example weir::empty",
                       at, error_id{133});
-  if (t.device().is_gpu()) return {detail::device_type(at), t.device().index()};
+  if (t.device().is_gpu())
+    return {detail::device_type(at), t.device().index()};
   return {t.is_pinned() && !runtime::current(at).is_simulated() ? kDLCUDAHost : kDLCPU, 0};
 }
 
@@ -111,7 +120,8 @@ dlpack_pointer<Managed> to_dlpack(tensor const& t, std::optional<stream_ref> con
   DLDevice const on = dlpack_device(t, at);
   if (t.device().is_gpu()) {
     stream_ref const producer = current_stream(t.device(), at);
-    if (!consumer) consumer = producer;
+    if (!consumer)
+      consumer = producer;
     if (consumer->device() != t.device())
       throw invalid_use("to_dlpack", "a tensor on " + t.device().str() + " for a stream of " + consumer->device().str(),
                         "Name a stream of the tensor's device", at, error_id{134});
@@ -121,21 +131,30 @@ dlpack_pointer<Managed> to_dlpack(tensor const& t, std::optional<stream_ref> con
                         error_id{135});
     consumer->wait(producer, at);
   }
-  if (consumer) t.record_stream(*consumer, at);
+  if (consumer)
+    t.record_stream(*consumer, at);
   auto* const mine = new detail::exported_tensor<Managed>{{}, t, t.shape(), t.strides()};
   mine->managed.manager_ctx = mine;
   mine->managed.deleter = [](Managed* m) { delete static_cast<detail::exported_tensor<Managed>*>(m->manager_ctx); };
-  if constexpr (detail::is_versioned<Managed>) mine->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-  mine->managed.dl_tensor = {t.numel() ? t.data() : nullptr, on, t.dim(), detail::dlpack_type(t.dtype()),
-                             &mine->extents[0], &mine->steps[0], 0};
+  if constexpr (detail::is_versioned<Managed>)
+    mine->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  mine->managed.dl_tensor = {t.numel() ? t.data() : nullptr,
+                             on,
+                             t.dim(),
+                             detail::dlpack_type(t.dtype()),
+                             &mine->extents[0],
+                             &mine->steps[0],
+                             0};
   return dlpack_pointer<Managed>(&mine->managed);
 }
 // The same of an array, which is empty afterwards; the consumer waits for the array's stream too.
 template <class Managed = DLManagedTensorVersioned, class T>
 dlpack_pointer<Managed> to_dlpack(array<T>&& a, std::optional<stream_ref> consumer = std::nullopt,
                                   source_location at = source_location::current()) {
-  if (consumer) consumer->wait(a.stream(), at);
-  else consumer = a.stream();
+  if (consumer)
+    consumer->wait(a.stream(), at);
+  else
+    consumer = a.stream();
   return to_dlpack<Managed>(std::move(a).to_tensor(at), consumer, at);
 }
 
@@ -153,7 +172,8 @@ tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt
   auto const refuse = [at](std::string what, std::string remedy, error_id id) {
     throw invalid_use("from_dlpack", std::move(what), std::move(remedy), at, id);
   };
-  if (!m) refuse("null", "Take the pointer out of the capsule, or from the other library's export", error_id{136});
+  if (!m)
+    refuse("null", "Take the pointer out of the capsule, or from the other library's export", error_id{136});
   if constexpr (detail::is_versioned<Managed>) {
     if (m->version.major != DLPACK_MAJOR_VERSION)
       throw not_supported(
@@ -166,13 +186,15 @@ tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt
   DLTensor const& is = m->dl_tensor;
   if (is.ndim < 0 || is.ndim > shape::max_rank)
     refuse(std::to_string(is.ndim) + " dimensions", "weir has 0 to 8: reshape it first", error_id{139});
-  if (is.ndim && !is.shape) refuse("no shape", "A tensor with dimensions has extents", error_id{140});
+  if (is.ndim && !is.shape)
+    refuse("no shape", "A tensor with dimensions has extents", error_id{140});
   dtype const type = detail::dtype_from(is.dtype, at);
   device const on = detail::device_from(is.device, at);
   shape const s = detail::extents_from(is.shape, is.ndim, at);
   std::int64_t const count = s.numel(at);
   strides const by = is.strides ? detail::extents_from(is.strides, is.ndim, at) : detail::strides_of_rows(s);
-  if (count && !is.data) refuse("no data for " + s.str(), "The producer has freed it, or never had it", error_id{141});
+  if (count && !is.data)
+    refuse("no data for " + s.str(), "The producer has freed it, or never had it", error_id{141});
   auto const first = reinterpret_cast<std::uintptr_t>(is.data);
   if (is.data && is.byte_offset > std::min(~std::uintptr_t{0} - first, ~std::uintptr_t{0} >> 1))
     refuse("a byte_offset of " + std::to_string(is.byte_offset),

@@ -44,8 +44,15 @@ struct DLDevice {
   DLDeviceType device_type;
   std::int32_t device_id;  // 0 for host memory
 };
-enum DLDataTypeCode { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLOpaqueHandle = 3, kDLBfloat = 4, kDLComplex = 5,
-                      kDLBool = 6 };
+enum DLDataTypeCode {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLOpaqueHandle = 3,
+  kDLBfloat = 4,
+  kDLComplex = 5,
+  kDLBool = 6
+};
 struct DLDataType {
   std::uint8_t code, bits;
   std::uint16_t lanes;
@@ -74,5 +81,5 @@ struct DLManagedTensorVersioned {
 }
 #endif
 
-static_assert(sizeof(void*) != 8 || (sizeof(DLTensor) == 48 && sizeof(DLManagedTensor) == 64 &&
-                                     sizeof(DLManagedTensorVersioned) == 80));
+static_assert(sizeof(void*) != 8 ||
+              (sizeof(DLTensor) == 48 && sizeof(DLManagedTensor) == 64 && sizeof(DLManagedTensorVersioned) == 80));

@@ -20,7 +20,8 @@ WEIR_HOST_DEVICE inline std::uint16_t bfloat16_of_float(float f) noexcept {
   return rounded;
 #else
   auto const bits = std::bit_cast<std::uint32_t>(f);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 #endif
 }
@@ -28,8 +29,10 @@ WEIR_HOST_DEVICE inline std::uint16_t bfloat16_of_float(float f) noexcept {
 WEIR_HOST_DEVICE inline float float_of_float16(std::uint16_t bits) noexcept {
   std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu,
                       fraction = bits & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  if (exponent == 0x1f)
+    return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
   float const tiny = static_cast<float>(fraction) * 0x1p-24f;
   return sign ? -tiny : tiny;
 }
@@ -38,8 +41,10 @@ WEIR_HOST_DEVICE inline std::uint16_t float16_of_float(float f) noexcept {
   auto const bits = std::bit_cast<std::uint32_t>(f);
   auto const sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
   std::uint32_t const size = bits & 0x7fffffffu;
-  if (size > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);    // NaN
-  if (size >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);   // rounds to 65536 or more: infinity
+  if (size > 0x7f800000u)
+    return static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+  if (size >= 0x477ff000u)
+    return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to 65536 or more: infinity
   if (size >= 0x38800000u)
     return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
   // Below 2^-14 the step is 2^-24: adding 0.5 leaves the rounded steps in the last bits of the sum.

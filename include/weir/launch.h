@@ -25,12 +25,21 @@ enum class access_mode : std::uint8_t { read, write, update };
 struct memory_use {
   void const* address;  // null: no use
   access_mode how;
-  size_t bytes = 0;     // from `address`; 0: to the end of its block. Required for memory unknown to weir
+  size_t bytes = 0;  // from `address`; 0: to the end of its block. Required for memory unknown to weir
 };
-inline memory_use reads(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::read, bytes}; }
-inline memory_use writes(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::write, bytes}; }
-inline memory_use updates(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::update, bytes}; }
-template <class T> concept has_data = requires(T const& t) { { t.data() } -> std::convertible_to<void const*>; };
+inline memory_use reads(void const* p, size_t bytes = 0) noexcept {
+  return {p, access_mode::read, bytes};
+}
+inline memory_use writes(void const* p, size_t bytes = 0) noexcept {
+  return {p, access_mode::write, bytes};
+}
+inline memory_use updates(void const* p, size_t bytes = 0) noexcept {
+  return {p, access_mode::update, bytes};
+}
+template <class T>
+concept has_data = requires(T const& t) {
+  { t.data() } -> std::convertible_to<void const*>;
+};
 template <class T>
 concept has_elements = requires(T const& t) {
   t.begin();
@@ -38,22 +47,35 @@ concept has_elements = requires(T const& t) {
   sizeof(*t.data());
 };
 namespace detail {
-template <class T> memory_use use_of(T const& t, access_mode how) noexcept {
+template <class T>
+memory_use use_of(T const& t, access_mode how) noexcept {
   void const* const p = t.data();
   // A vector, span or array declares all of its elements.
-  if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};
-  else return {p, how};
+  if constexpr (has_elements<T>)
+    return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};
+  else
+    return {p, how};
 }
 }  // namespace detail
-template <has_data T> memory_use reads(T const& t) noexcept { return detail::use_of(t, access_mode::read); }
-template <has_data T> memory_use writes(T const& t) noexcept { return detail::use_of(t, access_mode::write); }
-template <has_data T> memory_use updates(T const& t) noexcept { return detail::use_of(t, access_mode::update); }
+template <has_data T>
+memory_use reads(T const& t) noexcept {
+  return detail::use_of(t, access_mode::read);
+}
+template <has_data T>
+memory_use writes(T const& t) noexcept {
+  return detail::use_of(t, access_mode::write);
+}
+template <has_data T>
+memory_use updates(T const& t) noexcept {
+  return detail::use_of(t, access_mode::update);
+}
 
 class memory_uses {  // a braced list, or a span, vector or array. Borrows its list: use it as a parameter only
  public:
   memory_uses(std::initializer_list<memory_use> list) noexcept : list_(list.begin(), list.size()) {}
-  template <class Range> requires std::convertible_to<Range const&, std::span<memory_use const>>
-  memory_uses(Range const& list) noexcept : list_(list) {}
+  template <class Range>
+  requires std::convertible_to<Range const&, std::span<memory_use const>> memory_uses(Range const& list)
+  noexcept : list_(list) {}
   std::span<memory_use const> all() const noexcept { return list_; }
 
  private:

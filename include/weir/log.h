@@ -8,7 +8,7 @@
 namespace weir WEIR_API {
 
 struct log_line {
-  std::int64_t ns;       // since 1970
+  std::int64_t ns;  // since 1970
   log_level level;
   int device;            // -1: none
   std::uint64_t stream;  // 0: none

@@ -37,15 +37,17 @@ void* allocate_slowly(stream_ref, size_t bytes, size_t alignment, source_locatio
 void deallocate_slowly(void*, source_location);
 }  // namespace detail
 inline void* allocate(stream_ref s, size_t bytes, size_t alignment, source_location at) {
-  if (void* const p = detail::allocate_quickly(s, bytes, alignment)) [[likely]] return p;
+  if (void* const p = detail::allocate_quickly(s, bytes, alignment)) [[likely]]
+    return p;
   return detail::allocate_slowly(s, bytes, alignment, at);
 }
 inline void deallocate(void* p, source_location at) {
-  if (!detail::deallocate_quickly(p)) [[unlikely]] detail::deallocate_slowly(p, at);
+  if (!detail::deallocate_quickly(p)) [[unlikely]]
+    detail::deallocate_slowly(p, at);
 }
 
 struct block_info {
-  device on;                       // cpu: host memory
+  device on;  // cpu: host memory
   memory_kind kind;
   void* base;
   size_t bytes;                    // as requested
@@ -55,7 +57,7 @@ struct block_info {
 std::optional<block_info> find_block(void const*) noexcept;
 
 struct buffer_options {
-  device on = gpu;                               // cpu: host memory, pageable by default
+  device on = gpu;  // cpu: host memory, pageable by default
   memory_kind kind = memory_kind::device;
   size_t alignment = default_alignment;
 };
@@ -72,7 +74,8 @@ class buffer {  // move-only owner of one block
     other.forget();
   }
   buffer& operator=(buffer&& other) noexcept {
-    if (this == &other) return *this;
+    if (this == &other)
+      return *this;
     reset();
     data_ = other.data_, size_ = other.size_, kind_ = other.kind_, since_ = other.since_;
     other.forget();
@@ -81,7 +84,10 @@ class buffer {  // move-only owner of one block
   void* data() const noexcept { return data_; }
   size_t size() const noexcept { return size_; }  // bytes, as requested
   memory_kind kind() const noexcept { return static_cast<memory_kind>(kind_); }
-  template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
+  template <class T>
+  T* data() const noexcept {
+    return static_cast<T*>(data());
+  }
   // The race checker treats this call as a host read: it reports a copy to this pinned memory that was not
   // waited for. For the address alone use data<T>().
   // Throws: invalid_use unless pinned or pageable
@@ -94,8 +100,8 @@ class buffer {  // move-only owner of one block
   // Makes `home` the block's home stream. All uses so far are ordered before the next work of `home`. Blocks:
   // the stream, not the host.
   void set_stream(stream_ref home, source_location = source_location::current());
-  void reset() noexcept;                          // frees the block now
-  [[nodiscard]] void* release() noexcept;         // free it with deallocate(), if pageable with std::free()
+  void reset() noexcept;                   // frees the block now
+  [[nodiscard]] void* release() noexcept;  // free it with deallocate(), if pageable with std::free()
   // Takes ownership of a live device or pinned block. Call release() on the buffer that owns it first; a
   // buffer that still owned it frees nothing at its end and warns on stderr.
   // Throws: invalid_use (no such block, or a buffer adopted it before)
@@ -142,10 +148,12 @@ namespace detail {
 void* allocate_pinned(size_t count, size_t size, size_t alignment, source_location);
 void deallocate_pinned(void*) noexcept;
 }  // namespace detail
-template <class T> struct pinned_allocator {
+template <class T>
+struct pinned_allocator {
   using value_type = T;
   pinned_allocator() noexcept = default;
-  template <class U> pinned_allocator(pinned_allocator<U> const&) noexcept {}
+  template <class U>
+  pinned_allocator(pinned_allocator<U> const&) noexcept {}
   T* allocate(size_t n) {
     return static_cast<T*>(detail::allocate_pinned(n, sizeof(T), alignof(T), source_location::current()));
   }

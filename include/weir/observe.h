@@ -77,20 +77,20 @@ void dump_memory_page(std::string const& path, std::string const& title = {},
 struct history_options {
   // size of the ring, 80 bytes an event; the oldest are overwritten, and sums by line still count them
   size_t events = size_t{1} << 16;
-  bool stacks = false;              // call stacks, up to 32 deep: microseconds an allocation
+  bool stacks = false;  // call stacks, up to 32 deep: microseconds an allocation
 };
 // Starts recording, discards older records. Throws: invalid_use (no events, or more than 2^32), bad_alloc
 void record_memory_history(history_options = {}, source_location = source_location::current());
 void stop_memory_history();  // keeps what was recorded
 
 struct memory_event {
-  std::int64_t ns;       // monotonic, from an arbitrary start
+  std::int64_t ns;        // monotonic, from an arbitrary start
   std::string_view what;  // "alloc", "free", "oom"
   std::uintptr_t address;
   size_t bytes;          // as requested; 0 for the free of a block that was allocated before the recording
   std::uint64_t stream;  // the block's home; 0: none (host memory)
   std::uint64_t thread;
-  source_location where;  // file_name() null: unknown
+  source_location where;           // file_name() null: unknown
   std::vector<void const*> stack;  // return addresses, innermost first
 };
 // Returns the newest events of a device, oldest first; with weir::cpu, of page-locked host memory.
@@ -128,9 +128,9 @@ struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"
   std::string kind;
-  std::string text;      // bytes and block, both uses with line and stream, the remedy
+  std::string text;               // bytes and block, both uses with line and stream, the remedy
   source_location first, second;  // file_name() null: unknown, or there is only one use
-  std::uint64_t times;   // how often it occurred at these two places
+  std::uint64_t times;            // how often it occurred at these two places
 };
 // All reports of the current runtime; none without check_races. Unqueried ones are printed when it or the
 // process ends.

@@ -23,7 +23,7 @@
 namespace weir WEIR_API {
 namespace detail {
 
-[[noreturn]] void no_device_code(source_location);           // this file was compiled without nvcc
+[[noreturn]] void no_device_code(source_location);                       // this file was compiled without nvcc
 void check_native_launch(stream_ref, int native_code, source_location);  // 0: ok. Throws: device_lost, driver_error
 
 // The body is a local by value: the compiler then knows that no store of the loop changes the body, and
@@ -36,15 +36,17 @@ void loop_on_host(size_t n, F f) {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC ivdep
 #endif
-    for (size_t j = 0; j < block; ++j) f(i + j);
+    for (size_t j = 0; j < block; ++j)
+      f(i + j);
   }
-  for (; i < n; ++i) f(i);
+  for (; i < n; ++i)
+    f(i);
 }
 
 // A body is copied to the GPU byte by byte. nvcc's host pass sees a wrapper in place of a lambda marked
 // WEIR_HOST_DEVICE; its device pass sees the lambda itself.
 template <class F>
-inline constexpr bool goes_as_bytes = std::is_trivially_copy_constructible_v<F> && std::is_trivially_destructible_v<F>;
+inline constexpr bool goes_as_bytes = std::is_trivially_copy_constructible_v<F>&& std::is_trivially_destructible_v<F>;
 #if defined(__NVCC__) && !defined(__CUDA_ARCH__)
 template <class F>
 inline constexpr bool may_be_a_body = goes_as_bytes<F> || __nv_is_extended_host_device_lambda_closure_type(F);
@@ -58,11 +60,13 @@ inline constexpr bool may_be_a_body = goes_as_bytes<F>;
 inline namespace with_kernels {
 template <class F>
 __global__ void for_each_index(size_t n, F f) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) f(i);
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
+    f(i);
 }
 template <class F>
 void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, source_location at) {
-  if (n == 0) return;
+  if (n == 0)
+    return;
   size_t const blocks = (n + 255) / 256;
   void* arguments[] = {&n, &f};
   check_native_launch(
@@ -75,7 +79,9 @@ void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, source_locati
 #else
 inline namespace without_kernels {
 template <class F>
-void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) { no_device_code(at); }
+void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) {
+  no_device_code(at);
+}
 }  // namespace without_kernels
 #endif
 }  // namespace detail

@@ -8,13 +8,13 @@
 namespace weir WEIR_API {
 
 struct peer_link {
-  device from, to;              // `from` reads and writes memory of `to`
+  device from, to;  // `from` reads and writes memory of `to`
   // direct: PCIe, or NVLinks of unknown number; host: no access, copies go through host memory
   enum class kind : std::uint8_t { self, nvlink, direct, host } by;
-  int nvlinks;                  // 0: none or unknown
-  bool access;                  // what the driver reports
+  int nvlinks;  // 0: none or unknown
+  bool access;  // what the driver reports
   bool native_atomics;
-  bool verified;                // a link test read back the bytes that it wrote
+  bool verified;  // a link test read back the bytes that it wrote
   // The link test read back wrong bytes: copies go through host memory. Neither flag: not tested, because
   // `to` has its memory in segments or already has the maximum number of peers.
   bool wrong = false;

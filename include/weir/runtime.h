@@ -24,7 +24,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
     seeded,   // the seed chooses what each device does, at calls alone: for finding races
     stepped,  // the test steps the streams
   } schedule = scheduling::threads;
-  std::uint64_t seed = 0;  // 0: a new one for each runtime
+  std::uint64_t seed = 0;                                                   // 0: a new one for each runtime
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   // false: no virtual memory management, as on some virtual GPUs; memory comes in whole segments
   bool virtual_memory = true;
@@ -47,7 +47,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
 enum class log_level : std::uint8_t { silent, error, warning, info, debug };
 
 struct options {
-  size_t device_limit = 0;       // bytes of device memory that weir may reserve on each device; 0: no limit
+  size_t device_limit = 0;  // bytes of device memory that weir may reserve on each device; 0: no limit
   // Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local
   // memory, the first calls of cuBLAS and NCCL. 0: 64 MiB and 1 MiB for each multiprocessor; simulated
   // devices: none. 1: none. A device_limit does not count it.
@@ -60,7 +60,7 @@ struct options {
   size_t pinned_limit = 0;
   // time after which a pinned allocation returns unused page-locked memory to the system; 0: never
   std::chrono::milliseconds pinned_idle{0};
-  size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
+  size_t address_space = 0;  // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
   // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
   // before or after its lifetime. race_reports() of weir/observe.h returns them; unqueried ones are printed
   // at the end. What it costs a call: docs/reference/benchmarks.md. WEIR_CHECK_RACES=1 sets it
@@ -79,8 +79,8 @@ struct options {
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
   bool poll_on_miss = true;  // a miss queries the driver for complete work
   enum class wait_policy : std::uint8_t {
-    never,          // no stream waits on the device for another stream's use of memory
-    when_short,     // only before out_of_memory
+    never,       // no stream waits on the device for another stream's use of memory
+    when_short,  // only before out_of_memory
     // also before growth, if at least four blocks that fit wait for a stream that is behind
     before_growth,
   } device_waits = wait_policy::before_growth;

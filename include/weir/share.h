@@ -43,7 +43,10 @@ class exportable_buffer {
   exportable_buffer(exportable_buffer&&) noexcept;
   exportable_buffer& operator=(exportable_buffer&&) noexcept;
   void* data() const noexcept;
-  template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
+  template <class T>
+  T* data() const noexcept {
+    return static_cast<T*>(data());
+  }
   size_t size() const noexcept;  // bytes, as requested
   weir::device device() const;   // Requires: not empty
   // Number of sends neither released nor ended with their process; in transit counts. Blocks: no.
@@ -51,7 +54,7 @@ class exportable_buffer {
   // Declares that `stream` uses the buffer. After the buffer is freed, its memory is reused only after the
   // work enqueued on `stream` by then.
   void record_stream(stream_ref, source_location = source_location::current()) const;
-  void reset() noexcept;         // Frees the buffer. Blocks: no; importers keep what they have opened
+  void reset() noexcept;  // Frees the buffer. Blocks: no; importers keep what they have opened
 
  private:
   friend class share_channel;
@@ -96,8 +99,7 @@ class share_pool {
   exportable_buffer allocate(stream_ref home, size_t bytes, source_location = source_location::current());
   share_pool_statistics statistics() const;
   // Returns unused handles of this pool and of exportable_buffers to the driver. Returns: bytes
-  size_t
-  trim();
+  size_t trim();
 
  private:
   std::shared_ptr<peer::shared_pool> is_;
@@ -113,9 +115,12 @@ class imported_buffer {
   imported_buffer(imported_buffer&&) noexcept;
   imported_buffer& operator=(imported_buffer&&) noexcept;
   void* data() const noexcept;
-  template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
-  size_t size() const noexcept;   // bytes, as its owner requested
-  weir::device device() const;    // of the memory. Requires: not empty
+  template <class T>
+  T* data() const noexcept {
+    return static_cast<T*>(data());
+  }
+  size_t size() const noexcept;  // bytes, as its owner requested
+  weir::device device() const;   // of the memory. Requires: not empty
   // Returns the buffer to its owner, which may then write or reuse the memory. Empty afterwards.
   // Requires: no other stream uses it. Blocks: until the work enqueued on `last_use` is complete.
   void release(stream_ref last_use, source_location = source_location::current());

@@ -54,7 +54,7 @@ class stream_ref {
   // Whether all work enqueued so far is complete. Blocks: no. Throws: device_lost, driver_error
   bool query(source_location = source_location::current()) const;
   void synchronize(source_location = source_location::current()) const;  // Blocks: host, until complete
-  weir::stamp stamp() const noexcept;               // a complete one after its runtime has ended
+  weir::stamp stamp() const noexcept;                                    // a complete one after its runtime has ended
   // Orders later work of this stream after the stamped work, the event's last record (no effect if never
   // recorded), or all work enqueued so far on the other stream. Makes no driver call if the order is already
   // known. Blocks: the stream, not the host.
@@ -66,7 +66,7 @@ class stream_ref {
   // more.
   void wait(weir::stamp, source_location = source_location::current()) const;
   void wait(event const&, source_location = source_location::current()) const;  // torch: wait_event
-  void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream
+  void wait(stream_ref, source_location = source_location::current()) const;    // torch: wait_stream
   event record_event(source_location = source_location::current()) const;
   bool is_capturing(source_location = source_location::current()) const;
   // cudaStreamGetFlags: whether the legacy stream is ordered with it; blocking for the legacy stream itself and
@@ -80,7 +80,7 @@ class stream_ref {
  private:
   friend struct detail::stream_access;
   stream_ref(void* line, std::uint64_t tenure) noexcept : line_(line), tenure_(tenure) {}
-  void* line_;  // the library's timeline; as a type here, namespace clock would hide <time.h>'s clock()
+  void* line_;            // the library's timeline; as a type here, namespace clock would hide <time.h>'s clock()
   std::uint64_t tenure_;  // number of the lease or registration
 };
 
@@ -93,8 +93,7 @@ class stream {
   explicit stream(weir::priority = priority::normal, source_location = source_location::current());
   explicit stream(weir::device, weir::priority = priority::normal, source_location = source_location::current());
   explicit stream(stream_flags, weir::priority = priority::normal, source_location = source_location::current());
-  stream(weir::device, stream_flags, weir::priority = priority::normal,
-         source_location = source_location::current());
+  stream(weir::device, stream_flags, weir::priority = priority::normal, source_location = source_location::current());
   ~stream();  // returns it; its work continues, and other streams may use its memory. Blocks: no
   stream(stream&&) noexcept;
   stream& operator=(stream&&) noexcept;

@@ -28,8 +28,10 @@ class shape {  // up to 8 extents, no heap memory. No extents: one element
       : shape(std::span(extents.begin(), extents.size()), at) {}
   // Throws: invalid_use for more than max_rank extents
   constexpr explicit shape(std::span<std::int64_t const> extents, source_location at = source_location::current()) {
-    if (extents.size() > max_rank) too_many(extents.size(), at);
-    for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
+    if (extents.size() > max_rank)
+      too_many(extents.size(), at);
+    for (std::int64_t const e : extents)
+      at_[static_cast<size_t>(rank_++)] = e;
   }
   constexpr int rank() const noexcept { return rank_; }
   constexpr std::int64_t operator[](int i) const noexcept { return at_[static_cast<size_t>(i)]; }
@@ -38,7 +40,7 @@ class shape {  // up to 8 extents, no heap memory. No extents: one element
   constexpr std::int64_t const* end() const noexcept { return at_.data() + rank_; }
   // Throws: invalid_use on overflow or a negative extent
   std::int64_t numel(source_location = source_location::current()) const;
-  std::string str() const;     // "[2, 3]"
+  std::string str() const;  // "[2, 3]"
   friend constexpr bool operator==(shape const& a, shape const& b) noexcept {
     return a.rank_ == b.rank_ && a.at_ == b.at_;
   }
@@ -56,16 +58,26 @@ struct tensor_options {
   memory_kind kind = memory_kind::device;  // on = cpu: pageable by default
 };
 
-template <class T> inline constexpr bool has_dtype = false;
-template <class T> inline constexpr dtype dtype_of = float32;
-#define WEIR_DTYPE(T, name) \
-  template <> inline constexpr bool has_dtype<T> = true; \
-  template <> inline constexpr dtype dtype_of<T> = name;
-WEIR_DTYPE(float, float32) WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
-WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64)
+template <class T>
+inline constexpr bool has_dtype = false;
+template <class T>
+inline constexpr dtype dtype_of = float32;
+#define WEIR_DTYPE(T, name)                  \
+  template <>                                \
+  inline constexpr bool has_dtype<T> = true; \
+  template <>                                \
+  inline constexpr dtype dtype_of<T> = name;
+WEIR_DTYPE(float, float32)
+WEIR_DTYPE(double, float64)
+WEIR_DTYPE(std::int8_t, int8)
+WEIR_DTYPE(std::uint8_t, uint8)
+WEIR_DTYPE(std::int16_t, int16)
+WEIR_DTYPE(std::int32_t, int32)
+WEIR_DTYPE(std::int64_t, int64)
 WEIR_DTYPE(bool, boolean)
 // Of weir/half.h. data<float16_t>() accepts float16 only; data<std::uint16_t>() gives either type's bits.
-WEIR_DTYPE(struct float16_t, float16) WEIR_DTYPE(struct bfloat16_t, bfloat16)
+WEIR_DTYPE(struct float16_t, float16)
+WEIR_DTYPE(struct bfloat16_t, bfloat16)
 #undef WEIR_DTYPE
 
 class storage {  // a shared block with a use count. Threads: the count is atomic, the bytes are not guarded
@@ -102,7 +114,7 @@ struct blob_owner {
 
 class tensor {
  public:
-  tensor() noexcept = default;                                                  // undefined
+  tensor() noexcept = default;  // undefined
   // Takes ownership. Throws: invalid_use if the buffer is too small
   static tensor from_buffer(buffer, shape, dtype, source_location = source_location::current());
   // Shares the storage; offset in elements. Throws: invalid_use if the storage is too small
@@ -121,25 +133,27 @@ class tensor {
   weir::shape const& shape() const noexcept;
   weir::strides const& strides() const noexcept;
   weir::dtype dtype() const noexcept;
-  weir::device device() const noexcept;    // cpu for pinned and pageable; never the unindexed gpu
+  weir::device device() const noexcept;  // cpu for pinned and pageable; never the unindexed gpu
   std::int64_t numel() const noexcept;
-  size_t nbytes() const noexcept;          // numel() elements
+  size_t nbytes() const noexcept;                                                  // numel() elements
   std::int64_t size(int dim, source_location = source_location::current()) const;  // -1: the last
   int dim() const noexcept { return shape().rank(); }
   weir::storage const& storage() const noexcept;
   std::int64_t storage_offset() const noexcept;  // in elements
-  void* data() const noexcept;             // of the first element
+  void* data() const noexcept;                   // of the first element
   // Throws: invalid_use if T is not the dtype. std::uint16_t gives the bits of float16 and bfloat16
-  template <class T> T* data(source_location at = source_location::current()) const {
+  template <class T>
+  T* data(source_location at = source_location::current()) const {
     return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
   }
   // The race checker treats this call as a host read: it reports a copy to this pinned memory that was not
   // waited for. For the address alone use data<T>().
   // Throws: invalid_use on device memory or a view with gaps
-  template <class T> std::span<T> host(source_location at = source_location::current()) const {
+  template <class T>
+  std::span<T> host(source_location at = source_location::current()) const {
     return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
   }
-  bool is_contiguous() const noexcept;     // row-major without gaps
+  bool is_contiguous() const noexcept;  // row-major without gaps
   bool is_pinned() const noexcept;
 
   struct index {  // an operator[] takes one argument, so the caller's line comes with the index
@@ -155,7 +169,7 @@ class tensor {
   tensor t(source_location = source_location::current()) const;  // of two dimensions
   // [from, to); negative: from the end
   tensor slice(int dim, std::int64_t from, std::int64_t to, source_location = source_location::current()) const;
-  tensor operator[](index) const;                             // removes the first dimension
+  tensor operator[](index) const;  // removes the first dimension
   // The same elements; for parity with torch, because there is no graph.
   tensor detach(source_location = source_location::current()) const;
   tensor contiguous(source_location = source_location::current()) const;  // itself, or a copy
@@ -163,7 +177,7 @@ class tensor {
 
   // Itself if already there. To cpu with non_blocking: pinned, valid when the stream is done
   tensor to(weir::device, blocking = blocking::yes, source_location = source_location::current()) const;
-  tensor to(weir::dtype, source_location = source_location::current()) const;       // itself if of that type
+  tensor to(weir::dtype, source_location = source_location::current()) const;  // itself if of that type
   // A view of the same memory as a tensor of `reader`, for memory of another device or pinned memory.
   // Operations run on `reader` and access the memory over the link, without a copy. The reader's current
   // stream waits for the work enqueued so far on the owner's current stream; the program orders all other
@@ -185,14 +199,17 @@ class tensor {
   // Declares that the stream uses the memory, as weir::record_stream. launch does it for its uses.
   void record_stream(stream_ref, source_location = source_location::current()) const;
   // The value of a tensor of one element, converted. Blocks: host
-  template <class T> T item(source_location at = source_location::current()) const {
+  template <class T>
+  T item(source_location at = source_location::current()) const {
     static_assert(std::is_arithmetic_v<T>);
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at));
-    else return static_cast<T>(item_as_double(at));
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(item_as_integer(at));
+    else
+      return static_cast<T>(item_as_double(at));
   }
 
   tensor& fill_(double, source_location = source_location::current());  // any dtype
-  tensor& zero_(source_location = source_location::current());  // any dtype
+  tensor& zero_(source_location = source_location::current());          // any dtype
   // float32 only: drawn as by randn
   tensor& normal_(double mean = 0, double deviation = 1, source_location = source_location::current());
   // self + alpha * other. float32 only, as the other arithmetic
@@ -223,9 +240,14 @@ class tensor {
   friend struct tensor_access;
   tensor new_of(void const* values, weir::shape, weir::dtype, source_location) const;  // converted
   static constexpr int bits16 = -1;
-  template <class T> static constexpr int code_of() {
-    if constexpr (std::is_same_v<T, std::uint16_t>) return bits16;
-    else { static_assert(has_dtype<T>, "no dtype has this C++ type"); return static_cast<int>(dtype_of<T>); }
+  template <class T>
+  static constexpr int code_of() {
+    if constexpr (std::is_same_v<T, std::uint16_t>)
+      return bits16;
+    else {
+      static_assert(has_dtype<T>, "no dtype has this C++ type");
+      return static_cast<int>(dtype_of<T>);
+    }
   }
   void* data_as(int code, source_location) const;
   void* host_as(int code, source_location) const;
@@ -247,7 +269,7 @@ tensor full(shape, double, tensor_options = {}, source_location = source_locatio
 tensor arange(std::int64_t n, tensor_options = {}, source_location = source_location::current());  // 0, 1, … n - 1
 // float32 only. Values follow from the seed and from earlier draws on that device: equal draws give equal
 // numbers on every device, simulated or not (randn: up to the last bit or two).
-tensor rand(shape, tensor_options = {}, source_location = source_location::current());  // uniform in [0, 1)
+tensor rand(shape, tensor_options = {}, source_location = source_location::current());   // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, source_location = source_location::current());  // normal, mean 0, variance 1
 // The same on a stream: it becomes the home of the memory and writes the values. Throws also: invalid_use
 // (options that name the cpu or another device)
@@ -264,15 +286,19 @@ namespace detail {
 tensor tensor_from(void const* values, shape, dtype, tensor_options, source_location);
 tensor tensor_from(stream_ref, void const* values, shape, dtype, tensor_options, source_location);
 [[noreturn]] void uneven_rows(size_t first, size_t other, source_location);
-template <class T> struct matrix {  // from a list of rows
+template <class T>
+struct matrix {  // from a list of rows
   std::unique_ptr<T[]> values;
   shape extents;
   matrix(std::initializer_list<std::initializer_list<T>> rows, source_location at) {
     size_t const wide = rows.size() ? rows.begin()->size() : 0;
-    for (auto const& row : rows) if (row.size() != wide) uneven_rows(wide, row.size(), at);
+    for (auto const& row : rows)
+      if (row.size() != wide)
+        uneven_rows(wide, row.size(), at);
     values = std::make_unique<T[]>(rows.size() * wide);
     T* to = values.get();
-    for (auto const& row : rows) to = std::copy(row.begin(), row.end(), to);
+    for (auto const& row : rows)
+      to = std::copy(row.begin(), row.end(), to);
     extents = {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(wide)};
   }
 };
@@ -304,7 +330,8 @@ tensor tensor_of(stream_ref s, std::initializer_list<std::initializer_list<T>> r
   detail::matrix<T> const m(rows, at);
   return detail::tensor_from(s, m.values.get(), m.extents, dtype_of<T>, o, at);
 }
-template <class T> tensor tensor::new_tensor(std::initializer_list<T> values, source_location at) const {
+template <class T>
+tensor tensor::new_tensor(std::initializer_list<T> values, source_location at) const {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return new_of(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, at);
 }
@@ -319,7 +346,7 @@ tensor empty_like(tensor const&, source_location = source_location::current());
 tensor zeros_like(tensor const&, source_location = source_location::current());
 tensor ones_like(tensor const&, source_location = source_location::current());
 tensor full_like(tensor const&, double, source_location = source_location::current());
-tensor rand_like(tensor const&, source_location = source_location::current());  // float32
+tensor rand_like(tensor const&, source_location = source_location::current());   // float32
 tensor randn_like(tensor const&, source_location = source_location::current());  // float32
 tensor empty_like(stream_ref, tensor const&, source_location = source_location::current());
 tensor zeros_like(stream_ref, tensor const&, source_location = source_location::current());

@@ -36,14 +36,16 @@ class thrust_allocator {
   using propagate_on_container_swap = std::true_type;
   using is_always_equal = std::false_type;
   using system_type = std::remove_cvref_t<decltype(::thrust::cuda::par.on(nullptr))>;
-  template <class U> struct rebind {
+  template <class U>
+  struct rebind {
     using other = thrust_allocator<U>;
   };
 
   // Default: the current stream. Throws: as current_stream
   explicit thrust_allocator(source_location at = source_location::current()) : stream_(current_stream(gpu, at)) {}
   thrust_allocator(stream_ref on) noexcept : stream_(on) {}
-  template <class U> thrust_allocator(thrust_allocator<U> const& other) noexcept : stream_(other.stream()) {}
+  template <class U>
+  thrust_allocator(thrust_allocator<U> const& other) noexcept : stream_(other.stream()) {}
   stream_ref stream() const noexcept { return stream_; }
 
   // Throws: invalid_use (a size that overflows), out_of_memory, device_lost, driver_error
@@ -63,7 +65,8 @@ class thrust_allocator {
     policy_ = ::thrust::cuda::par.on(stream_.native());
     return policy_;
   }
-  template <class U> bool operator==(thrust_allocator<U> const& other) const noexcept {
+  template <class U>
+  bool operator==(thrust_allocator<U> const& other) const noexcept {
     return stream_ == other.stream();
   }
 
@@ -74,7 +77,8 @@ class thrust_allocator {
 };
 
 // weir::device_vector<float> v(n): on the current stream; v(n, value, stream) on another.
-template <class T> using device_vector = ::thrust::device_vector<T, thrust_allocator<T>>;
+template <class T>
+using device_vector = ::thrust::device_vector<T, thrust_allocator<T>>;
 
 // A policy for algorithms on the stream that return before they are done, with temporary memory on weir:
 // thrust::sort(weir::par_nosync(s), v.begin(), v.end()). Results that an algorithm returns are waited for.

@@ -27,7 +27,7 @@ struct timeline_options {
 // collectives, waits (on the host, and on the device by timing events of about 2 us each), ranges and
 // allocations. Starts a memory history if none is recorded.
 void record_timeline(timeline_options = {}, source_location = source_location::current());
-void stop_timeline();                         // keeps what was recorded
+void stop_timeline();  // keeps what was recorded
 // Writes the records of the current runtime's devices and of all threads as trace-event JSON.
 // Blocks: until the recorded work is complete. Throws: invalid_use (the file cannot be written, and why).
 void dump_timeline(std::string const& path, source_location = source_location::current());

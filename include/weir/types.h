@@ -35,9 +35,15 @@ class source_location {
 };
 
 inline namespace literals {
-consteval size_t operator""_KiB(unsigned long long n) { return n << 10; }
-consteval size_t operator""_MiB(unsigned long long n) { return n << 20; }
-consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
+consteval size_t operator""_KiB(unsigned long long n) {
+  return n << 10;
+}
+consteval size_t operator""_MiB(unsigned long long n) {
+  return n << 20;
+}
+consteval size_t operator""_GiB(unsigned long long n) {
+  return n << 30;
+}
 }
 
 // cpu, gpu (the thread's current GPU, resolved at use) or gpu:i. A simulated GPU is a gpu.
@@ -53,6 +59,7 @@ class device {
   constexpr int index() const noexcept { return index_; }  // -1: current
   std::string str() const;                                 // "gpu:1"
   friend constexpr bool operator==(device, device) noexcept = default;
+
  private:
   int index_;
 };
@@ -63,10 +70,16 @@ enum class dtype : std::uint8_t { float32, float16, bfloat16, float64, int8, uin
 using enum dtype;
 constexpr size_t size_of(dtype type) noexcept {  // bytes of one element
   switch (type) {
-    case float64: case int64: return 8;
-    case float32: case int32: return 4;
-    case float16: case bfloat16: case int16: return 2;
-    case int8: case uint8: case boolean: return 1;
+    case float64:
+    case int64: return 8;
+    case float32:
+    case int32: return 4;
+    case float16:
+    case bfloat16:
+    case int16: return 2;
+    case int8:
+    case uint8:
+    case boolean: return 1;
   }
   return 0;
 }

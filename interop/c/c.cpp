@@ -38,8 +38,7 @@ weir_status note(weir_status s, char const* text, int driver_code = 0) noexcept 
     r.driver_code = driver_code;
     r.text.clear();  // if there is no room for the text, none is better than another call's
     r.text = text;
-  } catch (...) {
-  }
+  } catch (...) {}
   return s;
 }
 
@@ -108,7 +107,8 @@ void give(Struct* out, Struct whole, char const* operation) {
 void give_text(char** out, std::string const& text, char const* operation) {
   require_out(out, operation);
   auto* const copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (!copy) throw std::bad_alloc();
+  if (!copy)
+    throw std::bad_alloc();
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
 }
@@ -122,10 +122,13 @@ weir::device device_of(int ordinal) {
   return ordinal;  // weir::gpu is -1 too
 }
 
-weir::stream_ref stream_of(int device, weir_stream s) { return weir::borrow_stream(device_of(device), s, from_c); }
+weir::stream_ref stream_of(int device, weir_stream s) {
+  return weir::borrow_stream(device_of(device), s, from_c);
+}
 
 void give_bytes(std::size_t* out, std::size_t bytes) {
-  if (out) *out = bytes;
+  if (out)
+    *out = bytes;
 }
 
 weir::pool& pool_of(weir_pool* p, char const* operation) {
@@ -137,8 +140,12 @@ weir::pool& pool_of(weir_pool* p, char const* operation) {
 
 extern "C" {
 
-int weir_c_version(void) { return WEIR_C_VERSION; }
-char const* weir_version(void) { return WEIR_VERSION; }
+int weir_c_version(void) {
+  return WEIR_C_VERSION;
+}
+char const* weir_version(void) {
+  return WEIR_VERSION;
+}
 
 char const* weir_last_error(void) {
   try {
@@ -161,7 +168,9 @@ int weir_last_driver_code(void) {
     return 0;
   }
 }
-void weir_free_text(char* text) { std::free(text); }
+void weir_free_text(char* text) {
+  std::free(text);
+}
 
 weir_status weir_device_count(int* count) {
   return answer([&] {
@@ -196,15 +205,18 @@ weir_status weir_allocate(void** block, size_t bytes, size_t alignment, int devi
 }
 
 weir_status weir_free(void* block) {
-  if (weir::memory::fast_deallocate(block)) [[likely]] return WEIR_OK;
+  if (weir::memory::fast_deallocate(block)) [[likely]]
+    return WEIR_OK;
   return answer([&] { weir::detail::deallocate_slowly(block, from_c); });
 }
 
 weir_status weir_free_on_stream(void* block, int device, weir_stream stream) {
   auto const* const known = weir::streams::handle_memo::find(device, stream);
-  if (known && weir::memory::fast_deallocate_used(known, block)) [[likely]] return WEIR_OK;
+  if (known && weir::memory::fast_deallocate_used(known, block)) [[likely]]
+    return WEIR_OK;
   return answer([&] {
-    if (block) weir::deallocate(stream_of(device, stream), block, from_c);
+    if (block)
+      weir::deallocate(stream_of(device, stream), block, from_c);
   });
 }
 
@@ -293,9 +305,11 @@ weir_status weir_pool_wake(weir_pool* p) {
 
 weir_status weir_enable_peer_access(int owner, int const* readers, size_t count) {
   return answer([&] {
-    if (count) require_given(readers, "the readers", "weir_enable_peer_access");
+    if (count)
+      require_given(readers, "the readers", "weir_enable_peer_access");
     std::vector<weir::device> all;
-    for (size_t i = 0; i < count; ++i) all.push_back(device_of(readers[i]));
+    for (size_t i = 0; i < count; ++i)
+      all.push_back(device_of(readers[i]));
     weir::enable_peer_access(device_of(owner), all, from_c);
   });
 }
@@ -360,7 +374,8 @@ weir_status weir_reset_peak_memory_stats(int device) {
 weir_status weir_record_memory_history(size_t events, int stacks) {
   return answer([&] {
     weir::history_options o;
-    if (events) o.events = events;
+    if (events)
+      o.events = events;
     o.stacks = stacks != 0;
     weir::record_memory_history(o, from_c);
   });

@@ -32,7 +32,9 @@ extern constinit state_at_hand at_hand;
 retained_streams& streams() noexcept;
 pools_of_torch& pools() noexcept;
 // Whether this process is a fork of one that used a device: its blocks are copies, which nothing gives back.
-inline bool is_forked() noexcept { return at_hand.forked.load(std::memory_order_relaxed); }
+inline bool is_forked() noexcept {
+  return at_hand.forked.load(std::memory_order_relaxed);
+}
 // Where the Python program is, when a history records it; else the name of the door.
 source_location line_of_program() noexcept;
 void name_library(std::string path_prefix);  // frames of files below it are not told

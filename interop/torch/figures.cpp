@@ -48,7 +48,8 @@ int done(Do act) noexcept {
 std::array<std::atomic<double>, 64> fractions{};   // by device; 0: none was set
 std::array<std::atomic<std::int64_t>, 64> held{};  // bytes of libraries without hooks, by device
 void count(int device, std::size_t bytes, int sign) noexcept {
-  if (device >= 0 && device < 64) held[static_cast<std::size_t>(device)] += sign * static_cast<std::int64_t>(bytes);
+  if (device >= 0 && device < 64)
+    held[static_cast<std::size_t>(device)] += sign * static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace
@@ -56,10 +57,16 @@ void count(int device, std::size_t bytes, int sign) noexcept {
 
 using namespace weir::interop;
 
-WEIR_HOOK char const* weir_torch_version() noexcept { return WEIR_VERSION; }
-WEIR_HOOK char const* weir_torch_error() noexcept { return error_text.c_str(); }
+WEIR_HOOK char const* weir_torch_version() noexcept {
+  return WEIR_VERSION;
+}
+WEIR_HOOK char const* weir_torch_error() noexcept {
+  return error_text.c_str();
+}
 // 1: out of memory arrives as torch.OutOfMemoryError; 0: as RuntimeError
-WEIR_HOOK int weir_torch_has_own_error() noexcept { return knows_torch_errors(); }
+WEIR_HOOK int weir_torch_has_own_error() noexcept {
+  return knows_torch_errors();
+}
 
 // A line "key value" for each of torch's keys and weir's own.
 WEIR_HOOK char const* weir_torch_stats(int device) noexcept {
@@ -85,7 +92,8 @@ WEIR_HOOK int weir_torch_reset_accumulated(int device) noexcept {
 // PyTorch's hook, too. It allows 0; weir's smallest limit is what 0 then means.
 WEIR_HOOK void weir_torch_set_fraction(double fraction, int device) {
   weir::set_per_process_memory_fraction(std::clamp(fraction, 1e-12, 1.0), device, of_python);
-  if (device >= 0 && device < 64) fractions[static_cast<std::size_t>(device)] = fraction;
+  if (device >= 0 && device < 64)
+    fractions[static_cast<std::size_t>(device)] = fraction;
 }
 WEIR_HOOK double weir_torch_get_fraction(int device) noexcept {
   double const set = device >= 0 && device < 64 ? fractions[static_cast<std::size_t>(device)].load() : 0;
@@ -130,11 +138,13 @@ WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* 
       static_cast<void*>(nullptr));
 }
 WEIR_HOOK int weir_torch_deallocate(void* p) noexcept {
-  if (is_forked()) return 0;
+  if (is_forked())
+    return 0;
   return done([&] {
     auto const block = weir::find_block(p);
     weir::deallocate(p, of_python);
-    if (block && block->base == p) count(block->on.index(), block->bytes, -1);
+    if (block && block->base == p)
+      count(block->on.index(), block->bytes, -1);
   });
 }
 WEIR_HOOK std::int64_t weir_torch_held(int device) noexcept {

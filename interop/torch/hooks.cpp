@@ -34,7 +34,8 @@ std::string of_bytes(std::size_t n) {
     text = "CUDA out of memory. Tried to allocate " + of_bytes(bytes) + ". GPU " + std::to_string(device) +
            " has a total capacity of " + of_bytes(r.capacity) + " of which " + of_bytes(free) +
            " is free. weir's report:\n" + r.text();
-    if (observer const tell = on_out_of_memory.load()) tell(device, bytes, r.allocated, free);
+    if (observer const tell = on_out_of_memory.load())
+      tell(device, bytes, r.allocated, free);
   } catch (...) {
     throw std::runtime_error(text_of(std::current_exception()));
   }
@@ -102,31 +103,37 @@ WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* str
 
 // The stream may have ended, so the free does not name it.
 WEIR_HOOK void weir_torch_free(void* p, std::size_t, int, CUstream_st*) noexcept {
-  if (!is_forked() && !weir::detail::deallocate_quickly(p)) free_or_complain(p);
+  if (!is_forked() && !weir::detail::deallocate_quickly(p))
+    free_or_complain(p);
 }
 
 // Memory of others (from_blob, DLPack) is none of weir's, and its owner keeps it.
 WEIR_HOOK void weir_torch_record_stream(void* p, CUstream_st* stream) noexcept {
-  if (!p || is_forked()) return;
+  if (!p || is_forked())
+    return;
   try {
     int guess = streams().only_device();
     if (guess < 0) {
       auto const block = weir::find_block(p);
-      if (!block || block->on.is_cpu()) return;
+      if (!block || block->on.is_cpu())
+        return;
       guess = block->on.index();
     }
     weir::record_stream(p, streams().of_any_device(guess, stream), of_torch);
   } catch (...) {
-    if (weir::find_block(p)) complain("record_stream");
+    if (weir::find_block(p))
+      complain("record_stream");
   }
 }
 
 // empty_cache()
 WEIR_HOOK void weir_torch_reset() noexcept {
-  if (is_forked()) return;
+  if (is_forked())
+    return;
   try {
     for (int d = 0; d < weir::device_count(of_torch); ++d) {
-      if (weir::memory_reserved(d, of_torch)) weir::empty_cache(d, of_torch);
+      if (weir::memory_reserved(d, of_torch))
+        weir::empty_cache(d, of_torch);
     }
   } catch (...) {
     complain("empty_cache");
@@ -135,7 +142,8 @@ WEIR_HOOK void weir_torch_reset() noexcept {
 
 WEIR_HOOK void* weir_torch_base_alloc(void* p, std::size_t* bytes) noexcept {
   auto const block = weir::find_block(p);
-  if (bytes) *bytes = block ? block->bytes : 0;
+  if (bytes)
+    *bytes = block ? block->bytes : 0;
   return block ? block->base : p;
 }
 
@@ -158,7 +166,9 @@ WEIR_HOOK void weir_torch_init(int devices) {
 }
 
 // One function is told of each allocation of PyTorch that fails, before the error is thrown.
-WEIR_HOOK void weir_torch_on_out_of_memory(observer tell) noexcept { on_out_of_memory.store(tell); }
+WEIR_HOOK void weir_torch_on_out_of_memory(observer tell) noexcept {
+  on_out_of_memory.store(tell);
+}
 
 // By value, as PyTorch calls it.
 WEIR_HOOK void weir_torch_begin_pool(int device, pools_of_torch::id id, pools_of_torch::filter accepts) {  // NOLINT
@@ -169,10 +179,12 @@ WEIR_HOOK void weir_torch_begin_pool(int device, pools_of_torch::id id, pools_of
   }
 }
 WEIR_HOOK void weir_torch_end_pool(int device, pools_of_torch::id id) noexcept {
-  if (!is_forked()) pools().end(device, id);
+  if (!is_forked())
+    pools().end(device, id);
 }
 WEIR_HOOK void weir_torch_release_pool(int device, pools_of_torch::id id) noexcept {
-  if (!is_forked()) pools().release(device, id);
+  if (!is_forked())
+    pools().release(device, id);
 }
 // Of weir's torch.cuda.MemPool: one release more is needed.
 WEIR_HOOK void weir_torch_hold_pool(int device, unsigned long long first, unsigned long long second) {

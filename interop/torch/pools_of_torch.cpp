@@ -26,9 +26,11 @@ void pools_of_torch::begin(int device, id which, filter accepts) {
 void pools_of_torch::end(int device, id which) noexcept {
   route gone;  // destroyed after the lock
   std::lock_guard const hold(lock_);
-  auto const newest = std::find_if(routes_.rbegin(), routes_.rend(),
-                                   [&](route const& r) { return r.of == place{device, which}; });
-  if (newest == routes_.rend()) return;
+  auto const newest = std::find_if(routes_.rbegin(), routes_.rend(), [&](route const& r) {
+    return r.of == place{device, which};
+  });
+  if (newest == routes_.rend())
+    return;
   gone = std::move(*newest);
   routes_.erase(std::next(newest).base());
   open_.fetch_sub(1, std::memory_order_relaxed);
@@ -38,17 +40,21 @@ void pools_of_torch::release(int device, id which) noexcept {
   decltype(all_)::node_type gone;
   std::lock_guard const hold(lock_);
   auto const found = all_.find({device, which});
-  if (found != all_.end() && --found->second.holds <= 0) gone = all_.extract(found);
+  if (found != all_.end() && --found->second.holds <= 0)
+    gone = all_.extract(found);
 }
 
 std::shared_ptr<pool const> pools_of_torch::entered(int device, CUstream_st* handle, stream_ref home) {
   std::lock_guard const hold(lock_);
   for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {
-    if (r->of.first != device || !r->accepts(handle)) continue;
-    if (home.is_capturing(unknown)) return nullptr;
+    if (r->of.first != device || !r->accepts(handle))
+      continue;
+    if (home.is_capturing(unknown))
+      return nullptr;
     auto& its = all_[r->of].others;
     if (!its) {
-      std::string const name = "torch " + std::to_string(r->of.second.first) + "." + std::to_string(r->of.second.second);
+      std::string const name =
+          "torch " + std::to_string(r->of.second.first) + "." + std::to_string(r->of.second.second);
       its = std::make_shared<pool const>(name, pool_options{.on = weir::device(device)}, unknown);
     }
     return its;

@@ -19,13 +19,13 @@ namespace weir::interop {
 class pools_of_torch {
  public:
   explicit pools_of_torch(std::atomic<int>& open) noexcept : open_(open) {}  // open: counts begin() less end()
-  using id = std::pair<unsigned long long, unsigned long long>;  // c10::MempoolId_t
+  using id = std::pair<unsigned long long, unsigned long long>;              // c10::MempoolId_t
   using filter = std::function<bool(CUstream_st*)>;
 
-  void begin(int device, id, filter);        // holds the pool, as hold()
-  void end(int device, id) noexcept;         // the newest begin() of that pool
-  void hold(int device, id);                 // Throws: bad_alloc, as pool
-  void release(int device, id) noexcept;     // the last one for each hold() gives the pool up
+  void begin(int device, id, filter);     // holds the pool, as hold()
+  void end(int device, id) noexcept;      // the newest begin() of that pool
+  void hold(int device, id);              // Throws: bad_alloc, as pool
+  void release(int device, id) noexcept;  // the last one for each hold() gives the pool up
   // Of an allocation on this stream: the pool that its thread has entered. Null: none, or the stream is captured
   std::shared_ptr<pool const> entered(int device, CUstream_st*, stream_ref);
 

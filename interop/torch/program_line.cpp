@@ -28,7 +28,8 @@ struct python {
   python() {
     auto const find = [](auto& f, char const* name, char const* older = nullptr) {
       void* at = ::dlsym(RTLD_DEFAULT, name);
-      if (!at && older) at = ::dlsym(RTLD_DEFAULT, older);
+      if (!at && older)
+        at = ::dlsym(RTLD_DEFAULT, older);
       f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(at);
       return at != nullptr;
     };
@@ -38,7 +39,8 @@ struct python {
                      find(code, "PyFrame_GetCode") & find(line, "PyFrame_GetLineNumber") &
                      find(attribute, "PyObject_GetAttrString") & find(text, "PyUnicode_AsUTF8") &
                      find(drop, "Py_DecRef") & find(clear, "PyErr_Clear");
-    if (!all) is_initialized = nullptr;
+    if (!all)
+      is_initialized = nullptr;
   }
   bool runs() const { return is_initialized && is_initialized() && !(is_finalizing && is_finalizing()); }
 };
@@ -72,19 +74,24 @@ source_location line_of(python const& py) {
       char const* const name_text = name ? py.text(name) : nullptr;
       if (file_text && name_text && (!first.file_name() || !is_of_library(file_text))) {
         source_location const here{kept(file_text), kept(name_text), static_cast<unsigned>(py.line(at))};
-        if (!first.file_name()) first = here;
-        if (!is_of_library(file_text)) found = here;
+        if (!first.file_name())
+          first = here;
+        if (!is_of_library(file_text))
+          found = here;
       }
       py.clear();
       for (void* const one : {file, name, code}) {
-        if (one) py.drop(one);
+        if (one)
+          py.drop(one);
       }
     }
     void* const outer = py.back(at);
-    if (owned) py.drop(owned);
+    if (owned)
+      py.drop(owned);
     owned = at = outer;
   }
-  if (owned) py.drop(owned);
+  if (owned)
+    py.drop(owned);
   return found.file_name() ? found : first;
 }
 
@@ -98,7 +105,8 @@ void name_library(std::string path_prefix) {
 source_location line_of_program() noexcept {
   constexpr source_location without{"(no Python frame: autograd, or a library)", "", 0};
   static python const py;
-  if (!py.runs()) return without;
+  if (!py.runs())
+    return without;
   int const state = py.take();
   source_location found;
   try {

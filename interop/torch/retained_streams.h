@@ -63,7 +63,8 @@ class retained_streams {
       std::uintptr_t const there = table_[i].key.load(std::memory_order_acquire);
       if (there == key) [[likely]]
         return &table_[i];
-      if (!there) return nullptr;  // at most half of the places are used, so one is empty
+      if (!there)
+        return nullptr;  // at most half of the places are used, so one is empty
     }
   }
   stream_ref enrol(int device, CUstream_st*);
@@ -74,7 +75,7 @@ class retained_streams {
   std::size_t used_ = 0;
   std::unordered_map<std::uintptr_t, entry> beyond_;
   std::unordered_set<std::uintptr_t> lent_{2};  // cudaStreamPerThread is 2
-  std::uint64_t devices_ = 0;  // a bit for each device that a stream was named on
+  std::uint64_t devices_ = 0;                   // a bit for each device that a stream was named on
   std::atomic<int> only_device_{-1};
 };
 

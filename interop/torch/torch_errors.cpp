@@ -32,13 +32,15 @@ struct c10_out_of_memory {
 c10_out_of_memory of_torch() {
   for (char const* const name : {"libc10_cuda.so", "libtorch_python.so", "libc10.so"}) {
     void* const library = ::dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
-    if (!library) continue;
+    if (!library)
+      continue;
     auto* const made =
         ::dlsym(library, "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
     auto* const type = ::dlsym(library, "_ZTIN3c1016OutOfMemoryErrorE");
     auto* const table = static_cast<void* const*>(::dlsym(library, "_ZTVN3c1016OutOfMemoryErrorE"));
     ::dlclose(library);
-    if (!made || !type || !table) continue;
+    if (!made || !type || !table)
+      continue;
     return {reinterpret_cast<decltype(c10_out_of_memory::construct)>(made), type,
             table + 2};  // behind the offset to the top and the type
   }
@@ -46,15 +48,20 @@ c10_out_of_memory of_torch() {
 }
 
 // The first virtual function of a std::exception is its complete destructor.
-void destroy(void* self) { (*reinterpret_cast<void (***)(void*)>(self))[0](self); }
+void destroy(void* self) {
+  (*reinterpret_cast<void (***)(void*)>(self))[0](self);
+}
 
 }  // namespace
 
-bool knows_torch_errors() { return of_torch().construct != nullptr; }
+bool knows_torch_errors() {
+  return of_torch().construct != nullptr;
+}
 
 void throw_out_of_memory(std::string text) {
   c10_out_of_memory const torch = of_torch();
-  if (!torch.construct) throw std::runtime_error(text);
+  if (!torch.construct)
+    throw std::runtime_error(text);
   constexpr std::size_t room = 4096;  // more than a c10::Error of any release takes
   void* const thrown = abi::__cxa_allocate_exception(room);
   try {

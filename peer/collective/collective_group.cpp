@@ -61,7 +61,9 @@ void collective_group::receive(device_span out, int from, source_location at) {
   state_->add(state_->asks(at).receive(out, from), at);
 }
 
-int collective_group::size() const noexcept { return static_cast<int>(state_->members.size()); }
+int collective_group::size() const noexcept {
+  return static_cast<int>(state_->members.size());
+}
 
 stamp collective_group::end(source_location at) {
   stamp const done = state_->all->call(state_->rank, state_->members, state_->from, at);

@@ -9,7 +9,9 @@
 #include "streams/stream/timed_work.h"
 
 namespace weir {
-std::string_view name_of(reduce_op how) noexcept { return base::name_in({"sum", "average", "min", "max"}, how); }
+std::string_view name_of(reduce_op how) noexcept {
+  return base::name_in({"sum", "average", "min", "max"}, how);
+}
 
 namespace peer {
 
@@ -26,17 +28,21 @@ bool are_send_receive(requests all) noexcept {
 }  // namespace
 
 std::string_view name_of(requests all) noexcept {
-  if (are_send_receive(all)) return "send_receive";
+  if (are_send_receive(all))
+    return "send_receive";
   auto const differs = [&](collective_request const& r) { return r.what != all[0].what; };
   return all.empty() || std::any_of(all.begin(), all.end(), differs) ? "collective_group" : name_of(all[0].what);
 }
 
 std::string text_of(requests all) {
-  if (all.size() == 1) return all[0].text();
-  if (are_send_receive(all)) return all[0].text() + " and " + all[1].text();
+  if (all.size() == 1)
+    return all[0].text();
+  if (are_send_receive(all))
+    return all[0].text() + " and " + all[1].text();
   constexpr std::size_t named = 4;
   std::string text = base::text("a group of ", all.size(), ": ");
-  for (std::size_t i = 0; i < std::min(named, all.size()); ++i) text += (i ? ", " : "") + all[i].of_one();
+  for (std::size_t i = 0; i < std::min(named, all.size()); ++i)
+    text += (i ? ", " : "") + all[i].of_one();
   return all.size() > named ? text + base::text(" and ", all.size() - named, " more") : text;
 }
 
@@ -51,9 +57,11 @@ std::string collective_request::text() const {
 }
 
 std::string collective_request::of_one() const {
-  if (what == collective::register_pool) return base::text(name_of(what), " of ", count, " B");
+  if (what == collective::register_pool)
+    return base::text(name_of(what), " of ", count, " B");
   std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
-  if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
+  if (reduces())
+    s += " (" + std::string(weir::name_of(how)) + ")";
   if (has_root() || between_two())
     s += (what == collective::gather || what == collective::send ? " to rank " : " from rank ") + std::to_string(root);
   return s + placed_text(placed);
@@ -69,7 +77,9 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
   return t;
 }
 
-bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
+bool reducible(dtype type) noexcept {
+  return type != int16 && type != boolean;
+}
 
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
     : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)), registered_(devices_.size()) {}
@@ -82,12 +92,14 @@ bool needs(requests what, int rank) noexcept {
 // A forked child has copies of locks that threads of its parent hold, or wait for: they cannot be destroyed.
 std::shared_ptr<group> shared_by_ranks(std::unique_ptr<group> g) {
   return {g.release(), [](group* all) {
-            if (!process_was_forked()) delete all;
+            if (!process_was_forked())
+              delete all;
           }};
 }
 
 runtime::impl& group::owner(std::string_view operation, source_location at) const {
-  if (process_was_forked()) streams::throw_forked(operation, at);
+  if (process_was_forked())
+    streams::throw_forked(operation, at);
   if (ended())
     throw invalid_use(std::string(operation), "the communicator's runtime has ended",
                       "Keep the runtime until its last use", at, error_id{253});
@@ -109,7 +121,8 @@ void group::end_broken(int rank, std::string const& why, std::string const& oper
     is_over = !failure().empty();
   } catch (std::bad_alloc const&) {}  // only a failure has a text
   abort(rank, why);
-  if (is_over) refuse_if_over(rank, operation, {}, at);
+  if (is_over)
+    refuse_if_over(rank, operation, {}, at);
 }
 
 void group::take_back(int rank, std::string const& operation, requests all, source_location at) {
@@ -119,8 +132,10 @@ void group::take_back(int rank, std::string const& operation, requests all, sour
   } catch (std::bad_alloc const&) {
     return abort(rank, {});  // only what is broken has a text
   }
-  if (why.empty()) withdraw(rank, all, at);
-  else end_broken(rank, why, operation, at);
+  if (why.empty())
+    withdraw(rank, all, at);
+  else
+    end_broken(rank, why, operation, at);
 }
 
 clock::stream_clock& group::stream(int rank, std::string_view operation, source_location at) const {
@@ -138,14 +153,17 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
   std::string_view const name = name_of(all);
   std::string const operation(name);
   refuse_if_broken(rank, operation, all, at);
-  if (all.empty()) return streams::public_stamp(on.now());
+  if (all.empty())
+    return streams::public_stamp(on.now());
   std::uint32_t members = 0;
   for (collective_request& r : all) {
     r.placed = placed(rank, r);
-    if (!r.between_two()) r.member = members++;
+    if (!r.between_two())
+      r.member = members++;
   }
   for (collective_request& r : all)
-    if (!r.between_two()) r.members = members;
+    if (!r.between_two())
+      r.members = members;
   on.set_carries_collectives(true);
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
@@ -153,7 +171,8 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
   agree(rank, all, at);
   try {
     std::size_t bytes = 0;
-    for (collective_request const& r : all) bytes += r.part_bytes();
+    for (collective_request const& r : all)
+      bytes += r.part_bytes();
     streams::timed_work const timed(on, name, bytes, at);
     backend_->issue(rank, on, all, at);
   } catch (...) {
@@ -176,7 +195,8 @@ class groups {
     r.before_the_end(this, [](void* self) noexcept {
       auto const all = static_cast<groups*>(self)->all_.lock();
       for (auto const& one : *all)
-        if (auto const alive = one.lock()) alive->runtime_ends();
+        if (auto const alive = one.lock())
+          alive->runtime_ends();
     });
   }
   void add(std::shared_ptr<group> const& one) {
@@ -191,12 +211,15 @@ class groups {
 
 }  // namespace
 
-void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) { owner.part<groups>().add(one); }
+void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) {
+  owner.part<groups>().add(one);
+}
 
 }  // namespace peer
 
 communicator::state::~state() {
-  if (all && !process_was_forked()) all->leave(rank);
+  if (all && !process_was_forked())
+    all->leave(rank);
 }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
@@ -216,7 +239,8 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
                         "Pass another device for each rank", at, error_id{263});
     ordinals.push_back(ordinal);
   }
-  for (int const ordinal : ordinals) owner.open(ordinal, "communicator::create_all", at);
+  for (int const ordinal : ordinals)
+    owner.open(ordinal, "communicator::create_all", at);
   auto const all = peer::group_of_threads(owner, ordinals, at);
   std::vector<communicator> ranks;
   for (int rank = 0; rank < all->size(); ++rank)
@@ -224,9 +248,15 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
   return ranks;
 }
 
-int communicator::rank() const noexcept { return state_->rank; }
-int communicator::size() const noexcept { return state_->all->size(); }
-weir::device communicator::device() const noexcept { return weir::device(state_->all->device(state_->rank)); }
+int communicator::rank() const noexcept {
+  return state_->rank;
+}
+int communicator::size() const noexcept {
+  return state_->all->size();
+}
+weir::device communicator::device() const noexcept {
+  return weir::device(state_->all->device(state_->rank));
+}
 
 stamp communicator::all_reduce(device_span what, reduce_op how, source_location at) {
   return state_->call(state_->asks(at).all_reduce(what, how), at);
@@ -273,14 +303,18 @@ std::optional<communicator> communicator::split(int color, int key, source_locat
                       error_id{439});
   auto made = std::make_unique<state>();  // first: a failure after the split would leave the other ranks alone
   peer::seat mine = state_->all->split(rank(), color, key, at);
-  if (!mine.in) return {};
+  if (!mine.in)
+    return {};
   made->all = std::move(mine.in), made->rank = mine.rank;
   return communicator(std::move(made));
 }
 
-std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
+std::string communicator::explain_last() const {
+  return state_->all->said(state_->rank);
+}
 void communicator::abort() noexcept {
-  if (!process_was_forked()) state_->all->abort(state_->rank, peer::by_its_program);
+  if (!process_was_forked())
+    state_->all->abort(state_->rank, peer::by_its_program);
 }
 std::string communicator::failure() const {
   return process_was_forked() ? "this process was forked from the rank's" : state_->all->failure();

@@ -38,7 +38,8 @@ class chained_backend final : public collective_backend {
         name_(name),
         said_(devices_.size()),
         met_(devices_.size()) {
-    if (devices_.size() < 2 || !chains_.ever()) return;
+    if (devices_.size() < 2 || !chains_.ever())
+      return;
     // links are not tested while collectives are under way, which later may always be so
     r.part<links>().prove_all(devices_, at);
     lanes_ = chains_.lease(devices_, at);
@@ -52,7 +53,8 @@ class chained_backend final : public collective_backend {
       return others_->issue(rank, on, all, at);
     }
     collective_request const& r = all[0];
-    if (!r.has_root()) return others_->issue(rank, on, all, at);
+    if (!r.has_root())
+      return others_->issue(rank, on, all, at);
     std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
                       from = chains_.from(r.what, devices_.size());
     if (bytes < from || !lanes_ || bytes == 0) {
@@ -68,7 +70,8 @@ class chained_backend final : public collective_backend {
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
                          "Create a new one with communicator::create_all", at, error_id{269});
     said = met->way;
-    if (!met->carried) others_->issue(rank, on, all, at);
+    if (!met->carried)
+      others_->issue(rank, on, all, at);
     mine = nullptr;
     if (!met->refused.ok())
       throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies", "Repeat the call on all ranks",
@@ -82,7 +85,8 @@ class chained_backend final : public collective_backend {
   bool prepare_registration(int rank, source_location at) override { return others_->prepare_registration(rank, at); }
 
   std::string broken(int rank) override {
-    if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost";
+    if (int const device = lost_.load(); device >= 0)
+      return base::gpu_name(device) + " is lost";
     return others_->broken(rank);
   }
   void abort() noexcept override {
@@ -91,7 +95,8 @@ class chained_backend final : public collective_backend {
     others_->abort();
   }
   void leave(int rank) noexcept override {
-    if (left_.fetch_add(1) + 1 == static_cast<int>(devices_.size()) && lanes_) chains_.give_back(lanes_);
+    if (left_.fetch_add(1) + 1 == static_cast<int>(devices_.size()) && lanes_)
+      chains_.give_back(lanes_);
     others_->leave(rank);
   }
   std::string said(int rank) const override { return said_[static_cast<std::size_t>(rank)]; }
@@ -113,7 +118,8 @@ class chained_backend final : public collective_backend {
     std::shared_ptr<rendezvous> here_is;
     {
       auto s = shared_.lock();
-      if (s->aborted) return nullptr;
+      if (s->aborted)
+        return nullptr;
       auto& open = s->open[mine.what.turn];
       if (!open) {  // if host memory runs out here, the next rank makes it
         auto made = std::make_shared<rendezvous>();
@@ -147,13 +153,17 @@ class chained_backend final : public collective_backend {
       m.way = why.empty() ? chains_.text_of(m.parts) : by_others(why);
       m.carried = why.empty();
     } catch (...) {}  // no host memory for the text
-    if (!m.carried) return;
+    if (!m.carried)
+      return;
     m.refused = chains_.carry(*lanes_, m.parts, at);
-    if (m.refused.what != driver::code::lost) return;
+    if (m.refused.what != driver::code::lost)
+      return;
     auto const& clocks = runtime_.part<clock::clocks>();
     for (int const device : devices_)
-      if (clocks.lost(device)) lost_.store(device);
-    if (lost_.load() < 0) lost_.store(devices_[0]);
+      if (clocks.lost(device))
+        lost_.store(device);
+    if (lost_.load() < 0)
+      lost_.store(devices_[0]);
   }
 
   runtime::impl& runtime_;
@@ -161,7 +171,7 @@ class chained_backend final : public collective_backend {
   std::vector<int> const devices_;
   std::unique_ptr<collective_backend> const others_;
   char const* const name_;
-  std::vector<std::string> said_;     // by rank, written by its thread
+  std::vector<std::string> said_;  // by rank, written by its thread
   // Likewise: the ranks have met and go on, and this one's part is still to come. It must not meet them again.
   std::vector<std::shared_ptr<rendezvous const>> met_;
   chains::lanes* lanes_ = nullptr;

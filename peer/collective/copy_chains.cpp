@@ -88,16 +88,19 @@ struct chains::state {
       return "memory of " + base::gpu_name(to) + " consists of segments, which peers cannot access";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
-    if (!block) return "rank " + std::to_string(h.to) + " passed memory that weir did not allocate";
+    if (!block)
+      return "rank " + std::to_string(h.to) + " passed memory that weir did not allocate";
     auto const open = [&] { return its->granted(h.dst, from) && ways.known(from, to) == links::link_state::proven; };
-    if (!open()) ways.count_bytes(from, *its, *block, parts[h.to].what.part_bytes(), at);
+    if (!open())
+      ways.count_bytes(from, *its, *block, parts[h.to].what.part_bytes(), at);
     return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + base::gpu_name(from) + " yet";
   }
 
   // A lost device stops at an unknown time: memory that it may still access is marked, never reused.
   void hold_back(void const* at, clock::stream_clock& stream, source_location where) noexcept {
     try {
-      if (auto* const its = memory.owner(at)) its->record_use(at, stream, where);
+      if (auto* const its = memory.owner(at))
+        its->record_use(at, stream, where);
     } catch (...) {}
   }
 
@@ -119,11 +122,11 @@ struct carrying {
   State& my;
   std::span<rank_request const> parts;
   std::vector<hop> const& hops;
-  std::size_t streams;                                                    // streams of each hop
+  std::size_t streams;                                                       // streams of each hop
   std::array<std::vector<clock::stream_clock*>, chains::side_by_side> by{};  // by stream and hop
-  std::vector<bool> begun, ended;                                         // by hop
+  std::vector<bool> begun, ended;                                            // by hop
   source_location at;
-  driver::status refused{};          // the first refusal
+  driver::status refused{};  // the first refusal
 
   clock::stream_clock& from(std::size_t k) const { return *parts[hops[k].from].stream; }
   clock::stream_clock& to(std::size_t k) const { return *parts[hops[k].to].stream; }
@@ -132,7 +135,8 @@ struct carrying {
   bool begin(std::size_t k) {
     begun[k] = true;
     for (std::size_t s = 0; s < streams; ++s)
-      if (!went(by[s][k]->wait(from(k).now())) || !went(by[s][k]->wait(to(k).now()))) return false;
+      if (!went(by[s][k]->wait(from(k).now())) || !went(by[s][k]->wait(to(k).now())))
+        return false;
     return true;
   }
   bool pass(std::size_t k, std::size_t offset, std::size_t bytes, std::size_t stream = 0) {
@@ -146,8 +150,10 @@ struct carrying {
     for (std::size_t offset = 0; offset < bytes && refused.ok(); offset += chunk, in_turn = (in_turn + 1) % streams) {
       auto const& now = by[in_turn];
       for (std::size_t k = 0; k < hops.size(); ++k) {
-        if (k > 0 && !went(now[k]->wait(now[k - 1]->now()))) return;  // the hop before has brought this chunk
-        if (!pass(k, offset, std::min(chunk, bytes - offset), in_turn)) return;
+        if (k > 0 && !went(now[k]->wait(now[k - 1]->now())))
+          return;  // the hop before has brought this chunk
+        if (!pass(k, offset, std::min(chunk, bytes - offset), in_turn))
+          return;
       }
     }
   }
@@ -165,7 +171,8 @@ struct carrying {
     // A gather's hops all wait for the root's current work, not for each other. A scatter's hops share one
     // stream: a late rank must not delay the ranks before it.
     for (std::size_t k = 0; !scatters && k < hops.size() && begin(k); ++k) {}
-    for (std::size_t k = 0; k < hops.size() && refused.ok() && (begun[k] || begin(k)) && pass(k, 0, bytes); ++k) end(k);
+    for (std::size_t k = 0; k < hops.size() && refused.ok() && (begun[k] || begin(k)) && pass(k, 0, bytes); ++k)
+      end(k);
   }
 
   // Orders both ranks' streams after the hop.
@@ -175,8 +182,10 @@ struct carrying {
       clock::stream_clock& done = *by[s][k];
       for (auto* const stream : {&to(k), &from(k)}) {
         auto const ordered = my.order(*stream, done);
-        if (ordered.ok()) continue;
-        if (refused.ok() || ordered.what == driver::code::lost) refused = ordered;
+        if (ordered.ok())
+          continue;
+        if (refused.ok() || ordered.what == driver::code::lost)
+          refused = ordered;
         my.hold_back(hops[k].dst, done, at);
         my.hold_back(hops[k].src, done, at);
       }
@@ -184,7 +193,8 @@ struct carrying {
   }
   void end() noexcept {
     for (std::size_t k = 0; k < hops.size(); ++k)
-      if (begun[k] && !ended[k]) end(k);
+      if (begun[k] && !ended[k])
+        end(k);
   }
 };
 
@@ -197,7 +207,8 @@ chains::chains(runtime::impl& r)
                                               : as_usual) {}
 chains::~chains() {
   // there is no driver left to return to
-  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
+  if (process_is_ending() || process_was_forked())
+    static_cast<void>(state_.release());
 }
 
 chains::lanes* chains::lease(std::vector<int> const& devices, source_location at) {
@@ -206,14 +217,18 @@ chains::lanes* chains::lease(std::vector<int> const& devices, source_location at
   {
     auto all = my.all.lock();
     for (auto const& one : *all)
-      if (!std::exchange(one->leased, one->leased || one->devices == devices) && one->leased) left.push_back(one.get());
+      if (!std::exchange(one->leased, one->leased || one->devices == devices) && one->leased)
+        left.push_back(one.get());
   }
   lanes* found = nullptr;
   for (lanes* const one : left) {
-    if (!found && my.is_idle(*one)) found = one;
-    else give_back(one);
+    if (!found && my.is_idle(*one))
+      found = one;
+    else
+      give_back(one);
   }
-  if (found) return found;
+  if (found)
+    return found;
   auto fresh = std::make_unique<lanes>();
   fresh->devices = devices;
   for (auto& each : fresh->of)
@@ -230,8 +245,10 @@ void chains::give_back(lanes* one) noexcept {
 }
 
 std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcept {
-  if (std::size_t const set = chunk_.load(base::memory_order_relaxed)) return std::min(set, bytes);
-  if (hops < 2) return bytes;
+  if (std::size_t const set = chunk_.load(base::memory_order_relaxed))
+    return std::min(set, bytes);
+  if (hops < 2)
+    return bytes;
   // (chunks + hops - 1) * cost of a chunk is smallest at this chunk size.
   double const best =
       std::sqrt(static_cast<double>(bytes) * static_cast<double>(chunk_cost) / static_cast<double>(hops - 1));
@@ -241,10 +258,12 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
 
 std::string chains::why_not(std::span<rank_request const> parts, source_location at) noexcept try {
   for (std::size_t rank = 0; rank < parts.size(); ++rank)
-    if (parts[rank].captured) return "the stream of rank " + std::to_string(rank) + " is captured";
+    if (parts[rank].captured)
+      return "the stream of rank " + std::to_string(rank) + " is captured";
   std::string why;
   for (hop const& h : hops_of(parts)) {  // all hops, so that each counts its bytes
-    if (std::string one = state_->why_closed(h, parts, at); why.empty()) why = std::move(one);
+    if (std::string one = state_->why_closed(h, parts, at); why.empty())
+      why = std::move(one);
   }
   return why;
 } catch (...) {
@@ -259,10 +278,13 @@ driver::status chains::carry(lanes& on, std::span<rank_request const> parts, sou
   std::size_t const streams = chunk < what.part_bytes() ? side_by_side : 1;
   carrying all{*state_, parts, hops, streams, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
   for (std::size_t s = 0; s < streams; ++s)
-    for (hop const& h : hops) all.by[s].push_back(&on.of[s][h.by]->stream());
+    for (hop const& h : hops)
+      all.by[s].push_back(&on.of[s][h.by]->stream());
   try {
-    if (what.what == collective::broadcast) all.broadcast(what.part_bytes(), chunk);
-    else all.spread(what);
+    if (what.what == collective::broadcast)
+      all.broadcast(what.part_bytes(), chunk);
+    else
+      all.spread(what);
   } catch (...) {
     all.refused = {driver::code::failed, 0};
   }
@@ -276,7 +298,8 @@ std::string chains::text_of(std::span<rank_request const> parts) const {
   collective_request const& what = parts.front().what;
   std::size_t const hops = parts.size() - 1, bytes = what.part_bytes();
   std::string s = "copies: " + std::to_string(hops) + (hops == 1 ? " hop" : " hops");
-  if (what.what != collective::broadcast) return s;
+  if (what.what != collective::broadcast)
+    return s;
   std::size_t const chunk = chunk_for(bytes, hops), chunks = (bytes + chunk - 1) / chunk;
   return s + (chunks == 1 ? ", one chunk"
                           : ", " + std::to_string(chunks) + " chunks of " + std::to_string(chunk >> 10) + " KiB");

@@ -36,7 +36,7 @@ class chains {  // a part of the runtime
     return mib << 20;
   }
   static constexpr std::size_t chunk_unit = std::size_t{1} << 20;
-  static constexpr std::size_t side_by_side = 2;                        // streams of a hop
+  static constexpr std::size_t side_by_side = 2;  // streams of a hop
   // Fixed cost of a chunk and hop, as bytes that the link would carry meanwhile: twice 4 us at 390 GB/s.
   // Twice, because consecutive broadcasts overlap, and only chunks cost them time.
   static constexpr std::size_t chunk_cost = std::size_t{3} << 20;
@@ -59,9 +59,9 @@ class chains {  // a part of the runtime
   void set_chunk(std::size_t bytes) noexcept { chunk_.store(bytes, base::memory_order_relaxed); }
   std::size_t chunk_for(std::size_t bytes, std::size_t hops) const noexcept;
 
-  struct lanes;  // streams on each of several devices
+  struct lanes;                                                    // streams on each of several devices
   lanes* lease(std::vector<int> const& devices, source_location);  // Throws: device_lost, driver_error
-  void give_back(lanes*) noexcept;                      // Blocks: no
+  void give_back(lanes*) noexcept;                                 // Blocks: no
 
   // Requires, for both: part k is rank k's, the lanes are of their devices, all parts match and have bytes.
   // Returns: why they cannot be carried; empty if they can. Counts the bytes towards a grant.

@@ -68,7 +68,8 @@ byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts
     case collective::all_gather:
     case collective::gather: {
       byte_vector all;
-      for (byte_vector const& p : parts) all.insert(all.end(), p.begin(), p.end());
+      for (byte_vector const& p : parts)
+        all.insert(all.end(), p.begin(), p.end());
       return all;
     }
     case collective::all_to_all: {
@@ -87,7 +88,8 @@ byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts
   }
   byte_vector all(parts[0].size());
   std::vector<void const*> in;
-  for (byte_vector const& p : parts) in.push_back(p.data());
+  for (byte_vector const& p : parts)
+    in.push_back(p.data());
   void* const out = all.data();
   reduce(r.type, r.how, in, {&out, 1}, 0, static_cast<std::int64_t>(all.size() / size_of(r.type)));
   return all;
@@ -95,8 +97,8 @@ byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts
 
 std::span<std::byte const> result(collective_request const& r, byte_vector const& whole, int rank, int ranks) {
   std::size_t const n = gotten(r, rank, ranks);
-  bool const sliced = r.what == collective::reduce_scatter || r.what == collective::scatter ||
-                      r.what == collective::all_to_all;
+  bool const sliced =
+      r.what == collective::reduce_scatter || r.what == collective::scatter || r.what == collective::all_to_all;
   return std::span(whole).subspan(sliced ? n * static_cast<std::size_t>(rank) : 0, n);
 }
 
@@ -114,7 +116,8 @@ bool received(int line, byte_vector& part, std::size_t n) {
   while (part.size() < n) {
     std::size_t const at = part.size();
     part.resize(std::min(n, at + std::max(at, step)));
-    if (!filled(line, std::span(part).subspan(at))) return false;
+    if (!filled(line, std::span(part).subspan(at)))
+      return false;
   }
   return true;
 }

@@ -28,7 +28,8 @@ constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::si
 // Orders the stream behind `s`; inside a capture behind all work of its stream so far.
 driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
   driver::status const is = stream.wait(s);
-  if (is.what != driver::code::not_permitted) return is;
+  if (is.what != driver::code::not_permitted)
+    return is;
   driver::status const joined = stream.join(*clock::find(s.stream));
   return joined.ok() ? joined : is;
 }
@@ -71,17 +72,22 @@ struct WEIR_LOCAL gradient_buckets::state {
   }
 
   ~state() {
-    if (all->ended() || process_is_ending() || process_was_forked()) return;
+    if (all->ended() || process_is_ending() || process_was_forked())
+      return;
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
     // must serve, so the ranks end first.
     constexpr std::string_view why = "an exception ended its gradient_buckets";
-    if (scope.is_ended() && all->waits(rank)) all->abort(rank, why);
-    else if (scope.is_ended()) all->unwound(rank, why);
-    if (!block) return;
+    if (scope.is_ended() && all->waits(rank))
+      all->abort(rank, why);
+    else if (scope.is_ended())
+      all->unwound(rank, why);
+    if (!block)
+      return;
     static constexpr char const* its_end = "the end of its gradient_buckets";
     try {
       weir::deallocate(block, {its_end, "", 0});
-      if (pool) memory(source_location::current()).end_pool(*pool);
+      if (pool)
+        memory(source_location::current()).end_pool(*pool);
     } catch (...) {
       streams::tell_of_refused_free(block, its_end);
     }
@@ -122,7 +128,8 @@ void gradient_buckets::state::lay_out() {
 
 void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t bytes, source_location at) {
   memory::allocator& from = memory(at);
-  if (!options.registered) return from.allocate(home, bytes, gap, at);
+  if (!options.registered)
+    return from.allocate(home, bytes, gap, at);
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;
   try {
@@ -131,7 +138,8 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
     memory::thread_caches::leave(inside);
     return p;
   } catch (...) {
-    if (inside) memory::thread_caches::leave(inside);
+    if (inside)
+      memory::thread_caches::leave(inside);
     from.end_pool(*std::exchange(pool, nullptr));
     throw;
   }
@@ -229,19 +237,26 @@ void gradient_buckets::build(stream_ref on, source_location at) {
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
     s.memory(at).record_use(block, streams::clock_of(*s.side), at);
     // Last: a registration keeps the memory until the communicator ends.
-    if (s.pool) s.all->register_pool(s.rank, streams::clock_of(*s.side), s.memory(at), *s.pool, at);
+    if (s.pool)
+      s.all->register_pool(s.rank, streams::clock_of(*s.side), s.memory(at), *s.pool, at);
   } catch (...) {
     s.memory(at).deallocate(block, nullptr, at);
-    if (s.pool) s.memory(at).end_pool(*std::exchange(s.pool, nullptr));
+    if (s.pool)
+      s.memory(at).end_pool(*std::exchange(s.pool, nullptr));
     throw;
   }
   s.block = static_cast<std::byte*>(block);
-  if (auto* const checker = driver::check::control_of(owner.machine())) checker->manages(block, s.named_parts(device));
+  if (auto* const checker = driver::check::control_of(owner.machine()))
+    checker->manages(block, s.named_parts(device));
   observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }
 
-int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }
-int gradient_buckets::bucket_count() const noexcept { return static_cast<int>(state_->buckets.size()); }
+int gradient_buckets::size() const noexcept {
+  return static_cast<int>(state_->ones.size());
+}
+int gradient_buckets::bucket_count() const noexcept {
+  return static_cast<int>(state_->buckets.size());
+}
 
 device_span gradient_buckets::parameter(int i, source_location at) const {
   state::one const& o = state_->find(i, "gradient_buckets::parameter", at);
@@ -287,8 +302,10 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
   clock::stamp const written = stream.now();
   auto const same =
       std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
-  if (same == b.written.end()) b.written.push_back(written);
-  else *same = written;
+  if (same == b.written.end())
+    b.written.push_back(written);
+  else
+    *same = written;
   o.was_ready = true;
   --b.missing;
   s.start_full_buckets(at);
@@ -302,8 +319,10 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   std::string missing;
   int more = 0;
   for (int i = 0; i < size(); ++i) {
-    if (s.ones[static_cast<std::size_t>(i)].was_ready) continue;
-    if (constexpr int named = 8; more++ < named) missing += (missing.empty() ? "" : ", ") + s.named(i);
+    if (s.ones[static_cast<std::size_t>(i)].was_ready)
+      continue;
+    if (constexpr int named = 8; more++ < named)
+      missing += (missing.empty() ? "" : ", ") + s.named(i);
   }
   if (more)
     throw invalid_use(
@@ -313,7 +332,8 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);
   require(wait_behind(stream, side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
-  for (state::one& o : s.ones) o.was_ready = false;
+  for (state::one& o : s.ones)
+    o.was_ready = false;
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;
     b.written.clear();

@@ -23,9 +23,16 @@ class memory_pool;
 namespace weir::peer {
 
 enum class collective : std::uint8_t {
-  all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather, all_to_all,
-  send, receive,  // between two ranks
-  register_pool   // enqueues nothing. in, count: the pool's memory, in bytes
+  all_reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  scatter,
+  gather,
+  all_to_all,
+  send,
+  receive,       // between two ranks
+  register_pool  // enqueues nothing. in, count: the pool's memory, in bytes
 };
 std::string_view name_of(collective) noexcept;
 
@@ -59,22 +66,29 @@ struct collective_request {
   bool between_two() const noexcept { return what == collective::send || what == collective::receive; }
   std::size_t part_bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(type); }
   bool matches(collective_request const& other) const noexcept;  // ignores the addresses
-  bool fits(collective_request const& other) const noexcept {  // of a send and a receive
+  bool fits(collective_request const& other) const noexcept {    // of a send and a receive
     return type == other.type && count == other.count;
   }
   collective_request seen_from(int rank) const noexcept {  // the other rank's side of this rank's send or receive
-    return {what == collective::send ? collective::receive : collective::send, type, how, rank, count, nullptr,
-            nullptr, turn};
+    return {what == collective::send ? collective::receive : collective::send,
+            type,
+            how,
+            rank,
+            count,
+            nullptr,
+            nullptr,
+            turn};
   }
   // Of a rank's request; equal for all requests of one call: sender and receiver, both 0 for collectives; turn.
   using key = std::array<std::uint64_t, 3>;
   key key_of(int rank) const noexcept {
     auto const mine = static_cast<std::uint64_t>(rank), other = static_cast<std::uint64_t>(root);
-    if (!between_two()) return {0, 0, turn};
+    if (!between_two())
+      return {0, 0, turn};
     return what == collective::send ? key{mine, other, turn} : key{other, mine, turn};
   }
-  std::string text() const;     // "all_reduce of 12 float32 (sum)"; of a group: ", member 2 of a group of 3"
-  std::string of_one() const;   // without the group
+  std::string text() const;    // "all_reduce of 12 float32 (sum)"; of a group: ", member 2 of a group of 3"
+  std::string of_one() const;  // without the group
   struct own_touches {
     std::array<driver::touch, 2> all{};
     std::size_t first = 0, count = 0;
@@ -113,8 +127,8 @@ class collective_backend {
   virtual std::string broken(int rank) = 0;
   // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
   virtual bool idle(int /*rank*/) { return true; }
-  virtual void abort() noexcept = 0;            // Threads: any. Idempotent. Ensures: no stream waits for a rank
-  virtual void leave(int rank) noexcept = 0;    // ends a rank. Requires: the other ranks issued all that it issued
+  virtual void abort() noexcept = 0;          // Threads: any. Idempotent. Ensures: no stream waits for a rank
+  virtual void leave(int rank) noexcept = 0;  // ends a rank. Requires: the other ranks issued all that it issued
   // Path of the rank's last collective with a root, and why. Threads: the rank's
   virtual std::string said(int /*rank*/) const { return {}; }
 };
@@ -201,9 +215,9 @@ class group {
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
 
-  runtime::impl& runtime_;           // invalid once ended_
+  runtime::impl& runtime_;  // invalid once ended_
   base::atomic<bool> ended_{false};
-  std::vector<int> const devices_;   // by rank; -1: of another process
+  std::vector<int> const devices_;  // by rank; -1: of another process
   std::unique_ptr<collective_backend> const backend_;
 
  private:
@@ -234,14 +248,14 @@ class thread_group final : public group {
   std::string failure() const override;
 
  private:
-  struct asked {       // a collective or transfer that not all of its ranks have called yet
+  struct asked {  // a collective or transfer that not all of its ranks have called yet
     collective_request first;
     int first_rank;
     source_location at;
-    int ranks = 0;     // number of ranks that called it
+    int ranks = 0;                 // number of ranks that called it
     std::uint64_t exceptions = 0;  // the fewest of their exceptions_of()
   };
-  struct pair {  // what one rank sends to another
+  struct pair {                            // what one rank sends to another
     std::uint64_t sent = 0, received = 0;  // turns that were called
     std::vector<asked> open;               // called by one of the two
     std::size_t checked = 0;               // of the call that is being compared
@@ -249,13 +263,13 @@ class thread_group final : public group {
   struct round {  // a barrier, a split or a registration
     std::string_view operation;
     int first_rank;
-    std::vector<bool> came;  // by rank, as all that follows
+    std::vector<bool> came;             // by rank, as all that follows
     std::vector<color_and_key> colors;  // of a split; of a registration, whether the GPU may multicast
     bool full = false, over = false;    // all have come; the last has seen to it
     int last_rank = -1;
     std::exception_ptr failed{};  // for the last rank; `why`: its text, for the others
     std::string why{};
-    std::vector<seat> seats{};    // empty: failed
+    std::vector<seat> seats{};  // empty: failed
   };
   struct shared {
     std::vector<asked> open;                   // open[i] is turn closed + i
@@ -266,17 +280,17 @@ class thread_group final : public group {
     std::vector<bool> gone;                    // by rank
     std::shared_ptr<round> meets;              // null: no rank waits
     int aborted_by = -1;
-    std::string why;                           // empty: its program, or a rank left
+    std::string why;  // empty: its program, or a rank left
     struct exceptions {
-      std::uint64_t count = 0, turn = 0;       // that ended owners of a rank while `turn` was its next
-      bool silent = false;                     // the rank has made no call since
+      std::uint64_t count = 0, turn = 0;  // that ended owners of a rank while `turn` was its next
+      bool silent = false;                // the rank has made no call since
       std::string_view owner{};
     };
-    std::vector<exceptions> unwound;           // by rank
-    int silent = 0;                            // ranks
+    std::vector<exceptions> unwound;  // by rank
+    int silent = 0;                   // ranks
     std::uint64_t exceptions_of(int rank) const noexcept;
     void speaks(int rank) noexcept;
-    int awaited() const noexcept;              // a silent rank that another waits for; -1: none
+    int awaited() const noexcept;            // a silent rank that another waits for; -1: none
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;

@@ -20,7 +20,8 @@ template <class W>
 W add(W a, W b) noexcept {
   if constexpr (std::is_integral_v<W>)
     return static_cast<W>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  else return a + b;
+  else
+    return a + b;
 }
 
 template <class T, class Combine>
@@ -32,17 +33,21 @@ void by_blocks(std::span<void const* const> in, std::span<void* const> out, std:
   for (std::int64_t at = begin; at < end; at += block) {
     std::size_t const n = static_cast<std::size_t>(std::min(block, end - at));
     T const* const first = static_cast<T const*>(in[0]) + at;
-    for (std::size_t i = 0; i < n; ++i) sum[i] = static_cast<wide<T>>(first[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      sum[i] = static_cast<wide<T>>(first[i]);
     for (void const* const other : in.subspan(1)) {
       T const* const from = static_cast<T const*>(other) + at;
-      for (std::size_t i = 0; i < n; ++i) sum[i] = combine(sum[i], static_cast<wide<T>>(from[i]));
+      for (std::size_t i = 0; i < n; ++i)
+        sum[i] = combine(sum[i], static_cast<wide<T>>(from[i]));
     }
     if (divide) {
-      for (std::size_t i = 0; i < n; ++i) sum[i] = sum[i] / ranks;
+      for (std::size_t i = 0; i < n; ++i)
+        sum[i] = sum[i] / ranks;
     }
     for (void* const target : out) {
       T* const to = static_cast<T*>(target) + at;
-      for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<T>(sum[i]);  // integers wrap
+      for (std::size_t i = 0; i < n; ++i)
+        to[i] = static_cast<T>(sum[i]);  // integers wrap
     }
   }
 }

@@ -21,12 +21,25 @@ namespace weir::peer {
 namespace {
 
 // Every entry point, by NCCL's name and type.
-#define WEIR_NCCL_CALLS(X)                                                                                       \
-  X(GetVersion)                                                                                                  \
-  X(GetUniqueId)                                                                                                 \
-  X(CommInitRankConfig)                                                                                          \
-  X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
-      X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(RedOpCreatePreMulSum)
+#define WEIR_NCCL_CALLS(X) \
+  X(GetVersion)            \
+  X(GetUniqueId)           \
+  X(CommInitRankConfig)    \
+  X(CommInitAll)           \
+  X(CommDestroy)           \
+  X(CommAbort)             \
+  X(CommGetAsyncError)     \
+  X(GetErrorString)        \
+  X(GetLastError)          \
+  X(AllReduce)             \
+  X(Broadcast)             \
+  X(AllGather)             \
+  X(ReduceScatter)         \
+  X(Send)                  \
+  X(Recv)                  \
+  X(GroupStart)            \
+  X(GroupEnd)              \
+  X(RedOpCreatePreMulSum)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -63,14 +76,16 @@ library load() {
   std::string missing;
 #define X(call)                                                                              \
   found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
-  if (!found.call) missing += " nccl" #call;
+  if (!found.call)                                                                           \
+    missing += " nccl" #call;
   WEIR_NCCL_CALLS(X)
 #undef X
   using registers = decltype(found.CommWindowRegister);
   using unregisters = decltype(found.CommWindowDeregister);
   found.CommWindowRegister = reinterpret_cast<registers>(os::find_symbol(so, "ncclCommWindowRegister"));
   found.CommWindowDeregister = reinterpret_cast<unregisters>(os::find_symbol(so, "ncclCommWindowDeregister"));
-  if (!missing.empty()) found.why = "libnccl.so.2 lacks" + missing;
+  if (!missing.empty())
+    found.why = "libnccl.so.2 lacks" + missing;
   else if (found.GetVersion(&found.version) != ncclSuccess || found.version < oldest)
     found.why = base::text("libnccl.so.2 is version ", found.version, ", weir needs ", oldest, " (2.26) or newer");
   return found;
@@ -113,7 +128,8 @@ ncclRedOp_t operation_of(reduce_op how) noexcept {
 
 std::string words(ncclResult_t r, ncclComm_t on) {
   std::string text = base::text(nccl().GetErrorString(r), " (", static_cast<int>(r), ")");
-  if (char const* const last = nccl().GetLastError(on); last && *last) text += ": " + std::string(last);
+  if (char const* const last = nccl().GetLastError(on); last && *last)
+    text += ": " + std::string(last);
   return text;
 }
 
@@ -127,7 +143,8 @@ class nccl_backend final : public collective_backend {
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
                          base::text(devices_.size(), " GPUs: NCCL returns ", words(answer, nullptr)),
                          "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{283});
-    for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
+    for (std::size_t i = 0; i < made.size(); ++i)
+      ranks_[i].comm = made[i];
   }
 
   // One rank of several processes; the others' communicators stay null here.
@@ -152,8 +169,10 @@ class nccl_backend final : public collective_backend {
       ncclResult_t now = ncclSuccess;
       ncclResult_t const asked = nccl().CommGetAsyncError(mine.comm, &now);
       answer = asked != ncclSuccess ? asked : now;
-      if (answer == ncclSuccess) return;
-      if (gave_up = gives_up(); !gave_up.empty()) break;
+      if (answer == ncclSuccess)
+        return;
+      if (gave_up = gives_up(); !gave_up.empty())
+        break;
       base::sleep_ns(pause_ns);
     }
     std::string const text = gave_up.empty() ? "NCCL returns " + words(answer, mine.comm) : gave_up;
@@ -165,7 +184,8 @@ class nccl_backend final : public collective_backend {
   ~nccl_backend() override { abort(); }  // ranks that have not left
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
-    if (std::all_of(all.begin(), all.end(), [](auto const& r) { return r.count == 0; })) return;
+    if (std::all_of(all.begin(), all.end(), [](auto const& r) { return r.count == 0; }))
+      return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
     auto const operands = [&] {
@@ -182,16 +202,19 @@ class nccl_backend final : public collective_backend {
         throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",
                            "Create a new one with communicator::create_all", at, error_id{284});
       auto const enqueue_all = [&](auto const& note) {
-        for (collective_request const& each : all) note(enqueue(rank, each, mine, native.value));
+        for (collective_request const& each : all)
+          note(enqueue(rank, each, mine, native.value));
       };
       answer = all.size() == 1 ? enqueue(rank, all[0], mine, native.value) : in_a_group(enqueue_all);
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
         // an invalid argument changes nothing; any other error ends the communicator
         bool const is_over = answer != ncclInvalidArgument;
-        if (is_over) mine.failed = "NCCL failed";  // fits without host memory
+        if (is_over)
+          mine.failed = "NCCL failed";  // fits without host memory
         text = words(answer, mine.comm);
-        if (is_over) mine.failed = text;
+        if (is_over)
+          mine.failed = text;
       }
     }
     if (answer == ncclSuccess) {
@@ -209,7 +232,8 @@ class nccl_backend final : public collective_backend {
   }
 
   bool prepare_registration(int rank, source_location at) override {
-    if (!has_windows()) return false;
+    if (!has_windows())
+      return false;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     std::string const operands = base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device));
@@ -223,7 +247,8 @@ class nccl_backend final : public collective_backend {
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, bool multicast,
                        source_location at) override {
-    if (!has_windows()) return;
+    if (!has_windows())
+      return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     auto const operands = [&] {
@@ -239,7 +264,8 @@ class nccl_backend final : public collective_backend {
       } else {
         answer = nccl().CommWindowRegister(mine.comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
                                            equal_offsets);
-        if (answer == ncclSuccess) answer = ncclInProgress;  // a call that does not block says success at once
+        if (answer == ncclSuccess)
+          answer = ncclInProgress;  // a call that does not block says success at once
         answer = settled(answer, mine.comm);
         mine.multicasts = multicast;
         float factor = 1;
@@ -262,7 +288,8 @@ class nccl_backend final : public collective_backend {
   bool idle(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
-    if (stream == 0) return true;
+    if (stream == 0)
+      return true;
     auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
     return done.ok() && done.value;
   }
@@ -270,24 +297,31 @@ class nccl_backend final : public collective_backend {
   std::string broken(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     base::lock_guard const lock(mine.calls);
-    if (!mine.comm) return "the communicator was aborted";
-    if (!mine.failed.empty()) return mine.failed;
+    if (!mine.comm)
+      return "the communicator was aborted";
+    if (!mine.failed.empty())
+      return mine.failed;
     ncclResult_t later = ncclSuccess;
     ncclResult_t const answer = nccl().CommGetAsyncError(mine.comm, &later);
-    if (answer != ncclSuccess) later = answer;
-    if (later == ncclSuccess || later == ncclInProgress) return {};
+    if (answer != ncclSuccess)
+      later = answer;
+    if (later == ncclSuccess || later == ncclInProgress)
+      return {};
     return mine.failed = "NCCL reports " + words(later, mine.comm);
   }
 
   void abort() noexcept override {
     aborting_.store(true, base::memory_order_relaxed);
-    if (process_is_ending()) return;  // the driver may be gone: the system frees all
+    if (process_is_ending())
+      return;  // the driver may be gone: the system frees all
     auto const end = [](one& each) {
-      if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
+      if (ncclComm_t const comm = std::exchange(each.comm, nullptr))
+        nccl().CommAbort(comm);
     };
     for (one& each : ranks_) {
       // its thread is inside NCCL, perhaps connecting to a rank that never comes
-      if (!each.calls.try_lock()) continue;
+      if (!each.calls.try_lock())
+        continue;
       end(each);
       each.calls.unlock();
     }
@@ -295,9 +329,11 @@ class nccl_backend final : public collective_backend {
     std::int64_t const until = base::now_ns() + patience_ns;
     for (one& each : ranks_) {  // such a call returns after the other ranks are aborted
       bool locked = each.calls.try_lock();
-      for (; !locked && base::now_ns() < until; locked = each.calls.try_lock()) base::sleep_ns(pause_ns);
+      for (; !locked && base::now_ns() < until; locked = each.calls.try_lock())
+        base::sleep_ns(pause_ns);
       end(each);
-      if (locked) each.calls.unlock();
+      if (locked)
+        each.calls.unlock();
     }
   }
 
@@ -311,13 +347,16 @@ class nccl_backend final : public collective_backend {
     if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed))
       done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
     base::lock_guard const lock(mine.calls);
-    if (!mine.comm) return;
+    if (!mine.comm)
+      return;
     for (void* const window : mine.windows)
       if (window && done.ok() && mine.failed.empty() &&
           nccl().CommWindowDeregister(mine.comm, window) != ncclInvalidUsage)
         (void)settled(ncclInProgress, mine.comm);
-    if (done.ok()) (void)settled(nccl().CommDestroy(mine.comm), nullptr);
-    else nccl().CommAbort(mine.comm);
+    if (done.ok())
+      (void)settled(nccl().CommDestroy(mine.comm), nullptr);
+    else
+      nccl().CommAbort(mine.comm);
     mine.comm = nullptr;
   }
 
@@ -335,7 +374,8 @@ class nccl_backend final : public collective_backend {
   }
 
   ncclResult_t enqueue(int rank, collective_request const& r, one const& mine, CUstream_st* on) const {
-    if (r.count == 0) return ncclSuccess;
+    if (r.count == 0)
+      return ncclSuccess;
     bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
     std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
     ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
@@ -360,9 +400,11 @@ class nccl_backend final : public collective_backend {
   template <class Calls>
   static ncclResult_t in_a_group(Calls calls) {
     ncclResult_t worst = nccl().GroupStart();
-    if (worst != ncclSuccess) return worst;
+    if (worst != ncclSuccess)
+      return worst;
     auto const note = [&](ncclResult_t answer) {
-      if (answer != ncclSuccess && (worst == ncclSuccess || worst == ncclInProgress)) worst = answer;
+      if (answer != ncclSuccess && (worst == ncclSuccess || worst == ncclInProgress))
+        worst = answer;
     };
     calls(note);
     note(nccl().GroupEnd());
@@ -379,7 +421,8 @@ class nccl_backend final : public collective_backend {
     return in_a_group([&](auto const& note) {
       for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
         int const peer = static_cast<int>(other);
-        if (peer == rank && in_place) continue;
+        if (peer == rank && in_place)
+          continue;
         note(scatters ? nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on)
                       : nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
       }
@@ -481,7 +524,9 @@ std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<
                                                     source_location at) {
   refuse("communicator", base::text("rank ", rank, " of ", devices.size()), at);
 }
-std::string nccl_id(source_location at) { refuse("communicator", "rank 0", at); }
+std::string nccl_id(source_location at) {
+  refuse("communicator", "rank 0", at);
+}
 
 }  // namespace weir::peer
 

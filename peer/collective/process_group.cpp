@@ -59,7 +59,8 @@ class process_group final : public group {
         bond_(std::move(to_others)) {
     transfers_.lock()->resize(devices_.size());
     bond_->of.store(this);
-    if (watch().failed()) backend_->abort();
+    if (watch().failed())
+      backend_->abort();
   }
   ~process_group() override { leave(rank_); }
 
@@ -83,15 +84,18 @@ class process_group final : public group {
     }
     auto const all = meet(rank_watch::round::split, brings, options_.start, at);
     std::vector<color_and_key> colors(all.size());
-    for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&colors[r], all[r].bytes.data(), sizeof mine);
-    if (!takes_part) return {};
+    for (std::size_t r = 0; r < all.size(); ++r)
+      std::memcpy(&colors[r], all[r].bytes.data(), sizeof mine);
+    if (!takes_part)
+      return {};
     std::vector<int> const members = members_of(color, colors);
     std::string const id = all[static_cast<std::size_t>(members[0])].bytes.substr(sizeof mine);
     auto const where = rendezvous_id_of(id);
     if (!where)
       throw driver_error(0, "split", base::text(subject(), ": rank ", members[0], " has no port: ", base::visible(id)),
                          "Remove what that rank's error names, and repeat the call on all ranks", at, error_id{440});
-    if (members[0] != rank_) point = {};
+    if (members[0] != rank_)
+      point = {};
     point.id = *where;
     int const rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
     return {group_at(runtime_, std::move(point), {rank, static_cast<int>(members.size()), simulated_}, device(rank_),
@@ -118,9 +122,12 @@ class process_group final : public group {
   }
 
   void leave(int) noexcept override {
-    if (left_.exchange(true)) return;
-    if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
-    if (!ended()) leave_backend(rank_);
+    if (left_.exchange(true))
+      return;
+    if (std::uncaught_exceptions() > 0 && waits(rank_))
+      abort(rank_, "an exception ended its communicator");
+    if (!ended())
+      leave_backend(rank_);
     std::vector<rank_watch::transfers> called;
     called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
     watch().end(called);
@@ -135,20 +142,23 @@ class process_group final : public group {
 
   // By the watch's thread, or by one that accuses.
   void others_changed() noexcept {
-    if (watch().failed()) return backend_->abort();
+    if (watch().failed())
+      return backend_->abort();
     std::uint64_t const called = next_.load();
     int other = watch().left_before(called);
     bool in_collective = other >= 0, by_exception = false;
     {
       auto const with = transfers_.lock();
       for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
-        if (watch().left_with_less(static_cast<int>(r), (*with)[r])) other = static_cast<int>(r);
+        if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
+          other = static_cast<int>(r);
       if (other < 0) {
         other = watch().unwound_before(exceptions(), *with, waits_in_meet_.load());
         by_exception = in_collective = other >= 0;
       }
     }
-    if (other < 0 || (!calling_.load() && !(by_exception && waits_in_meet_.load()) && backend_->idle(rank_))) return;
+    if (other < 0 || (!calling_.load() && !(by_exception && waits_in_meet_.load()) && backend_->idle(rank_)))
+      return;
     char const* const what = by_exception ? ": an exception ended its gradient_buckets or collective_group"
                                           : " has destroyed its communicator";
     try {
@@ -176,7 +186,8 @@ class process_group final : public group {
     refuse_if_over(rank_, operation, {}, at);
     speaks();
     waits_in_meet_.store(met_ + 1);
-    if (watch().any_unwound()) others_changed();
+    if (watch().any_unwound())
+      others_changed();
     auto const end = watch().meet(why, limit, brings);
     waits_in_meet_.store(0);
     met_ += end.is == rank_watch::at_barrier::end::all_came;
@@ -199,7 +210,8 @@ class process_group final : public group {
     }
     refuse_if_over(rank_, operation, {}, at);
     std::string missing;
-    for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
+    for (int const r : end.missing)
+      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
     throw timed_out(operation, base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
                     "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
   }
@@ -207,7 +219,8 @@ class process_group final : public group {
   // Exceptions that have ended owners of this rank since its last collective.
   std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == next_.load() ? exceptions_.load() : 0; }
   void speaks() noexcept {
-    if (std::exchange(silent_, false)) watch().unwound(0, met_, *transfers_.lock());
+    if (std::exchange(silent_, false))
+      watch().unwound(0, met_, *transfers_.lock());
   }
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
@@ -216,7 +229,8 @@ class process_group final : public group {
   void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
     int left = left_.load() ? rank_ : -1;
     for (int const r : watch().left_in_order())  // rank 0 carries what simulated devices transfer
-      if (left < 0 && (needs(what, r) || (r == 0 && simulated_))) left = r;
+      if (left < 0 && (needs(what, r) || (r == 0 && simulated_)))
+        left = r;
     if (watch().failed())
       throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
     if (left >= 0)
@@ -228,7 +242,8 @@ class process_group final : public group {
   void end_broken(int, std::string const& why, std::string const& operation, source_location at) override {
     constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
-    while (!runtime_.machine().simulated() && !watch().failed() && base::now_ns() < until) base::sleep_ns(pause_ns);
+    while (!runtime_.machine().simulated() && !watch().failed() && base::now_ns() < until)
+      base::sleep_ns(pause_ns);
     group::end_broken(rank_, why, operation, at);
   }
 
@@ -237,12 +252,14 @@ class process_group final : public group {
     {
       auto counts = transfers_.lock();
       for (collective_request& r : all)
-        if (r.between_two()) r.turn = count_of(*counts, r)++;
+        if (r.between_two())
+          r.turn = count_of(*counts, r)++;
     }
     if (have_collective(all)) {  // one for the watch: then it sees a rank that calls the members singly
       before_ = trace_;
       for (collective_request& r : all) {
-        if (r.between_two()) continue;
+        if (r.between_two())
+          continue;
         r.turn = turn_++;
         trace_ = next_trace(trace_, r);
       }
@@ -252,7 +269,8 @@ class process_group final : public group {
     try {  // after it has been counted: a rank that leaves later is judged by the count, and by calling_
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
       calling_.store(true);
-      if (watch().any_unwound()) others_changed();
+      if (watch().any_unwound())
+        others_changed();
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
       withdraw(rank_, all, at);
@@ -271,10 +289,13 @@ class process_group final : public group {
     {
       auto counts = transfers_.lock();
       for (collective_request const& r : all)
-        if (r.between_two()) --count_of(*counts, r);
+        if (r.between_two())
+          --count_of(*counts, r);
     }
-    if (!have_collective(all)) return;
-    for (collective_request const& r : all) turn_ -= !r.between_two();
+    if (!have_collective(all))
+      return;
+    for (collective_request const& r : all)
+      turn_ -= !r.between_two();
     trace_ = before_;
     watch().counts(next_.fetch_sub(1) - 1, trace_);
   }
@@ -303,7 +324,8 @@ class process_group final : public group {
 };
 
 void bond::changed() noexcept {
-  if (process_group* const g = of.load()) g->others_changed();
+  if (process_group* const g = of.load())
+    g->others_changed();
 }
 
 rendezvous_point new_point(std::string host, source_location at) {

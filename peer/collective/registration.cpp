@@ -22,30 +22,34 @@ constexpr std::size_t most_pools = (std::size_t{1} << pool_bits) - 1;
 }  // namespace
 
 std::string placed_text(std::uint64_t placed) {
-  if (!placed) return {};
+  if (!placed)
+    return {};
   std::uint64_t const its = placed >> offset_bits & most_pools, other = placed >> (offset_bits + pool_bits);
   std::string text;
   std::uint64_t const offset = placed & ((std::uint64_t{1} << offset_bits) - 1);
-  if (its) text = base::text(", at byte ", offset, " of registered pool ", its);
+  if (its)
+    text = base::text(", at byte ", offset, " of registered pool ", its);
   return other ? text + base::text(", its part in registered pool ", other) : text;
 }
 
 // Parts differ by rank, and their place with them. Of collectives with a root some ranks pass one buffer alone.
 std::uint64_t group::placed(int rank, collective_request const& r) const noexcept {
   auto const& all = registered_[static_cast<std::size_t>(rank)];
-  if (all.empty() || r.count == 0 || r.between_two()) return 0;
-  if (r.what == collective::scatter || r.what == collective::gather) return 0;
+  if (all.empty() || r.count == 0 || r.between_two())
+    return 0;
+  if (r.what == collective::scatter || r.what == collective::gather)
+    return 0;
   std::uint64_t offset = 0;
   auto const pool_of = [&](void const* p) -> std::uint64_t {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (at - all[i].at < all[i].bytes) return offset = at - all[i].at, i + 1;
+      if (at - all[i].at < all[i].bytes)
+        return offset = at - all[i].at, i + 1;
     return offset = 0, 0;
   };
   bool const by_input = r.what == collective::reduce_scatter,
              in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
-  std::uint64_t const other = in_place ? 0 : pool_of(by_input ? r.out : r.in),
-                      its = pool_of(by_input ? r.in : r.out);
+  std::uint64_t const other = in_place ? 0 : pool_of(by_input ? r.out : r.in), its = pool_of(by_input ? r.in : r.out);
   return other << (offset_bits + pool_bits) | its << offset_bits | offset;
 }
 
@@ -61,13 +65,18 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   bool multicast = backend_->prepare_registration(rank, at);
   auto const whole = of.whole(pool);
   all.reserve(all.size() + 1);
-  collective_request r{collective::register_pool, uint8, reduce_op::sum, 0, static_cast<std::int64_t>(whole.bytes),
+  collective_request r{collective::register_pool,
+                       uint8,
+                       reduce_op::sum,
+                       0,
+                       static_cast<std::int64_t>(whole.bytes),
                        reinterpret_cast<void const*>(whole.at)};  // NOLINT(performance-no-int-to-ptr)
   std::string const operation(name_of(r.what));
   refuse_if_broken(rank, operation, {&r, 1}, at);
   agree(rank, {&r, 1}, at);
   try {
-    if (!runtime_.machine().simulated()) multicast = meet_to_register(rank, multicast, at);
+    if (!runtime_.machine().simulated())
+      multicast = meet_to_register(rank, multicast, at);
     backend_->register_memory(rank, on, r, multicast, at);
   } catch (...) {
     take_back(rank, operation, {&r, 1}, at);
@@ -80,8 +89,10 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
 
 void group::leave_backend(int rank) noexcept {
   backend_->leave(rank);
-  if (process_is_ending()) return;
-  for (registered const& r : registered_[static_cast<std::size_t>(rank)]) r.of->let_go(*r.pool);
+  if (process_is_ending())
+    return;
+  for (registered const& r : registered_[static_cast<std::size_t>(rank)])
+    r.of->let_go(*r.pool);
   registered_[static_cast<std::size_t>(rank)].clear();
 }
 
@@ -91,7 +102,7 @@ void communicator::register_pool(pool const& p, source_location at) {
   runtime::impl& owner = state_->all->owner("register_pool", at);
   pool::state const& its = p.usable("register_pool", at);
   int const device = state_->all->device(rank());
-  std::string const why = !its.here->is_registered()       ? " is an ordinary pool"
+  std::string const why = !its.here->is_registered()    ? " is an ordinary pool"
                           : its.of.if_alive() != &owner ? " is of another runtime"
                           : its.on.index() != device
                               ? base::text(" of ", its.on.str(), ", the rank's device is ", base::gpu_name(device))

@@ -38,8 +38,12 @@ void require_one_type(device_span out, device_span in, std::string_view operatio
                       "Use one element type for both", at, error_id{266});
 }
 
-std::uintptr_t first_byte(device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); }
-std::uintptr_t byte_count(device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); }
+std::uintptr_t first_byte(device_span s) {
+  return reinterpret_cast<std::uintptr_t>(s.data);
+}
+std::uintptr_t byte_count(device_span s) {
+  return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype);
+}
 bool lie_apart(device_span a, device_span b) {
   return first_byte(a) + byte_count(a) <= first_byte(b) || first_byte(b) + byte_count(b) <= first_byte(a);
 }
@@ -77,14 +81,16 @@ collective_request asking::broadcast(device_span what, int root) const {
 collective_request asking::scatter(device_span out, device_span in, int root) const {
   require_rank(root, ranks, "scatter", at);
   bool const mine = root == rank;
-  if (mine) require_slice_or_apart(in, out, rank, ranks, "scatter", at);
+  if (mine)
+    require_slice_or_apart(in, out, rank, ranks, "scatter", at);
   return {collective::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data};
 }
 
 collective_request asking::gather(device_span out, device_span in, int root) const {
   require_rank(root, ranks, "gather", at);
   bool const mine = root == rank;
-  if (mine) require_slice_or_apart(out, in, rank, ranks, "gather", at);
+  if (mine)
+    require_slice_or_apart(out, in, rank, ranks, "gather", at);
   return {collective::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr};
 }
 
@@ -128,7 +134,8 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
     throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
-  if (bytes == 0) return;
+  if (bytes == 0)
+    return;
   // another rank's thread may enqueue the collective
   if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
     void const* const named_there = what.data;
@@ -142,7 +149,8 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   if (!known) {  // the program's own driver memory
     auto const found = stream.owner().machine().find(what.data);
     require(found.is, operation, named(), "Pass memory that the driver knows", at);
-    if (found.value.in == driver::where::device) device = found.value.device;
+    if (found.value.in == driver::where::device)
+      device = found.value.device;
   }
   if (device != stream.device()) {
     std::string const whose =
@@ -150,7 +158,8 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
     throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
                       "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at, error_id{261});
   }
-  if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
+  if (is.memory && is.block.home != &stream)
+    is.memory->record_use(what.data, stream, at);
 }
 
 namespace {
@@ -175,12 +184,14 @@ std::vector<used> memory_of(requests all, std::size_t ranks) {
 
 // A collective's own parts may coincide, except in all_to_all.
 void require_apart(requests all, std::size_t ranks, std::span<source_location const> from) {
-  if (all.size() == 1 && all[0].what != collective::all_to_all) return;
+  if (all.size() == 1 && all[0].what != collective::all_to_all)
+    return;
   std::vector<used> const memory = memory_of(all, ranks);
   for (auto a = memory.begin(); a != memory.end(); ++a) {
     for (auto b = a + 1; b != memory.end() && b->begin < a->end; ++b) {
       bool const may = a->member == b->member && all[a->member].what != collective::all_to_all;
-      if (may || (!a->writes && !b->writes)) continue;
+      if (may || (!a->writes && !b->writes))
+        continue;
       used const &first = a->member < b->member ? *a : *b, &second = a->member < b->member ? *b : *a;
       auto const text = [&](used const& its) {
         std::string const role = all.size() == 1 ? "" : base::text(" of ", all[its.member].of_one());
@@ -210,7 +221,8 @@ void use_on(clock::stream_clock& on, requests all, int rank, int ranks, std::spa
     if (reads)
       use_on(on, {const_cast<void*>(r.in), r.reads_all() ? r.count * times : r.count, r.type}, operation, "in",
              from[i]);
-    if (writes) use_on(on, {r.out, r.writes_all() ? r.count * times : r.count, r.type}, operation, "out", from[i]);
+    if (writes)
+      use_on(on, {r.out, r.writes_all() ? r.count * times : r.count, r.type}, operation, "out", from[i]);
   }
   require_apart(all, static_cast<std::size_t>(ranks), from);
 }

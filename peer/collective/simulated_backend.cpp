@@ -65,7 +65,8 @@ struct joint_call {
   }
   void do_share(std::size_t place) const noexcept;
   void lose(std::size_t place) noexcept {
-    if (over->over.load()) return;
+    if (over->over.load())
+      return;
     over->lost_rank.store(rank_of[place]);
     over->over.store(true);
   }
@@ -74,7 +75,8 @@ struct joint_call {
 void joint_call::do_share(std::size_t r) const noexcept {
   std::size_t const part = what.part_bytes();
   int const rank = rank_of[r];
-  if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
+  if (what.count == 0 || (ranks() == 1 && in[0] == out[0]))
+    return;
   switch (what.what) {
     case collective::all_reduce: {
       constexpr std::int64_t stream = 64;  // elements: no two shares meet in a cache line, for any type
@@ -84,11 +86,13 @@ void joint_call::do_share(std::size_t r) const noexcept {
     }
     case collective::reduce_scatter: {
       std::vector<void const*> slices;
-      for (void const* const whole : in) slices.push_back(static_cast<std::byte const*>(whole) + r * part);
+      for (void const* const whole : in)
+        slices.push_back(static_cast<std::byte const*>(whole) + r * part);
       return reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
     }
     case collective::broadcast:
-      if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
+      if (rank != what.root)
+        std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
       return;
     case collective::scatter:
       if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part;
@@ -102,7 +106,8 @@ void joint_call::do_share(std::size_t r) const noexcept {
     case collective::all_gather:
       for (void* const whole : out) {
         std::byte* const to = static_cast<std::byte*>(whole) + r * part;
-        if (to != in[r]) std::memcpy(to, in[r], part);
+        if (to != in[r])
+          std::memcpy(to, in[r], part);
       }
       return;
     case collective::all_to_all:
@@ -112,7 +117,8 @@ void joint_call::do_share(std::size_t r) const noexcept {
       return;
     case collective::send:
     case collective::receive:
-      if (r == 1) std::memcpy(out[1], in[0], part);
+      if (r == 1)
+        std::memcpy(out[1], in[0], part);
       return;
     case collective::register_pool: return;
   }
@@ -131,8 +137,10 @@ struct rank_task {
   }
   void run() noexcept {
     ran = true;
-    if (does == step::arrive) where->arrived[mine].fetch_add(1);
-    if (does != step::share) return;
+    if (does == step::arrive)
+      where->arrived[mine].fetch_add(1);
+    if (does != step::share)
+      return;
     // Before reading `over`: otherwise a depart could see `over` and no worker while a share starts.
     where->working.fetch_add(1);
     if (!where->over->over.load()) {
@@ -144,7 +152,8 @@ struct rank_task {
   void drop() noexcept {
     if (!ran && !captured) {
       where->dropped[mine].fetch_add(1);
-      if (where->given[mine].load()) where->lose(mine);
+      if (where->given[mine].load())
+        where->lose(mine);
     }
     delete this;
   }
@@ -157,11 +166,12 @@ struct rank_task {
       asks.what = mine == 0 ? collective::send : collective::receive;
       asks.root = where->rank_of[1 - mine];
     }
-    return base::text("rank ", where->rank_of[mine], "'s part of ", asks.text(), " (",
-                      file.substr(file.rfind('/') + 1), ":", at.line(), ")");
+    return base::text("rank ", where->rank_of[mine], "'s part of ", asks.text(), " (", file.substr(file.rfind('/') + 1),
+                      ":", at.line(), ")");
   }
   bool needs(rank_task const& other) const noexcept {
-    if (other.where != where || other.mine == mine || other.ran) return false;
+    if (other.where != where || other.mine == mine || other.ran)
+      return false;
     return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
   }
   std::string missing() const {
@@ -173,7 +183,9 @@ struct rank_task {
   }
 };
 
-bool is_ready(void* p) { return static_cast<rank_task*>(p)->ready(); }
+bool is_ready(void* p) {
+  return static_cast<rank_task*>(p)->ready();
+}
 
 driver::sim::words const parts_words{
     is_ready, [](void* p) { return static_cast<rank_task*>(p)->name(); },
@@ -193,7 +205,8 @@ class streams_backend final : public collective_backend {
     // all parts or none, so that a part enqueued implies memory for the last
     std::vector<part> parts;
     parts.reserve(all.size());
-    for (collective_request const& r : all) parts.push_back({&r, place_of(rank, r), {}, {}, {}});
+    for (collective_request const& r : all)
+      parts.push_back({&r, place_of(rank, r), {}, {}, {}});
     for (part& p : parts) {
       for (auto const does : steps)
         p.tasks[static_cast<std::size_t>(does)] =
@@ -201,9 +214,11 @@ class streams_backend final : public collective_backend {
     }
     std::size_t joined = 0;
     try {
-      for (; joined < parts.size(); ++joined) join(parts[joined], rank, at);
+      for (; joined < parts.size(); ++joined)
+        join(parts[joined], rank, at);
     } catch (...) {  // no host memory
-      while (joined > 0) take_back(parts[--joined], rank);
+      while (joined > 0)
+        take_back(parts[--joined], rank);
       throw;
     }
     auto const operands = [&] {
@@ -216,14 +231,16 @@ class streams_backend final : public collective_backend {
     bool first = true;
     for (auto const does : steps) {
       for (part& p : parts) {
-        if (!s.ok()) break;
+        if (!s.ok())
+          break;
         auto const touches = p.what->touches(devices_.size());
         s = runtime_.machine().enqueue(on.device(), on.handle(),
                                        does == rank_task::step::arrive ? std::span<driver::touch const>(touches)
                                                                        : std::span<driver::touch const>(),
                                        work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
         if (!s.ok() && first) {
-          for (part& each : parts) take_back(each, rank);
+          for (part& each : parts)
+            take_back(each, rank);
           throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);
         }
         first = false;
@@ -233,11 +250,13 @@ class streams_backend final : public collective_backend {
       bool lost = false;
       for (part& p : parts) {
         p.where->given[p.mine].store(true);
-        if (p.where->dropped[p.mine].load() == 0) continue;
+        if (p.where->dropped[p.mine].load() == 0)
+          continue;
         p.where->lose(p.mine);  // its device was lost meanwhile
         lost = true;
       }
-      if (lost) runtime_.machine().recheck();
+      if (lost)
+        runtime_.machine().recheck();
       return;
     }
     failure_->failed_rank.store(rank);
@@ -246,7 +265,8 @@ class streams_backend final : public collective_backend {
   }
 
   std::string broken(int) override {
-    if (!failure_->over.load()) return {};
+    if (!failure_->over.load())
+      return {};
     if (int const rank = failure_->lost_rank.load(); rank >= 0)
       return base::text("a part of rank ", rank, " never ran: gpu:", devices_[static_cast<std::size_t>(rank)],
                         " is lost");
@@ -262,8 +282,7 @@ class streams_backend final : public collective_backend {
   void leave(int) noexcept override {}
 
  private:
-  static constexpr rank_task::step steps[] = {rank_task::step::arrive, rank_task::step::share,
-                                              rank_task::step::depart};
+  static constexpr rank_task::step steps[] = {rank_task::step::arrive, rank_task::step::share, rank_task::step::depart};
   struct entry {
     std::shared_ptr<joint_call> where;
     std::size_t issued = 0;
@@ -280,8 +299,10 @@ class streams_backend final : public collective_backend {
     return r.between_two() ? r.what == collective::receive : static_cast<std::size_t>(rank);
   }
   std::vector<int> members(int rank, collective_request const& r) const {
-    if (r.what == collective::send) return {rank, r.root};
-    if (r.what == collective::receive) return {r.root, rank};
+    if (r.what == collective::send)
+      return {rank, r.root};
+    if (r.what == collective::receive)
+      return {r.root, rank};
     std::vector<int> all(devices_.size());
     std::iota(all.begin(), all.end(), 0);
     return all;
@@ -290,24 +311,29 @@ class streams_backend final : public collective_backend {
     auto open = open_.lock();
     auto const k = p.what->key_of(rank);
     entry& e = (*open)[k];
-    if (!e.where) e.where = std::make_shared<joint_call>(*p.what, members(rank, *p.what), failure_);
+    if (!e.where)
+      e.where = std::make_shared<joint_call>(*p.what, members(rank, *p.what), failure_);
     p.where = e.where;
     p.where->in[p.mine] = p.what->in;
     p.where->out[p.mine] = p.what->out;
     p.where->at[p.mine] = at;
-    for (auto& t : p.tasks) t->where = p.where;
-    if (++e.issued == p.where->rank_of.size()) p.last = open->extract(k);
+    for (auto& t : p.tasks)
+      t->where = p.where;
+    if (++e.issued == p.where->rank_of.size())
+      p.last = open->extract(k);
   }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
   void take_back(part& p, int rank) noexcept {
     auto open = open_.lock();
-    if (p.last) open->insert(std::move(p.last));
+    if (p.last)
+      open->insert(std::move(p.last));
     auto const at = open->find(p.what->key_of(rank));
     p.where->in[p.mine] = nullptr;
     p.where->out[p.mine] = nullptr;
     p.where->dropped[p.mine].store(0);
-    if (--at->second.issued == 0) open->erase(at);
+    if (--at->second.issued == 0)
+      open->erase(at);
   }
 
   runtime::impl& runtime_;

@@ -31,7 +31,7 @@ struct exchange {
   base::atomic<bool> done{false};
 };
 
-struct job {  // of the sending thread
+struct job {                        // of the sending thread
   std::shared_ptr<exchange> own{};  // has arrived; else rank 0 sends a result:
   int to = 0;
   frame_head head{};
@@ -43,7 +43,7 @@ struct shared_state {
   struct lists {
     std::deque<job> jobs;
     std::map<collective_request::key, std::shared_ptr<exchange>> waiting;  // enqueued, and without a result
-    bool leaves = false;                               // no more jobs come
+    bool leaves = false;                                                   // no more jobs come
   };
   base::guarded<lists> all;
   base::condition changed;
@@ -69,7 +69,8 @@ struct arrival {
     ran = true;
     try {
       auto const* const from = static_cast<std::byte const*>(what->what.in);
-      if (std::size_t const n = brought(what->what, what->rank, what->ranks); n > 0) what->in.assign(from, from + n);
+      if (std::size_t const n = brought(what->what, what->rank, what->ranks); n > 0)
+        what->in.assign(from, from + n);
       auto q = all->all.lock();
       q->jobs.push_back({.own = what});
     } catch (...) {  // no host memory
@@ -87,7 +88,8 @@ struct departure {
   bool ready() const noexcept { return what->done.load() || all->over.load(); }
   void run() {
     ran = true;
-    if (what->done.load() && !what->out.empty()) std::memcpy(what->what.out, what->out.data(), what->out.size());
+    if (what->done.load() && !what->out.empty())
+      std::memcpy(what->what.out, what->out.data(), what->out.size());
     {
       auto q = all->all.lock();
       all->open.fetch_sub(1);
@@ -139,17 +141,19 @@ class sockets_backend final : public collective_backend {
     std::vector<part> parts;
     for (collective_request const& r : all) {
       auto const what = std::make_shared<exchange>(r, rank_, ranks(), at);
-      parts.push_back(
-          {what, std::make_unique<arrival>(what, all_), std::make_unique<departure>(what, all_), {}, {}});
+      parts.push_back({what, std::make_unique<arrival>(what, all_), std::make_unique<departure>(what, all_), {}, {}});
       auto const touches = r.touches(devices_.size());
       for (driver::touch const& t : std::span<driver::touch const>(touches))
         (t.writes ? parts.back().writes : parts.back().reads).push_back(t);
-      if (brought(r, rank_, ranks()) == 0) parts.back().reads.clear();
-      if (gotten(r, rank_, ranks()) == 0) parts.back().writes.clear();
+      if (brought(r, rank_, ranks()) == 0)
+        parts.back().reads.clear();
+      if (gotten(r, rank_, ranks()) == 0)
+        parts.back().writes.clear();
     }
     auto const take_back = [&] {
       auto q = all_->all.lock();
-      for (part const& p : parts) all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
+      for (part const& p : parts)
+        all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
     };
     try {
       auto q = all_->all.lock();
@@ -166,17 +170,21 @@ class sockets_backend final : public collective_backend {
     driver::status s;
     for (part& p : parts) {
       s = runtime_.machine().enqueue(on.device(), on.handle(), p.reads, work_of(std::move(p.arrive)));
-      if (s.ok()) continue;
-      if (&p != &parts[0]) break;
+      if (s.ok())
+        continue;
+      if (&p != &parts[0])
+        break;
       take_back();
       all_->given.store(true);
       throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
     }
     for (part& p : parts)
-      if (s.ok()) s = runtime_.machine().enqueue(on.device(), on.handle(), p.writes, work_of(std::move(p.depart)));
+      if (s.ok())
+        s = runtime_.machine().enqueue(on.device(), on.handle(), p.writes, work_of(std::move(p.depart)));
     all_->given.store(true);
     if (s.ok()) {
-      if (hub_left_.load()) blame_hub();
+      if (hub_left_.load())
+        blame_hub();
       return;
     }
     refused_.store(true);
@@ -204,9 +212,11 @@ class sockets_backend final : public collective_backend {
 
   void abort() noexcept override {
     all_->stop();
-    if (hung_up_.exchange(true)) return;  // the runtime may have ended
+    if (hung_up_.exchange(true))
+      return;  // the runtime may have ended
     for (os::owned_file const& line : lines_)
-      if (line.is_open()) os::shut_down(line.get());
+      if (line.is_open())
+        os::shut_down(line.get());
     runtime_.machine().recheck();
   }
 
@@ -249,7 +259,8 @@ class sockets_backend final : public collective_backend {
   std::size_t size() const noexcept { return devices_.size(); }
 
   void end(base::thread& t) noexcept {
-    if (t.joinable()) t.join();
+    if (t.joinable())
+      t.join();
   }
   void end_threads() noexcept { end(sender_), end(reader_); }
   void blame_hub() const {
@@ -266,7 +277,8 @@ class sockets_backend final : public collective_backend {
     } catch (std::exception const& e) {
       f.why = e.what();
     }
-    if (all_->lost.load()) f = {rank_, broken(rank_)};
+    if (all_->lost.load())
+      f = {rank_, broken(rank_)};
     // The watch knows better why a line ends: the other process ended, or follows a coming verdict.
     if (f.why == hung_up) {
       auto q = all_->all.lock();
@@ -283,14 +295,18 @@ class sockets_backend final : public collective_backend {
       {
         auto q = all_->all.lock();
         all_->changed.wait(q.lock(), [&] { return all_->over.load() || q->leaves || !q->jobs.empty(); });
-        if (all_->over.load()) return;
-        if (q->jobs.empty()) break;
+        if (all_->over.load())
+          return;
+        if (q->jobs.empty())
+          break;
         next = std::move(q->jobs.front());
         q->jobs.pop_front();
       }
       if (exchange* const e = next.own.get()) {
-        if (rank_ == 0) take(0, e->what, e->at, std::move(e->in));
-        else send(0, head_of(e->what, e->in.size()), e->in);
+        if (rank_ == 0)
+          take(0, e->what, e->at, std::move(e->in));
+        else
+          send(0, head_of(e->what, e->in.size()), e->in);
       } else {
         send(next.to, next.head, next.part);
       }
@@ -298,34 +314,44 @@ class sockets_backend final : public collective_backend {
     frame_head farewell;
     farewell.leaves = 1;
     for (os::owned_file const& line : lines_)
-      if (line.is_open()) (void)sent(line.get(), farewell, {});
+      if (line.is_open())
+        (void)sent(line.get(), farewell, {});
   }
 
   void read_all() {
     std::vector<int> open;
-    for (os::owned_file const& line : lines_) open.push_back(line.is_open() ? line.get() : -1);
+    for (os::owned_file const& line : lines_)
+      open.push_back(line.is_open() ? line.get() : -1);
     std::vector<bool> ready;
     while (std::any_of(open.begin(), open.end(), [](int line) { return line >= 0; })) {
       os::wait_readable(open, ready, os::no_limit);
-      if (all_->over.load()) return;
+      if (all_->over.load())
+        return;
       for (std::size_t i = 0; i < open.size(); ++i) {
-        if (open[i] < 0 || !ready[i]) continue;
+        if (open[i] < 0 || !ready[i])
+          continue;
         int const from = static_cast<int>(i);
         frame_head h;
-        if (!received(open[i], h)) throw fault{from, hung_up};
+        if (!received(open[i], h))
+          throw fault{from, hung_up};
         if (h.leaves) {
           open[i] = -1;
-          if (rank_ != 0) return hub_leaves();
+          if (rank_ != 0)
+            return hub_leaves();
           continue;
         }
         collective_request const asks = request_of(h);
-        if (!known(h, ranks())) throw fault{from, nonsense};
+        if (!known(h, ranks()))
+          throw fault{from, nonsense};
         if (h.bytes != (rank_ == 0 ? brought(asks, from, ranks()) : gotten(asks, rank_, ranks())))
           throw fault{from, nonsense};
         byte_vector came;
-        if (!received(open[i], came, h.bytes)) throw fault{from, hung_up};
-        if (rank_ == 0) take(from, asks, {}, std::move(came));
-        else finish(asks, std::move(came));
+        if (!received(open[i], came, h.bytes))
+          throw fault{from, hung_up};
+        if (rank_ == 0)
+          take(from, asks, {}, std::move(came));
+        else
+          finish(asks, std::move(came));
       }
     }
   }
@@ -333,29 +359,35 @@ class sockets_backend final : public collective_backend {
   // All results came before. What still waits gets none.
   void hub_leaves() {
     hub_left_.store(true);
-    if (!all_->all.lock()->waiting.empty()) blame_hub();
+    if (!all_->all.lock()->waiting.empty())
+      blame_hub();
   }
 
   // Rank 0: a rank's part of a call.
   void take(int from, collective_request const& asks, source_location at, byte_vector brings) {
-    if (asks.between_two() && asks.root == from) throw fault{from, nonsense};
+    if (asks.between_two() && asks.root == from)
+      throw fault{from, nonsense};
     joined complete;
     {
       auto all = joining_.lock();
       auto const [place_of_call, is_new] = all->try_emplace(asks.key_of(from));
       joined& j = place_of_call->second;
-      if (is_new) j.parts.resize(asks.between_two() ? 2 : size());
+      if (is_new)
+        j.parts.resize(asks.between_two() ? 2 : size());
       auto& mine = j.parts[asks.between_two() ? asks.what == collective::receive : static_cast<std::size_t>(from)];
-      if (mine.came) throw fault{from, nonsense};
+      if (mine.came)
+        throw fault{from, nonsense};
       mine = {asks, at, std::move(brings), true};
       ++j.came;
       compare(j, from);
-      if (j.came < j.parts.size()) return;
+      if (j.came < j.parts.size())
+        return;
       complete = std::move(j);
       all->erase(place_of_call);
     }
     std::vector<byte_vector> parts;
-    for (auto& p : complete.parts) parts.push_back(std::move(p.brings));
+    for (auto& p : complete.parts)
+      parts.push_back(std::move(p.brings));
     auto const whole = std::make_shared<byte_vector const>(combine(asks, parts));
     std::optional<collective_request> own;  // its result comes last: then this rank may leave
     for (std::size_t place = 0; place < complete.parts.size(); ++place) {
@@ -372,7 +404,8 @@ class sockets_backend final : public collective_backend {
       }
       all_->changed.notify_all();
     }
-    if (!own) return;
+    if (!own)
+      return;
     auto const answer = result(*own, *whole, 0, ranks());
     finish(*own, {answer.begin(), answer.end()});
   }
@@ -380,17 +413,19 @@ class sockets_backend final : public collective_backend {
   static void compare(joined const& j, int from) {
     auto const differs = [](int rank, joined::one const& b, int first, joined::one const& a, std::string const& which) {
       throw fault{rank, base::text("calls ", b.asks.text(), " where rank ", first, " called ", a.asks.text(),
-                                   a.at.file_name() ? base::text(" at ", a.at.file_name(), ":", a.at.line()) : "",
-                                   " (", which, " ", a.asks.turn + 1, ")")};
+                                   a.at.file_name() ? base::text(" at ", a.at.file_name(), ":", a.at.line()) : "", " (",
+                                   which, " ", a.asks.turn + 1, ")")};
     };
     if (j.parts.size() == 2 && j.parts[0].asks.between_two()) {
       auto const &sends = j.parts[0], &receives = j.parts[1];
-      if (!sends.came || !receives.came || sends.asks.fits(receives.asks)) return;
+      if (!sends.came || !receives.came || sends.asks.fits(receives.asks))
+        return;
       bool const by_sender = from == receives.asks.root;
       differs(from, by_sender ? sends : receives, by_sender ? sends.asks.root : receives.asks.root,
               by_sender ? receives : sends, "transfer");
     }
-    if (!j.parts[0].came) return;
+    if (!j.parts[0].came)
+      return;
     for (std::size_t r = 1; r < j.parts.size(); ++r)
       if (j.parts[r].came && !j.parts[r].asks.matches(j.parts[0].asks))
         differs(static_cast<int>(r), j.parts[r], 0, j.parts[0], "collective");
@@ -407,14 +442,16 @@ class sockets_backend final : public collective_backend {
         q->waiting.erase(found);
       }
     }
-    if (!e || !asks.matches(e->what)) throw fault{0, nonsense};
+    if (!e || !asks.matches(e->what))
+      throw fault{0, nonsense};
     e->out = std::move(result);
     e->done.store(true);
     runtime_.machine().recheck();
   }
 
   void send(int to, frame_head const& h, std::span<std::byte const> content) const {
-    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, content) && !hub_left_.load()) throw fault{to, hung_up};
+    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, content) && !hub_left_.load())
+      throw fault{to, hung_up};
   }
   static constexpr char const *hung_up = "has ended, or its connection is broken",
                               *nonsense = "sends what does not fit this rank's collective";

@@ -23,11 +23,14 @@ void thread_group::refuse_if_over(int rank, std::string const& operation, reques
 
 std::string thread_group::failure() const {
   auto s = shared_.lock();
-  if (s->aborted_by < 0) return {};
+  if (s->aborted_by < 0)
+    return {};
   return base::text("rank ", s->aborted_by, " aborted this communicator", reason(*s));
 }
 
-std::string thread_group::reason(shared const& s) { return s.why.empty() ? s.why : ": " + s.why; }
+std::string thread_group::reason(shared const& s) {
+  return s.why.empty() ? s.why : ": " + s.why;
+}
 
 void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, requests what,
                                   source_location at) const {
@@ -79,10 +82,12 @@ void thread_group::agree(int rank, std::span<collective_request> all, source_loc
     compare(*s, rank, all, at);
     std::uint64_t const exceptions = s->exceptions_of(rank);
     s->speaks(rank);
-    for (collective_request& r : all) take_part(*s, rank, r, exceptions, at);
+    for (collective_request& r : all)
+      take_part(*s, rank, r, exceptions, at);
     awaited = s->awaited();
   }
-  if (awaited < 0) return;
+  if (awaited < 0)
+    return;
   end_if_awaited();
   refuse_if_over(rank, std::string(name_of(all)), all, at);
 }
@@ -92,11 +97,13 @@ void thread_group::compare(shared& s, int rank, requests all, source_location at
   // for these members, and for as many that undo_part() reopens
   auto const make_room = [&](std::vector<asked>& open) {
     std::size_t const needed = open.size() + all.size() + s.most;
-    if (open.capacity() < needed) open.reserve(std::max(needed, 2 * open.size()));
+    if (open.capacity() < needed)
+      open.reserve(std::max(needed, 2 * open.size()));
   };
   make_room(s.open);
   for (collective_request const& r : all) {
-    if (!r.between_two()) continue;
+    if (!r.between_two())
+      continue;
     pair& p = pair_of(s, rank, r);
     p.checked = 0;
     make_room(p.open);
@@ -107,10 +114,12 @@ void thread_group::compare(shared& s, int rank, requests all, source_location at
       pair& p = pair_of(s, rank, r);
       bool const sends = r.what == collective::send;
       std::uint64_t const mine = (sends ? p.sent : p.received) + p.checked, others = sends ? p.received : p.sent;
-      if (mine < others && !r.fits(p.open[p.checked].first)) refuse_other(rank, r, p.open[p.checked], at);
+      if (mine < others && !r.fits(p.open[p.checked].first))
+        refuse_other(rank, r, p.open[p.checked], at);
       ++p.checked;
     } else {
-      if (place < s.open.size() && !r.matches(s.open[place].first)) refuse_other(rank, r, s.open[place], at);
+      if (place < s.open.size() && !r.matches(s.open[place].first))
+        refuse_other(rank, r, s.open[place], at);
       ++place;
     }
   }
@@ -122,13 +131,16 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
     pair& p = pair_of(s, rank, r);
     bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
     r.turn = sends ? p.sent++ : p.received++;
-    if (second) p.open.erase(p.open.begin());
-    else p.open.push_back({r, rank, at, 1, exceptions});
+    if (second)
+      p.open.erase(p.open.begin());
+    else
+      p.open.push_back({r, rank, at, 1, exceptions});
     return;
   }
   std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s.closed);
-  if (place == s.open.size()) s.open.push_back({r, rank, at, 0, exceptions});
+  if (place == s.open.size())
+    s.open.push_back({r, rank, at, 0, exceptions});
   ++s.open[place].ranks;
   s.open[place].exceptions = std::min(s.open[place].exceptions, exceptions);
   r.turn = next++;
@@ -140,7 +152,8 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
 
 void thread_group::withdraw(int rank, requests all, source_location at) noexcept {
   auto s = shared_.lock();
-  for (std::size_t i = all.size(); i-- > 0;) undo_part(*s, rank, all[i], at);
+  for (std::size_t i = all.size(); i-- > 0;)
+    undo_part(*s, rank, all[i], at);
 }
 
 void thread_group::undo_part(shared& s, int rank, collective_request const& r, source_location at) const noexcept {
@@ -148,8 +161,10 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
     pair& p = pair_of(s, rank, r);
     bool const sends = r.what == collective::send;
     std::uint64_t const mine = --(sends ? p.sent : p.received);
-    if (mine < (sends ? p.received : p.sent)) p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
-    else p.open.pop_back();
+    if (mine < (sends ? p.received : p.sent))
+      p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
+    else
+      p.open.pop_back();
     return;
   }
   std::uint64_t const sequence = --s.next[static_cast<std::size_t>(rank)];
@@ -159,7 +174,8 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
     return;
   }
   std::size_t const place = static_cast<std::size_t>(sequence - s.closed);
-  if (--s.open[place].ranks == 0) s.open.pop_back();  // no other rank got this far, so it is the last entry
+  if (--s.open[place].ranks == 0)
+    s.open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
 std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,
@@ -177,7 +193,8 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
           round{operation, rank, std::vector<bool>(devices_.size()), std::vector<color_and_key>(devices_.size())});
     m = s->meets;
     s->speaks(rank);
-    if (m->operation != operation) refuse_difference(operation, rank, op, m->first_rank, std::string(m->operation), at);
+    if (m->operation != operation)
+      refuse_difference(operation, rank, op, m->first_rank, std::string(m->operation), at);
     m->came[self] = true;
     m->colors[self] = mine;
     m->full = std::count(m->came.begin(), m->came.end(), true) == size();
@@ -197,7 +214,8 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
         return m;
       }
       m->came[self] = false;
-      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end()) s->meets.reset();
+      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end())
+        s->meets.reset();
       std::string missing;
       for (int other = 0; other < size(); ++other)
         if (other != rank && !m->came[static_cast<std::size_t>(other)])
@@ -208,7 +226,8 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
                       "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
     }
   }
-  if (see_to) (this->*see_to)(*m, at);
+  if (see_to)
+    (this->*see_to)(*m, at);
   {
     auto s = shared_.lock();
     m->over = true;
@@ -230,7 +249,8 @@ bool thread_group::meet_to_register(int rank, bool mine, source_location at) {
 
 seat thread_group::split(int rank, int color, int key, source_location at) {
   auto const m = meet(rank, "split", {color, key}, longest_wait, at, &thread_group::seat_all);
-  if (m->seats.empty() && m->last_rank == rank) std::rethrow_exception(std::exchange(m->failed, nullptr));
+  if (m->seats.empty() && m->last_rank == rank)
+    std::rethrow_exception(std::exchange(m->failed, nullptr));
   if (m->seats.empty())
     throw driver_error(0, "split", base::text("rank ", rank, " of ", size(), ": rank ", m->last_rank, " has: ", m->why),
                        "Repeat the call on all ranks", at, error_id{442});
@@ -243,10 +263,12 @@ void thread_group::seat_all(round& m, source_location at) noexcept {
   try {
     seats.resize(devices_.size());
     for (std::size_t r = 0; r < seats.size(); ++r) {
-      if (m.colors[r][0] == communicator::no_color || seats[r].in) continue;
+      if (m.colors[r][0] == communicator::no_color || seats[r].in)
+        continue;
       std::vector<int> const members = members_of(m.colors[r][0], m.colors);
       std::vector<int> on;
-      for (int const member : members) on.push_back(device(member));
+      for (int const member : members)
+        on.push_back(device(member));
       auto const made = group_of_threads(runtime_, on, at);
       for (int k = 0; k < made->size(); ++k)
         seats[static_cast<std::size_t>(members[static_cast<std::size_t>(k)])] = {made, k};
@@ -258,7 +280,8 @@ void thread_group::seat_all(round& m, source_location at) noexcept {
       m.why = e.what();
     } catch (...) {}  // no host memory for the text
     for (seat const& one : seats)
-      if (one.in) one.in->leave(one.rank);
+      if (one.in)
+        one.in->leave(one.rank);
   }
 }
 
@@ -268,12 +291,14 @@ void thread_group::abort(int rank, std::string_view why) noexcept {
     if (s->aborted_by < 0) {
       s->aborted_by = rank;
       try {
-        if (why != by_its_program) s->why = why;
+        if (why != by_its_program)
+          s->why = why;
       } catch (...) {}  // no host memory for the text
     }
   }
   changed_.notify_all();
-  if (!ended()) backend_->abort();
+  if (!ended())
+    backend_->abort();
 }
 
 std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
@@ -282,16 +307,20 @@ std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
 }
 
 void thread_group::shared::speaks(int rank) noexcept {
-  if (std::exchange(unwound[static_cast<std::size_t>(rank)].silent, false)) --silent;
+  if (std::exchange(unwound[static_cast<std::size_t>(rank)].silent, false))
+    --silent;
 }
 
 int thread_group::shared::awaited() const noexcept {
-  if (silent == 0) return -1;
+  if (silent == 0)
+    return -1;
   for (std::size_t r = 0; r < unwound.size(); ++r) {
-    if (!unwound[r].silent || gone[r]) continue;
+    if (!unwound[r].silent || gone[r])
+      continue;
     int const rank = static_cast<int>(r);
     std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
-    if (place < open.size() && open[place].exceptions < its) return rank;
+    if (place < open.size() && open[place].exceptions < its)
+      return rank;
     // One that has called the next collective is judged by it: both come to their other calls behind it.
     auto const waits = [&](int other, std::uint64_t least) {
       return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && least < its;
@@ -301,7 +330,8 @@ int thread_group::shared::awaited() const noexcept {
           waits(p.open.front().first_rank, p.open.front().exceptions))
         return rank;
     for (int other = 0; meets && !meets->came[r] && other < static_cast<int>(unwound.size()); ++other)
-      if (meets->came[static_cast<std::size_t>(other)] && waits(other, exceptions_of(other))) return rank;
+      if (meets->came[static_cast<std::size_t>(other)] && waits(other, exceptions_of(other)))
+        return rank;
   }
   return -1;
 }
@@ -312,9 +342,11 @@ void thread_group::end_if_awaited() noexcept {
   {
     auto s = shared_.lock();
     rank = s->aborted_by < 0 ? s->awaited() : -1;
-    if (rank >= 0) owner = s->unwound[static_cast<std::size_t>(rank)].owner;
+    if (rank >= 0)
+      owner = s->unwound[static_cast<std::size_t>(rank)].owner;
   }
-  if (rank >= 0) abort(rank, owner);
+  if (rank >= 0)
+    abort(rank, owner);
 }
 
 void thread_group::unwound(int rank, std::string_view owner) noexcept {
@@ -323,7 +355,8 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
     auto& its = s->unwound[static_cast<std::size_t>(rank)];
     std::uint64_t const turn = s->next[static_cast<std::size_t>(rank)];
     its = {its.turn == turn ? its.count + 1 : 1, turn, its.silent, owner};
-    if (!std::exchange(its.silent, true)) ++s->silent;
+    if (!std::exchange(its.silent, true))
+      ++s->silent;
   }
   end_if_awaited();
 }
@@ -345,8 +378,10 @@ void thread_group::leave(int rank) noexcept {
     s->gone[static_cast<std::size_t>(rank)] = true;
   }
   changed_.notify_all();
-  if (waits && !over) abort(rank, {});
-  if (!ended()) leave_backend(rank);
+  if (waits && !over)
+    abort(rank, {});
+  if (!ended())
+    leave_backend(rank);
 }
 
 void thread_group::runtime_ends() noexcept {
@@ -359,8 +394,10 @@ void thread_group::runtime_ends() noexcept {
   };
   for (int rank = 0; rank < size(); ++rank) {
     bool waits = false;
-    if (!first_to_leave(rank, waits)) continue;
-    if (waits) abort(rank, {});
+    if (!first_to_leave(rank, waits))
+      continue;
+    if (waits)
+      abort(rank, {});
     leave_backend(rank);
   }
   changed_.notify_all();
@@ -370,7 +407,8 @@ void thread_group::runtime_ends() noexcept {
 std::vector<int> members_of(int color, std::span<color_and_key const> colors) {
   std::vector<int> members;
   for (std::size_t r = 0; r < colors.size(); ++r)
-    if (colors[r][0] == color) members.push_back(static_cast<int>(r));
+    if (colors[r][0] == color)
+      members.push_back(static_cast<int>(r));
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return colors[static_cast<std::size_t>(a)][1] < colors[static_cast<std::size_t>(b)][1];
   });

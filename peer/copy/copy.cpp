@@ -47,9 +47,11 @@ void choose(runtime::impl& r, plan& p) {
     p.by = pinned ? copy_route::engine : copy_route::staged;
     p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
                       : "pageable memory: the copy goes through pinned staging buffers";
-    if (!pinned || p.bytes < stripes::worth) return;
+    if (!pinned || p.bytes < stripes::worth)
+      return;
     auto const& lent = settings().helpers;
-    if (lent.empty()) return;
+    if (lent.empty())
+      return;
     if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
       p.by = copy_route::striped;
       p.reason = "pinned memory, a large copy: in parts over this device's host link and those of shared devices";
@@ -80,7 +82,8 @@ void choose(runtime::impl& r, plan& p) {
 }
 
 void force(plan& p, copy_route by, source_location at) {
-  if (by == copy_route::automatic || by == p.by) return;
+  if (by == copy_route::automatic || by == p.by)
+    return;
   bool const through_slots = by == copy_route::staged &&
                              (p.by == copy_route::engine || p.by == copy_route::striped || p.by == copy_route::peer);
   bool const straight = by == copy_route::engine && p.by == copy_route::striped;
@@ -122,7 +125,8 @@ int device_of_stream(plan const& p) {
 
 void check_stream(plan const& p, clock::stream_clock const& stream, source_location at) {
   bool const is_host = p.by == copy_route::host;
-  if (is_host || stream.device() == p.dst.device || stream.device() == p.src.device) return;
+  if (is_host || stream.device() == p.dst.device || stream.device() == p.src.device)
+    return;
   throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(stream.device()),
                     "Pass a stream of a device that holds the memory", at, error_id{290});
 }
@@ -134,15 +138,18 @@ void synchronize(runtime::impl& r, clock::stream_clock const& stream, clock::sta
   if (!waited.ok() && waited.what != driver::code::lost &&
       r.machine().synchronize_stream(stream.device(), stream.handle()).ok())
     waited = {};
-  if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Repeat the call", at);
+  if (!waited.ok())
+    throw_refusal(waited, operation, text_of(p), "Repeat the call", at);
 }
 
 // Marks the block for a stream other than its home.
 void mark(endpoint const& e, clock::stream_clock& stream, source_location at) {
-  if (e.memory && e.block->home != &stream) e.memory->record_use(e.at, stream, at);
+  if (e.memory && e.block->home != &stream)
+    e.memory->record_use(e.at, stream, at);
 }
 void mark_host(runtime::impl& r, endpoint const& e, clock::stream_clock& stream) {
-  if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().record_use(e.at, stream.now());
+  if (e.block && e.in == driver::where::pinned)
+    r.part<streams::pinned_memory>().record_use(e.at, stream.now());
 }
 
 struct marks_host {  // at its end, marks pinned memory as used by the enqueued work
@@ -186,7 +193,8 @@ class between {
   }
   // Orders the other stream after the copies. If the wait is refused, the host waits instead.
   void other_follows(plan const& last, source_location at) {
-    if (!alone_ && given_) order_after(other_, line_, last, at);
+    if (!alone_ && given_)
+      order_after(other_, line_, last, at);
   }
   void count(plan const& p, std::size_t bytes, source_location at) const {  // towards a grant of the memory
     auto const& there = far(p, line_);
@@ -209,14 +217,17 @@ class between {
                   "Repeat the call: the streams of both devices could not be ordered", at);
   }
   void order_after(clock::stream_clock& later, clock::stream_clock& earlier, plan const& p, source_location at) const {
-    if (later.wait(earlier.now()).ok()) return;
-    if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done, p, at);
+    if (later.wait(earlier.now()).ok())
+      return;
+    if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok())
+      refused(done, p, at);
   }
   void staged(plan const& p, asked a, source_location at) {
     bool const from_here = line_.device() == p.src.device;
     auto& from = from_here ? line_ : other_;
     auto& to = from_here ? other_ : line_;
-    if (auto const before = other_.wait(line_.now()); !before.ok()) refused(before, p, at);
+    if (auto const before = other_.wait(line_.now()); !before.ok())
+      refused(before, p, at);
     mark(p.src, from, at);
     mark(p.dst, to, at);
     try {
@@ -244,14 +255,16 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
   std::size_t n = 0, last = 0;
   try {
     for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n)
-      if (items[n].bytes) both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
+      if (items[n].bytes)
+        both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
   } catch (...) {
     both.other_follows(plans[last], at);
     throw;
   }
   both.other_follows(plans[last], at);
   for (std::size_t i = 0; i < n; ++i)
-    if (items[i].bytes) both.count(plans[i], items[i].bytes, at);
+    if (items[i].bytes)
+      both.count(plans[i], items[i].bytes, at);
   return n;
 }
 
@@ -259,7 +272,8 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
 streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
                                      source_location at, bool caller_waits = false) {
   streams::staging::download later;
-  if (a.dst == a.src) return later;
+  if (a.dst == a.src)
+    return later;
   observe::host_span const call("copy", at, a.bytes, stream.id());  // one span, however many parts the copy has
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
@@ -282,15 +296,18 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
         marks_host const at_the_end{r, p, stream};
         bool const carried = p.by == copy_route::striped && is_in_one_registration(r, a.dst, a.src, a.bytes) &&
                              r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
-        if (!carried) enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
+        if (!carried)
+          enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
       }
       break;
     case copy_route::staged:
       mark(p.dst.on_host() ? p.src : p.dst, stream, at);
       if (p.dst.on_host() && caller_waits)
         r.part<streams::staging>().to_waiting_host(stream, a.dst, a.src, a.bytes, at);
-      else if (p.dst.on_host()) later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
-      else r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
+      else if (p.dst.on_host())
+        later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
+      else
+        r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
       mark_host(r, p.dst, stream);
       break;
     case copy_route::peer:
@@ -301,34 +318,40 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
 
 stamp finish(runtime::impl& r, plan const& last, clock::stream_clock& stream, bool host_waits, source_location at) {
   auto const done = stream.now();
-  if (host_waits || r.options().launch_blocking) synchronize(r, stream, done, "copy", last, at);
+  if (host_waits || r.options().launch_blocking)
+    synchronize(r, stream, done, "copy", last, at);
   return streams::public_stamp(done);
 }
 
 stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_waits, source_location const& at) {
   auto const done = way.stream->now();
-  if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
+  if (!host_waits && !r.options().launch_blocking)
+    return streams::public_stamp(done);
   plan p;  // for the error text only
   p.bytes = a.bytes;
   p.dst.at = a.dst;
   p.src.at = a.src;
   p.dst.in = p.src.in = driver::where::device;
   p.dst.device = p.src.device = way.stream->device();
-  if (way.pinned.last) (way.up ? p.src : p.dst).in = driver::where::pinned;
+  if (way.pinned.last)
+    (way.up ? p.src : p.dst).in = driver::where::pinned;
   synchronize(r, *way.stream, done, "copy", p, at);
   return streams::public_stamp(done);
 }
 
 stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
-  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
+  if (a.bytes == 0)
+    return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
   streams::awake const held(r, "copy", given, {a.dst, a.src}, at);
   if (fast_copy way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
-    if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
+    if (!enqueued.ok()) [[unlikely]]
+      streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
     return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
   }
   plan const p = meet_and_look(r, a, at);
-  if (given) check_stream(p, *given, at);
+  if (given)
+    check_stream(p, *given, at);
   int const device = device_of_stream(p);
   auto& stream = given ? *given : device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
   auto const later = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
@@ -343,7 +366,8 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
 
 stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte value, std::size_t bytes,
            source_location at) {
-  if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
+  if (bytes == 0)
+    return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
   streams::awake const held(r, "fill", given, {dst}, at);
   plan p;
   p.bytes = bytes;
@@ -359,8 +383,8 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
     throw invalid_use("fill", "dst " + p.dst.text() + ", on a stream of gpu:" + std::to_string(given->device()),
                       "Pass a stream of the device that holds the memory", at, error_id{291});
   auto& stream = given             ? *given
-               : p.dst.on_host() ? streams::current_clock(r, at)
-                                 : streams::current_clock(r, p.dst.device, at);
+                 : p.dst.on_host() ? streams::current_clock(r, at)
+                                   : streams::current_clock(r, p.dst.device, at);
   if (p.dst.on_host()) {
     synchronize(r, stream, stream.now(), "fill", p, at);
     driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "fill", at);
@@ -395,7 +419,8 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   auto& r = stream.owner();
   std::vector<void const*> ends;
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
-    for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
+    for (auto const& item : items)
+      ends.push_back(item.dst), ends.push_back(item.src);
   }
   streams::awake const held(r, "copy", &stream, ends, at);
   streams::copy_in_parts const whole;
@@ -404,9 +429,11 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
       auto const& [dst, src, bytes] = items[done];
-      for (auto const& item : items.first(done)) streams::copy_in_parts::enqueued(item.bytes);
+      for (auto const& item : items.first(done))
+        streams::copy_in_parts::enqueued(item.bytes);
       // the caller may access the host memory now
-      if (host_waits) static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
+      if (host_waits)
+        static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
       streams::throw_refused_copy(refused, stream, dst, src, bytes, at);
     }
     return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
@@ -433,13 +460,16 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
         i += peer::between_devices(r, std::span(plans).subspan(i), stream, items.subspan(i), at);
         continue;
       }
-      if (item.bytes) later.push_back(peer::carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
+      if (item.bytes)
+        later.push_back(peer::carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
       ++i;
     }
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
   } catch (...) {  // the caller may access the host memory now: pending parts must be complete or cancelled
-    if (host_waits) static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
-    for (auto const& one : later) one.cancel();
+    if (host_waits)
+      static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
+    for (auto const& one : later)
+      one.cancel();
     throw;
   }
 }
@@ -455,23 +485,28 @@ stamp fill(stream_ref s, void* dst, std::byte value, size_t bytes, source_locati
 }
 
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location at) {
-  if (bytes == 0) return {copy_route::automatic, "nothing to copy"};
+  if (bytes == 0)
+    return {copy_route::automatic, "nothing to copy"};
   auto const p = peer::look(streams::current_runtime(at), {const_cast<void*>(dst), src, bytes}, at);
   return {p.by, p.reason};
 }
 
 route_guard::route_guard(copy_route by) : found_(std::exchange(peer::settings().by, by)) {}
-route_guard::~route_guard() { peer::settings().by = found_; }
+route_guard::~route_guard() {
+  peer::settings().by = found_;
+}
 
 namespace peer {
 // For pools that sleep and wake: the memory of the device is no single block.
 static void prepare_lent_links(runtime::impl& r, int device, source_location const& at) {
-  if (auto const& lent = settings().helpers; !lent.empty()) r.part<stripes>().prepare(device, lent, at);
+  if (auto const& lent = settings().helpers; !lent.empty())
+    r.part<stripes>().prepare(device, lent, at);
 }
 static bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream, void* dst, void const* src,
                                   std::size_t bytes, bool to_device, source_location const& at) {
   auto const& lent = settings().helpers;
-  if (lent.empty() || bytes < stripes::worth) return false;
+  if (lent.empty() || bytes < stripes::worth)
+    return false;
   endpoint to, from;
   to.at = dst, from.at = src;
   endpoint &there = to_device ? to : from, &host = to_device ? from : to;
@@ -486,9 +521,12 @@ link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_loca
   auto& r = streams::current_runtime(at);
   streams::over_lent_links.store(&peer::for_pools, base::memory_order_release);
   std::vector<int> ordinals;
-  for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
+  for (device const one : lent)
+    ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
   found_ = std::exchange(peer::settings().helpers, std::move(ordinals));
 }
-link_sharing_guard::~link_sharing_guard() { peer::settings().helpers = std::move(found_); }
+link_sharing_guard::~link_sharing_guard() {
+  peer::settings().helpers = std::move(found_);
+}
 
 }  // namespace weir

@@ -11,20 +11,22 @@ std::string endpoint::text() const {
 }
 
 endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
-            source_location where) {
+                 source_location where) {
   endpoint found;
   found.at = at;
   auto const refuse = [&](std::string const& what, char const* remedy, error_id id) {
     throw invalid_use(std::string(operation),
                       std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where, id);
   };
-  if (!at) refuse("is null", "Pass an address, or zero bytes", error_id{292});
+  if (!at)
+    refuse("is null", "Pass an address, or zero bytes", error_id{292});
   using streams::known_range;
   auto const is = known_range::of(r, at, bytes);
   if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
     found.in = is.device >= 0 ? driver::where::device : driver::where::pinned;
     found.device = is.device;
-    if (is.memory || is.pinned) found.block = is.block;
+    if (is.memory || is.pinned)
+      found.block = is.block;
     found.memory = is.memory;
     found.foreign = is.imported;
     found.readers = is.readers;
@@ -44,7 +46,8 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
            "Copy with the runtime that allocated the memory", error_id{293});
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
-    if (last.in != driver::where::pinned) found.in = driver::where::pageable;
+    if (last.in != driver::where::pinned)
+      found.in = driver::where::pageable;
   }
   return found;
 }

@@ -13,25 +13,31 @@ copy_settings& make_copy_settings() {
 
 bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& a, source_location const& at) {
   auto& mine = settings();
-  if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.helpers.empty())) return false;
+  if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.helpers.empty()))
+    return false;
   driver::address const to = number(a.dst), from = number(a.src);
-  if (to + a.bytes < a.bytes || from + a.bytes < a.bytes) return false;
+  if (to + a.bytes < a.bytes || from + a.bytes < a.bytes)
+    return false;
   auto* const devices = r.part_if_made<memory::device_memory>();
-  if (!devices) return false;
+  if (!devices)
+    return false;
   memory::allocator* on = given ? devices->if_made(given->device()) : devices->owner(a.dst);
-  if (!given && !on) on = devices->owner(a.src);
-  if (!on) return false;
+  if (!given && !on)
+    on = devices->owner(a.src);
+  if (!on)
+    return false;
   stream = given ? given : &streams::current_clock(r, on->device(), at);
 
   up = !mine.down;  // first try the direction of the last copy
-  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *stream), !in_device(up ? a.dst : a.src, a.bytes);
-       up = !up)
-    if (++looks == 2) return false;
+  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *stream), !in_device(up ? a.dst : a.src, a.bytes); up = !up)
+    if (++looks == 2)
+      return false;
   mine.down = !up;
   void const* const other = up ? a.src : a.dst;
   if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {
     auto const* spot = mine.known.find(pool, stream->id(), number(other), a.bytes);
-    if (!spot) spot = pool->look(other, a.bytes, stream->id(), mine.known);
+    if (!spot)
+      spot = pool->look(other, a.bytes, stream->id(), mine.known);
     if (spot) {
       pinned = *spot;
       return true;
@@ -42,10 +48,11 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
 }
 
 clock::stream_clock* find_to_fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::size_t bytes,
-                              source_location const& at) {
+                                  source_location const& at) {
   auto* const devices = r.part_if_made<memory::device_memory>();
   memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
-  if (!on || (given && given->device() != on->device())) return nullptr;
+  if (!on || (given && given->device() != on->device()))
+    return nullptr;
   auto& stream = given ? *given : streams::current_clock(r, on->device(), at);
   auto const block = on->use(dst, stream);
   base::byte_range const held{reinterpret_cast<driver::address>(block.base), block.bytes};
@@ -53,11 +60,13 @@ clock::stream_clock* find_to_fill(runtime::impl& r, clock::stream_clock* given, 
 }
 
 bool fast_copies::find(runtime::impl& r, clock::stream_clock& stream, std::span<copy_item const> items,
-                      source_location const& at) {
+                       source_location const& at) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};
-    if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))) continue;
-    if (!all_.emplace_back().find(r, &stream, a, at)) return false;
+    if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a)))
+      continue;
+    if (!all_.emplace_back().find(r, &stream, a, at))
+      return false;
     of_host_ |= all_.back().pinned.last != nullptr;
   }
   return !all_.empty();
@@ -67,12 +76,14 @@ driver::status fast_copies::enqueue(std::span<copy_item const> items, std::size_
   struct notes {
     decltype(all_) const& of;
     ~notes() {
-      for (auto const& one : of) one.note_use();
+      for (auto const& one : of)
+        one.note_use();
     }
   } const at_the_end{all_};
   for (done = 0; done < items.size(); ++done) {
     auto const& item = items[done];
-    if (!item.bytes) continue;
+    if (!item.bytes)
+      continue;
     if (auto const answer = streams::try_copy(*all_.back().stream, item.dst, item.src, item.bytes, at); !answer.ok())
         [[unlikely]]
       return answer;

@@ -18,7 +18,7 @@ namespace weir::peer {
 
 struct copy_settings {  // a thread's route settings, and a memo of its last copy
   copy_route by = copy_route::automatic;
-  bool down = false;        // its last fast copy left the device
+  bool down = false;           // its last fast copy left the device
   std::vector<int> helpers{};  // ordinals
   streams::pinned_uses known{};
 
@@ -28,7 +28,8 @@ struct copy_settings {  // a thread's route settings, and a memo of its last cop
 };
 copy_settings& make_copy_settings();
 inline copy_settings& settings() {
-  if (copy_settings* const mine = copy_settings::own::value) [[likely]] return *mine;
+  if (copy_settings* const mine = copy_settings::own::value) [[likely]]
+    return *mine;
   return make_copy_settings();
 }
 
@@ -46,7 +47,8 @@ class fast_copy {
   bool find(runtime::impl&, clock::stream_clock* given, asked const&, source_location const&);
   // Whether both ranges lie in the blocks of the last find().
   bool holds(asked const& a) const noexcept {
-    if (!pinned.last) return false;
+    if (!pinned.last)
+      return false;
     return up ? in_device(a.dst, a.bytes) && pinned.holds(number(a.src), a.bytes)
               : in_device(a.src, a.bytes) && pinned.holds(number(a.dst), a.bytes);
   }
@@ -57,12 +59,13 @@ class fast_copy {
     return streams::try_copy(*stream, a.dst, a.src, a.bytes, at);
   }
   void note_use() const noexcept {
-    if (pinned.last) streams::pinned_memory::record_use(pinned, stream->now());
+    if (pinned.last)
+      streams::pinned_memory::record_use(pinned, stream->now());
   }
 
   clock::stream_clock* stream = nullptr;
-  streams::pinned_spot pinned{};         // last null: both ends are on the device
-  bool up = false;                       // from host to device
+  streams::pinned_spot pinned{};  // last null: both ends are on the device
+  bool up = false;                // from host to device
 
  private:
   struct notes_use {
@@ -81,7 +84,7 @@ class fast_copy {
 // The same for a fill. Returns: the given or current stream, for which the device block that holds the range
 // is marked; null: not a fast case.
 clock::stream_clock* find_to_fill(runtime::impl&, clock::stream_clock* given, void* dst, std::size_t bytes,
-                              source_location const&);
+                                  source_location const&);
 
 // Several copies on one stream: all are found before the first is enqueued.
 class fast_copies {

@@ -24,7 +24,8 @@ spill::spill(std::vector<pool*> const& pools, spill_options o, source_location a
       auto const reaches = [&](int from, int to) {
         return links.prove(from, to, at) == peer::links::link_state::proven;
       };
-      if (there != own && reaches(own, there) && reaches(there, own)) m.neighbours.push_back(there);
+      if (there != own && reaches(own, there) && reaches(there, own))
+        m.neighbours.push_back(there);
     }
   }
   r.part<streams::spills>().add(all, at);
@@ -33,7 +34,8 @@ spill::spill(std::vector<pool*> const& pools, spill_options o, source_location a
 spill::~spill() {
   runtime::impl* const r = process_was_forked() ? nullptr : state_->of.if_alive();
   auto* const all = r ? r->part_if_made<streams::spills>() : nullptr;
-  if (all) all->remove(state_->pools);
+  if (all)
+    all->remove(state_->pools);
 }
 
 }  // namespace weir

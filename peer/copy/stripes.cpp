@@ -68,7 +68,8 @@ struct stripes::state {
   std::vector<int> usable(int device, std::span<int const> lent) {
     std::vector<int> all;
     for (int const one : lent) {
-      if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end()) continue;
+      if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end())
+        continue;
       auto const known = ways.known(device, one);
       if ((known == links::link_state::claimed || known == links::link_state::proven) && ways.may_be_opened(one))
         all.push_back(one);
@@ -78,9 +79,8 @@ struct stripes::state {
 
   bool has(int device, std::vector<int> const& lent) {
     auto const all = in.lock();
-    return std::ranges::any_of(all->idle, [&](auto const& one) {
-      return one->device == device && one->helpers == lent && one->whole;
-    });
+    return std::ranges::any_of(
+        all->idle, [&](auto const& one) { return one->device == device && one->helpers == lent && one->whole; });
   }
   bool is_over(set const& one, clock::stream_clock& stream) const {
     return stream.covers(one.last) || clocks.complete(one.last);
@@ -90,18 +90,22 @@ struct stripes::state {
   std::unique_ptr<set> idle_for(clock::stream_clock& stream, std::vector<int> const& lent) {
     std::vector<clock::stamp> busy;
     for (bool asked : {false, true}) {
-      for (clock::stamp const s : busy) static_cast<void>(clocks.poll(s));
+      for (clock::stamp const s : busy)
+        static_cast<void>(clocks.poll(s));
       auto all = in.lock();
       for (auto& one : all->idle) {
-        if (one->device != stream.device() || one->helpers != lent || !one->whole) continue;
+        if (one->device != stream.device() || one->helpers != lent || !one->whole)
+          continue;
         if (is_over(*one, stream)) {
           auto found = std::move(one);
           std::erase(all->idle, nullptr);
           return found;
         }
-        if (!asked) busy.push_back(one->last);
+        if (!asked)
+          busy.push_back(one->last);
       }
-      if (busy.empty()) break;
+      if (busy.empty())
+        break;
     }
     return nullptr;
   }
@@ -114,7 +118,8 @@ struct stripes::state {
     for (auto& one : all->idle) {
       bool const in_the_way =
           one->device == device && one->helpers != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
-      if ((one->whole && !in_the_way) || !clocks.complete(one->last)) continue;
+      if ((one->whole && !in_the_way) || !clocks.complete(one->last))
+        continue;
       --all->made[static_cast<std::size_t>(one->device)];
       over.push_back(std::move(one));
     }
@@ -124,11 +129,13 @@ struct stripes::state {
   // Returns: null if there are enough sets, or if none of these devices can be used now.
   std::unique_ptr<set> make(int device, std::vector<int> const& lent, source_location where) {
     let_go_of_useless(device, lent);
-    if (!ways.may_try()) return nullptr;  // the steps below may wait for devices, and those for ranks of this thread
+    if (!ways.may_try())
+      return nullptr;  // the steps below may wait for devices, and those for ranks of this thread
     {
       auto all = in.lock();
       int& made = all->made[static_cast<std::size_t>(device)];
-      if (made >= most_copies) return nullptr;
+      if (made >= most_copies)
+        return nullptr;
       ++made;
     }
     auto fresh = std::make_unique<set>();
@@ -137,9 +144,11 @@ struct stripes::state {
       fresh->helpers = lent;
       for (int const one : lent) {
         try {
-          if (ways.prove(device, one, where) != links::link_state::proven) continue;
+          if (ways.prove(device, one, where) != links::link_state::proven)
+            continue;
           auto made = std::make_unique<lane>(owner, one, device, where);
-          if (made->memory.grant(made->room.get(), device).ok()) fresh->lanes.push_back(std::move(made));
+          if (made->memory.grant(made->room.get(), device).ok())
+            fresh->lanes.push_back(std::move(made));
         } catch (error const&) {}  // other lanes carry it, or the copy goes direct
       }
     } catch (...) {}
@@ -183,7 +192,8 @@ struct sharing {
   void begin(Lane& l) {
     l.given = false;
     l.works = l.near.stream().wait(stream.now()).ok() && l.far.stream().wait(stream.now()).ok();
-    if (l.works && far_end().memory) far_end().memory->record_use(far_end().at, l.far.stream(), where);
+    if (l.works && far_end().memory)
+      far_end().memory->record_use(far_end().at, l.far.stream(), where);
   }
 
   // Returns: false if the lane refused; the chunk is then not enqueued.
@@ -192,16 +202,20 @@ struct sharing {
     clock::stamp& emptied = l.emptied[l.next];
     void* const slot = l.slot();
     try {
-      if (!first.wait(emptied).ok()) return false;
+      if (!first.wait(emptied).ok())
+        return false;
       l.given = true;
-      if (up()) streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
+      if (up())
+        streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
       else
         streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), stream.device(), bytes, where);
       emptied = first.now();  // until the second stream has the copy out
-      if (!second.wait(first.now()).ok()) return false;
+      if (!second.wait(first.now()).ok())
+        return false;
       if (up())
         streams::enqueue_peer_copy(second, at(dst.at, offset), stream.device(), slot, l.memory.device(), bytes, where);
-      else streams::enqueue_copy(second, at(dst.at, offset), slot, bytes, where);
+      else
+        streams::enqueue_copy(second, at(dst.at, offset), slot, bytes, where);
       emptied = second.now();
       l.next = (l.next + 1) % l.emptied.size();
       return true;
@@ -213,12 +227,16 @@ struct sharing {
   // Orders the line after the lane's work, or lets the host wait for it. Returns: the error if both failed.
   driver::status join(Lane& l) noexcept {
     driver::status worst;
-    if (!l.given) return worst;
-    if (host().block) pinned.record_use(host().at, l.near.stream().now());
+    if (!l.given)
+      return worst;
+    if (host().block)
+      pinned.record_use(host().at, l.near.stream().now());
     for (auto const* one : {up() ? &l.far : &l.near, up() ? &l.near : &l.far}) {
       driver::status done = stream.wait(one->stream().now());
-      if (!done.ok()) done = clocks.synchronize(one->stream().now());
-      if (!done.ok()) worst = done;
+      if (!done.ok())
+        done = clocks.synchronize(one->stream().now());
+      if (!done.ok())
+        worst = done;
     }
     return worst;
   }
@@ -229,54 +247,68 @@ struct sharing {
 stripes::stripes(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 stripes::~stripes() {
   // there is no driver left to return to
-  if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
+  if (process_is_ending() || process_was_forked())
+    static_cast<void>(state_.release());
 }
 
 void stripes::prepare(int device, std::span<int const> lent, source_location where) {
   auto const usable = state_->usable(device, lent);
-  if (usable.empty() || state_->has(device, usable)) return;
-  if (auto fresh = state_->make(device, usable, where)) state_->keep(std::move(fresh));
+  if (usable.empty() || state_->has(device, usable))
+    return;
+  if (auto fresh = state_->make(device, usable, where))
+    state_->keep(std::move(fresh));
 }
 
-bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
+bool stripes::any_reaches(int device, std::span<int const> lent) {
+  return !state_->usable(device, lent).empty();
+}
 
 bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
                     std::span<int const> lent, source_location where, lanes which) {
   auto& my = *state_;
   auto const captured = my.owner.machine().capturing(stream.device(), stream.handle());
-  if (!captured.ok() || captured.value) return false;
+  if (!captured.ok() || captured.value)
+    return false;
   auto const usable = my.usable(stream.device(), lent);
-  if (usable.empty()) return false;
+  if (usable.empty())
+    return false;
   auto taken = my.idle_for(stream, usable);
-  if (!taken && which == lanes::to_be_made) taken = my.make(stream.device(), usable, where);
-  if (!taken) return false;
+  if (!taken && which == lanes::to_be_made)
+    taken = my.make(stream.device(), usable, where);
+  if (!taken)
+    return false;
   streams::copy_in_parts const whole;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   driver::status failed;
   std::exception_ptr thrown;
   try {
-    for (auto& one : taken->lanes) all.begin(*one);
+    for (auto& one : taken->lanes)
+      all.begin(*one);
     std::size_t const shares = taken->lanes.size() + 1;
     std::size_t const fair = base::round_up(bytes / (4 * shares), smallest_chunk);
     std::size_t const chunk = std::clamp(fair, smallest_chunk, largest_chunk);
     for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
       std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;
       auto* const by = whose ? taken->lanes[whose - 1].get() : nullptr;
-      if (by && by->works && (by->works = all.pass(*by, offset, n))) continue;
+      if (by && by->works && (by->works = all.pass(*by, offset, n)))
+        continue;
       streams::enqueue_copy(stream, at(dst.at, offset), at(src.at, offset), n, where);
     }
   } catch (...) {
     thrown = std::current_exception();
   }
   for (auto& one : taken->lanes) {
-    if (auto const joined = all.join(*one); !joined.ok()) failed = joined;
+    if (auto const joined = all.join(*one); !joined.ok())
+      failed = joined;
     taken->whole &= one->works && failed.ok();
   }
   // the caller may access the host memory now
-  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));
+  if (thrown)
+    static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));
   taken->last = stream.now();
   my.keep(std::move(taken));
-  if (thrown) std::rethrow_exception(thrown);
+  if (thrown)
+    std::rethrow_exception(thrown);
   if (!failed.ok())
     throw_refusal(
         failed, "copy",

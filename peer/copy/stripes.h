@@ -21,8 +21,8 @@ class stripes {  // a part of the runtime
   static constexpr std::size_t worth = std::size_t{16} << 20;  // bytes: smaller copies are not faster
   static constexpr std::size_t largest_chunk = std::size_t{8} << 20;
   static constexpr std::size_t smallest_chunk = std::size_t{1} << 20;
-  static constexpr std::size_t slots = 3;                      // of a lane, largest_chunk bytes each
-  static constexpr int most_copies = 4;                        // concurrent striped copies of one device
+  static constexpr std::size_t slots = 3;  // of a lane, largest_chunk bytes each
+  static constexpr int most_copies = 4;    // concurrent striped copies of one device
 
   explicit stripes(runtime::impl&);
   ~stripes();  // Blocks: until all striped copies are done

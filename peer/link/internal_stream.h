@@ -17,7 +17,8 @@ class internal_stream {
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, driver::stream_kind::independent, priority::normal, where);
-    if (auto* const checker = driver::check::control_of(r.machine())) checker->is_weirs_own(device, line_->handle());
+    if (auto* const checker = driver::check::control_of(r.machine()))
+      checker->is_weirs_own(device, line_->handle());
   }
   ~internal_stream() {
     static_cast<void>(line_->synchronize());  // a lost device answers at once

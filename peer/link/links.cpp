@@ -25,12 +25,15 @@ namespace {
 constexpr std::size_t proof_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_flows = 4096;
 
-constexpr std::uint64_t bit(int device) noexcept { return std::uint64_t{1} << (device & 63); }
+constexpr std::uint64_t bit(int device) noexcept {
+  return std::uint64_t{1} << (device & 63);
+}
 
 // A pattern that no stuck line, shifted copy or stale page produces.
 void write_pattern(void* to, std::uint64_t salt) {
   auto* const words = static_cast<std::uint64_t*>(to);
-  for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
+  for (std::size_t i = 0; i < proof_bytes / 8; ++i)
+    words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
 }
 
 }  // namespace
@@ -55,18 +58,18 @@ struct links::state {
   struct known_pairs {
     std::vector<pair> pairs;
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since the block was last offered for a grant
-    std::vector<std::uint64_t> connected{};  // by device: peers that it is connected with, a bit each
-    std::vector<bool> met{};  // pairs: all memory of `to` is open to `from`, or never can be
-    std::vector<std::uint64_t> open{};  // by device: readers that all its memory is, or is about to be, open to
-    std::vector<std::optional<bool>> maps{};                    // by device; empty until the driver has answered
+    std::vector<std::uint64_t> connected{};   // by device: peers that it is connected with, a bit each
+    std::vector<bool> met{};                  // pairs: all memory of `to` is open to `from`, or never can be
+    std::vector<std::uint64_t> open{};        // by device: readers that all its memory is, or is about to be, open to
+    std::vector<std::optional<bool>> maps{};  // by device; empty until the driver has answered
   };
   struct trial_page {
     mapped_handle memory;
     int from, to;
   };
-  struct look {  // at a stream whose collectives were not complete
-    clock::stamp at;       // work enqueued by then
-    std::uint64_t given;   // collectives enqueued by then
+  struct look {           // at a stream whose collectives were not complete
+    clock::stamp at;      // work enqueued by then
+    std::uint64_t given;  // collectives enqueued by then
   };
 
   explicit state(runtime::impl& r)
@@ -91,10 +94,10 @@ struct links::state {
   int const devices;
   base::guarded<known_pairs> in;
   base::guarded<std::vector<look>> looks;
-  base::mutex trying;                   // held during a link test
+  base::mutex trying;  // held during a link test
   // under trying: one stream a device, used by link tests only, so that a test waits for no other work
   std::vector<clock::stream_clock*> lines;
-  std::vector<trial_page> pages;        // under trying; between tests, pages that the driver refused to take back
+  std::vector<trial_page> pages;           // under trying; between tests, pages that the driver refused to take back
   base::atomic<std::size_t> left_over{0};  // number of these pages
   base::atomic<std::uint64_t> trier{0};    // the thread in a link test; 0: none
   std::uint64_t callback = 0;
@@ -106,10 +109,12 @@ struct links::state {
   driver::result<pair> look_at(int from, int to) {
     {
       auto p = in.lock();
-      if (auto const& one = p->pairs[index(from, to)]; one.asked) return {{}, one};
+      if (auto const& one = p->pairs[index(from, to)]; one.asked)
+        return {{}, one};
     }
     auto const answer = owner.machine().peer(from, to);
-    if (!answer.ok()) return {answer.is, {}};
+    if (!answer.ok())
+      return {answer.is, {}};
     auto p = in.lock();
     auto& one = p->pairs[index(from, to)];
     one.asked = true;
@@ -120,7 +125,8 @@ struct links::state {
   // A device behind a switch reaches any number of peers.
   bool switched(int from, int to) const {
     auto& machine = owner.machine();
-    if (devices <= most_peers + 1 || machine.simulated()) return false;
+    if (devices <= most_peers + 1 || machine.simulated())
+      return false;
     auto const on_fabric = [&](int device) {
       auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
       return std::any_of(ends.begin(), ends.end(),
@@ -134,8 +140,10 @@ struct links::state {
     bool const any_number = switched(from, to);
     auto p = in.lock();
     auto &near = p->connected[static_cast<std::size_t>(from)], &far = p->connected[static_cast<std::size_t>(to)];
-    if (near & bit(to)) return true;
-    if (!any_number && (std::popcount(near) >= most_peers || std::popcount(far) >= most_peers)) return false;
+    if (near & bit(to))
+      return true;
+    if (!any_number && (std::popcount(near) >= most_peers || std::popcount(far) >= most_peers))
+      return false;
     near |= bit(to), far |= bit(from);
     return true;
   }
@@ -150,10 +158,13 @@ struct links::state {
     look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
     bool const idle = settled(stream.query());
-    if (!idle && last != before.end() && !settled(clocks.poll(last->at))) return true;
+    if (!idle && last != before.end() && !settled(clocks.poll(last->at)))
+      return true;
     bool const answered = idle || (last != before.end() && last->given == given);
-    if (last == before.end()) before.push_back(now);
-    else if (idle || !answered) *last = now;
+    if (last == before.end())
+      before.push_back(now);
+    else if (idle || !answered)
+      *last = now;
     return !answered;
   }
 
@@ -161,8 +172,10 @@ struct links::state {
     std::vector<look> before = std::exchange(*looks.lock(), {});
     bool any = false;
     for (clock::stamp s : clocks.collectives_given())
-      if (auto* const stream = clock::find(s.stream)) any |= under_way(*stream, before);
-    if (any) *looks.lock() = std::move(before);  // an answer holds until the next collective
+      if (auto* const stream = clock::find(s.stream))
+        any |= under_way(*stream, before);
+    if (any)
+      *looks.lock() = std::move(before);  // an answer holds until the next collective
     return any;
   }
 
@@ -171,7 +184,8 @@ struct links::state {
     if (!stream) {
       owner.open(device, "links", at);
       auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
-      if (!made.ok()) throw_refusal(made.is, "links", "a stream on " + base::gpu_name(device), "Try again", at);
+      if (!made.ok())
+        throw_refusal(made.is, "links", "a stream on " + base::gpu_name(device), "Try again", at);
       try {
         stream = &clocks.make(device, made.value, clock::life::own);
       } catch (...) {
@@ -186,24 +200,28 @@ struct links::state {
   driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
     auto& machine = owner.machine();
     auto const made = machine.create(to, bytes);
-    if (!made.ok()) return made.is;
+    if (!made.ok())
+      return made.is;
     page = mapped_handle(machine, made.value, bytes);
     auto s = page.map(bytes);
-    if (s.ok()) s = page.grant(to);
+    if (s.ok())
+      s = page.grant(to);
     return s.ok() ? page.grant(from) : s;
   }
 
   // If memory is short, retries after freeing cached memory, then idle shared memory.
   driver::status make_page(mapped_handle& page, int to, int from, source_location at) {
     auto const its = owner.machine().info(to);
-    if (!its.ok()) return its.is;
+    if (!its.ok())
+      return its.is;
     std::size_t const bytes = its.value.granularity;
     auto& there = memory.on(to);
     driver::status last;
     auto const attempt = [&] {
       for (int spared = 0; spared < 3; ++spared) {
         last = map_page(page, bytes, to, from);
-        if (last.what != driver::code::out_of_memory || !page.give_back()) break;
+        if (last.what != driver::code::out_of_memory || !page.give_back())
+          break;
         auto* const lent = owner.part<shared_memory>().of(observe::sharing::exported);
         spared == 0 ? there.empty_cache() : lent ? lent->forget_idle() : 0;
       }
@@ -228,7 +246,8 @@ struct links::state {
 
   // Called when memory is short. Does nothing on the thread of a running test, whose page is in use.
   bool give_left_over_back() noexcept {
-    if (left_over.load() == 0 || trier.load() == base::this_thread_id()) return false;
+    if (left_over.load() == 0 || trier.load() == base::this_thread_id())
+      return false;
     base::lock_guard const alone(trying);
     std::size_t const before = pages.size();
     give_pages_back();
@@ -251,7 +270,8 @@ struct links::state {
     auto const must = [&](driver::status s) { require(s, "links", base::pair_text(from, to), "Try again", at); };
     mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
     if (auto const made = make_page(page, to, from, at); !made.ok()) {
-      if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return link_state::refused;
+      if (made.what == driver::code::not_supported || made.what == driver::code::invalid)
+        return link_state::refused;
       must(made);
     }
     void* const there = page.data();
@@ -259,7 +279,8 @@ struct links::state {
     std::memset(came_back.get(), 0, proof_bytes);
     std::memset(arrived.get(), 0, proof_bytes);
     must(near.wait(far.now()));
-    for (auto const* one : {&sent, &came_back}) pinned.record_use(one->get(), near);
+    for (auto const* one : {&sent, &came_back})
+      pinned.record_use(one->get(), near);
     pinned.record_use(arrived.get(), far);
     streams::enqueue_copy(near, start.get(), sent.get(), proof_bytes, at);
     streams::enqueue_peer_copy(near, there, to, start.get(), from, proof_bytes, at);
@@ -284,10 +305,12 @@ links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {
 
 links::~links() {
   state_->memory.remove_callback(state_->callback);
-  if (weir::process_is_ending() || process_was_forked()) return;
+  if (weir::process_is_ending() || process_was_forked())
+    return;
   state_->give_pages_back();
   for (auto* stream : state_->lines) {
-    if (!stream) continue;
+    if (!stream)
+      continue;
     state_->clocks.retire(*stream);
     static_cast<void>(state_->owner.machine().destroy_stream(stream->device(), stream->handle()));
   }
@@ -299,30 +322,38 @@ driver::result<driver::peer_info> links::driver_claim(int from, int to) {
 }
 
 links::link_state links::known(int from, int to) {
-  if (from == to) return link_state::proven;
+  if (from == to)
+    return link_state::proven;
   auto const seen = state_->look_at(from, to).value;
   return seen.claim.access ? seen.is : link_state::refused;
 }
 
 links::link_state links::prove(int from, int to, source_location at) {
-  if (from != to) require(driver_claim(from, to).is, "links", base::pair_text(from, to), "Try again", at);
+  if (from != to)
+    require(driver_claim(from, to).is, "links", base::pair_text(from, to), "Try again", at);
   auto is = known(from, to);
-  if (is != link_state::claimed || !may_be_opened(to)) return is;
+  if (is != link_state::claimed || !may_be_opened(to))
+    return is;
   auto& my = *state_;
-  if (my.trier.load() == base::this_thread_id()) return is;  // a callback of the program, inside a test
+  if (my.trier.load() == base::this_thread_id())
+    return is;  // a callback of the program, inside a test
   base::lock_guard const alone(my.trying);
   is = known(from, to);
-  if (is != link_state::claimed || !my.connect(from, to)) return is;
+  if (is != link_state::claimed || !my.connect(from, to))
+    return is;
   is = my.try_out(from, to, at);
   my.in.lock()->pairs[my.index(from, to)].is = is;
   return is;
 }
 
-std::uint64_t links::readers(int device) { return state_->in.lock()->open[static_cast<std::size_t>(device)]; }
+std::uint64_t links::readers(int device) {
+  return state_->in.lock()->open[static_cast<std::size_t>(device)];
+}
 
 driver::status links::open_all(int to, std::uint64_t readers) {
   auto& r = state_->owner;
-  if (auto const s = state_->memory.on(to).open_to(nullptr, readers); !s.ok()) return s;
+  if (auto const s = state_->memory.on(to).open_to(nullptr, readers); !s.ok())
+    return s;
   std::uint64_t news = 0;
   {
     auto p = state_->in.lock();
@@ -332,17 +363,21 @@ driver::status links::open_all(int to, std::uint64_t readers) {
   driver::status s;
   for (auto const kind : {observe::sharing::exported, observe::sharing::imported}) {
     auto* const shared = s.ok() ? r.part<shared_memory>().of(kind) : nullptr;
-    if (shared) s = shared->open_to(to, readers);
+    if (shared)
+      s = shared->open_to(to, readers);
   }
-  if (!s.ok()) state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
+  if (!s.ok())
+    state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
   return s;
 }
 
 bool links::may_be_opened(int device) {
   auto const at = static_cast<std::size_t>(device);
-  if (auto const said = state_->in.lock()->maps[at]) return *said;
+  if (auto const said = state_->in.lock()->maps[at])
+    return *said;
   auto const info = state_->owner.machine().info(device);
-  if (info.ok()) state_->in.lock()->maps[at] = info.value.maps;
+  if (info.ok())
+    state_->in.lock()->maps[at] = info.value.maps;
   return !info.ok() || info.value.maps;  // unknown: the grant itself will tell
 }
 
@@ -350,7 +385,8 @@ void links::enable_peer_access(int to, clock::stream_clock* home, std::span<int 
   std::uint64_t all = 0;
   std::string names;
   for (int const from : readers) {
-    if (from == to || (all & bit(from))) continue;
+    if (from == to || (all & bit(from)))
+      continue;
     must_reach(from, to, "enable_peer_access", at);
     all |= bit(from);
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
@@ -365,22 +401,28 @@ bool links::open_to_each_other(int a, int b, source_location at) noexcept {
   bool news = false;
   for (auto const& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
     try {
-      if (!my.owner.options().peer_access || from == to || my.in.lock()->met[my.index(from, to)]) continue;
-      if (known(from, to) == link_state::claimed && !may_try()) continue;
+      if (!my.owner.options().peer_access || from == to || my.in.lock()->met[my.index(from, to)])
+        continue;
+      if (known(from, to) == link_state::claimed && !may_try())
+        continue;
       news = true;
       bool const proven = may_be_opened(to) && prove(from, to, at) == link_state::proven;
       auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
-      if (opened.ok() || opened.what == driver::code::not_supported) my.in.lock()->met[my.index(from, to)] = true;
+      if (opened.ok() || opened.what == driver::code::not_supported)
+        my.in.lock()->met[my.index(from, to)] = true;
     } catch (...) {}  // tried again later: copies work without a grant
   }
   return news;
 }
 
-bool links::may_try() { return !state_->collectives_under_way(); }
+bool links::may_try() {
+  return !state_->collectives_under_way();
+}
 
 void links::must_reach(int from, int to, std::string_view operation, source_location at) {
   auto const is = memory::as_called(operation, [&] { return prove(from, to, at); });
-  if (is == link_state::proven) return;
+  if (is == link_state::proven)
+    return;
   std::string const why =
       is == link_state::wrong     ? "Copy instead: this link failed its test"
       : is == link_state::refused ? "Copy instead: these devices cannot access each other"
@@ -394,31 +436,37 @@ void links::prove_all(std::span<int const> devices, source_location at) noexcept
   for (int const from : devices) {
     for (int const to : devices) {
       try {
-        if (known(from, to) == link_state::claimed && may_try()) prove(from, to, at);
+        if (known(from, to) == link_state::claimed && may_try())
+          prove(from, to, at);
       } catch (...) {}  // tried again later
-      if (from < to) (void)open_to_each_other(from, to, at);
+      if (from < to)
+        (void)open_to_each_other(from, to, at);
     }
   }
 }
 
 void links::count_bytes(int from, memory::allocator& of, memory::block const& block, std::size_t bytes,
-                   source_location at) noexcept {
+                        source_location at) noexcept {
   auto& my = *state_;
   state::flow const key{&of, block.base, from};
   try {
     {
       auto p = my.in.lock();
-      if (p->flows.size() >= most_flows) p->flows.clear();
+      if (p->flows.size() >= most_flows)
+        p->flows.clear();
       auto& so_far = p->flows[key];
       so_far += bytes;
-      if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
+      if (so_far < worth_times * std::max(block.bytes, least_handle))
+        return;
     }
     // A link test blocks. Streams that share a hardware queue could make it wait for ranks that wait for this
     // thread, so it is postponed.
-    if (known(from, of.device()) == link_state::claimed && my.collectives_under_way()) return;
+    if (known(from, of.device()) == link_state::claimed && my.collectives_under_way())
+      return;
     // A refused grant, or a later block at this address, is tried again after the same number of bytes.
     my.in.lock()->flows.erase(key);
-    if (prove(from, of.device(), at) == link_state::proven) static_cast<void>(of.grant(block.base, from));
+    if (prove(from, of.device(), at) == link_state::proven)
+      static_cast<void>(of.grant(block.base, from));
   } catch (...) {}  // copies work without a grant
 }
 

@@ -75,19 +75,23 @@ std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
   std::vector<nvlink_end> ends;
   auto const& api = nvml();
   nvml_library::handle device = nullptr;
-  if (!api.works || api.by_bus(pci_bus_id.c_str(), &device) != 0) return ends;
+  if (!api.works || api.by_bus(pci_bus_id.c_str(), &device) != 0)
+    return ends;
   for (unsigned link = 0; link < most_links; ++link) {
     unsigned active = 0;
-    if (api.state(device, link, &active) != 0 || !active) continue;
+    if (api.state(device, link, &active) != 0 || !active)
+      continue;
     unsigned kind = kind_gpu;
     pci_info there{};
     bool const knows_kind = api.remote_kind && api.remote_kind(device, link, &kind) == 0;
     bool const knows_place = api.remote(device, link, &there) == 0;
-    if (knows_kind && kind == kind_switch) ends.push_back({nvlink_end::is::fabric, {}});
+    if (knows_kind && kind == kind_switch)
+      ends.push_back({nvlink_end::is::fabric, {}});
     else if (knows_place)
       ends.push_back(
           {nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
-    else ends.push_back({nvlink_end::is::fabric, {}});  // hidden switches: the other end is unknown
+    else
+      ends.push_back({nvlink_end::is::fabric, {}});  // hidden switches: the other end is unknown
   }
   return ends;
 }

@@ -14,12 +14,15 @@
 
 namespace weir {
 namespace {
-peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
+peer::links& links_of(runtime::impl& r) {
+  return r.part<peer::links>();
+}
 
 void open(runtime::impl& r, int owner, clock::stream_clock* home, std::vector<device> const& readers,
           source_location at) {
   std::vector<int> ordinals;
-  for (device const one : readers) ordinals.push_back(streams::resolve(one, r, "enable_peer_access", at));
+  for (device const one : readers)
+    ordinals.push_back(streams::resolve(one, r, "enable_peer_access", at));
   links_of(r).enable_peer_access(owner, home, ordinals, at);
 }
 }  // namespace
@@ -50,7 +53,7 @@ std::vector<peer_link> links(source_location at) {
         claim.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
       auto const by = !claim.access       ? peer_link::kind::host
                       : claim.nvlinks > 0 ? peer_link::kind::nvlink
-                                         : peer_link::kind::direct;
+                                          : peer_link::kind::direct;
       table.push_back({device(from), device(to), by, claim.nvlinks, claim.access, claim.native_atomics,
                        is == peer::links::link_state::proven, is == peer::links::link_state::wrong});
     }
@@ -71,12 +74,14 @@ bool can_access_peer(device from, device to, source_location at) {
 void detail::enable_peer_access(void const* block, device reader, source_location at) {
   auto& r = streams::current_runtime(at);
   int const from = streams::resolve(reader, r, "enable_peer_access", at);
-  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it
+  if (r.part<streams::pinned_memory>().find(block))
+    return;  // every device reads it
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
   auto const* const beside = found ? nullptr : r.part_if_made<observe::external_memory>();
   if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
-    if (from == its->device || its->device < 0) return;
+    if (from == its->device || its->device < 0)
+      return;
     links_of(r).must_reach(from, its->device, "enable_peer_access", at);
     links_of(r).open_to_each_other(from, its->device, at);
     require(r.part<peer::shared_memory>().of(its->kind)->open_to(block, from), "enable_peer_access",
@@ -88,10 +93,12 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
     throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
                       "Pass a live block of this runtime", at, error_id{295});
   int const to = memory->device();
-  if (from == to) return;
+  if (from == to)
+    return;
   links_of(r).must_reach(from, to, "enable_peer_access", at);
   links_of(r).open_to_each_other(from, to, at);
-  if (memory->granted(block, from)) return;
+  if (memory->granted(block, from))
+    return;
   require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
           "Copy instead, or repeat the call", at);

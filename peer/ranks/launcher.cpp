@@ -55,7 +55,8 @@ launch_info read_launch(launcher_names const& l, source_location at) {
 launch_info this_launch(source_location at) {
   if (os::environment("WORLD_SIZE") && (os::environment("MASTER_ADDR") || !os::environment("OMPI_COMM_WORLD_SIZE")))
     return read_launch(by_torchrun, at);
-  if (os::environment("OMPI_COMM_WORLD_SIZE")) return read_launch(by_mpirun, at);
+  if (os::environment("OMPI_COMM_WORLD_SIZE"))
+    return read_launch(by_mpirun, at);
   return {};
 }
 
@@ -101,7 +102,8 @@ rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t 
     constexpr std::int64_t pause_ns = 20'000'000;
     while (base::now_ns() < end) {
       if (auto const text = store->get(key)) {
-        if (auto id = rendezvous_id_of(*text)) return *id;
+        if (auto id = rendezvous_id_of(*text))
+          return *id;
       }
       base::sleep_ns(pause_ns);
     }
@@ -124,7 +126,8 @@ rendezvous_point by_torchrun_variables(launch_info const& l, int turn, base::tim
     return by_store(l, *host, port, turn, limit, at);
   rendezvous_point point;
   point.id = {*host, port, static_cast<std::uint64_t>(turn)};
-  if (l.rank == 0) point.listener = listen_or_throw(port, at);
+  if (l.rank == 0)
+    point.listener = listen_or_throw(port, at);
   return point;
 }
 
@@ -145,7 +148,8 @@ open_mpi load_open_mpi(source_location at) {
   std::string missing;
   auto const find = [&](char const* name) {
     void* const found = library ? os::find_symbol(library, name) : nullptr;
-    if (!found) missing += base::text(missing.empty() ? "" : ", ", name);
+    if (!found)
+      missing += base::text(missing.empty() ? "" : ", ", name);
     return found;
   };
   open_mpi const mpi{reinterpret_cast<int (*)(int*)>(find("MPI_Initialized")),
@@ -183,9 +187,12 @@ rendezvous_point by_mpi(launch_info const& l, source_location at) {
   }
   int is_there = 0, level = 0;
   int failed = mpi.initialized(&is_there);
-  if (!failed && !is_there) failed = mpi.init_thread(nullptr, nullptr, 0, &level);
-  if (!failed) failed = mpi.bcast(text.data(), static_cast<int>(text.size()), mpi.byte, 0, mpi.world);
-  if (!failed && !is_there) failed = mpi.finalize();
+  if (!failed && !is_there)
+    failed = mpi.init_thread(nullptr, nullptr, 0, &level);
+  if (!failed)
+    failed = mpi.bcast(text.data(), static_cast<int>(text.size()), mpi.byte, 0, mpi.world);
+  if (!failed && !is_there)
+    failed = mpi.finalize();
   auto const id = rendezvous_id_of(text.data());
   if (failed || !id)
     throw driver_error(failed, operation, base::text("rank ", l.rank, " of ", l.size, ": Open MPI answers ", failed),

@@ -33,7 +33,9 @@ struct reply {
   std::uint32_t bytes = 0;  // of the text that follows
 };
 
-std::span<std::byte const> bytes_of(auto const& value) { return std::as_bytes(std::span(&value, 1)); }
+std::span<std::byte const> bytes_of(auto const& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
 constexpr base::time_limit one_message{std::chrono::seconds(5)};
 
 void tell(int socket, answer is, std::string const& text) noexcept {
@@ -42,7 +44,9 @@ void tell(int socket, answer is, std::string const& text) noexcept {
     (void)os::send_bytes(socket, std::as_bytes(std::span(text.data(), head.bytes)), one_message);
 }
 
-char const* machine_text(bool simulated) { return simulated ? "simulated devices" : "GPUs"; }
+char const* machine_text(bool simulated) {
+  return simulated ? "simulated devices" : "GPUs";
+}
 
 class reception {
  public:
@@ -56,7 +60,8 @@ class reception {
     std::int64_t const end = limit.after(base::now_ns());
     while (true) {
       std::string const missing = who_is_missing();
-      if (missing.empty()) break;
+      if (missing.empty())
+        break;
       std::int64_t const left = end - base::now_ns();
       if (left <= 0) {
         std::string const what =
@@ -95,12 +100,14 @@ class reception {
   void tell_all(answer is, std::string const& text) {
     for (auto const* side : {&with_.watch, &with_.data})
       for (os::owned_file const& s : *side)
-        if (s.is_open()) tell(s.get(), is, text);
+        if (s.is_open())
+          tell(s.get(), is, text);
   }
 
   void turn(std::int64_t ns) {
     std::vector<int> sockets{listener_.file.get()};
-    for (stranger const& s : strangers_) sockets.push_back(s.socket.get());
+    for (stranger const& s : strangers_)
+      sockets.push_back(s.socket.get());
     std::vector<bool> ready;
     os::wait_readable(sockets, ready, std::chrono::nanoseconds(ns));
     std::int64_t const now = base::now_ns();
@@ -108,17 +115,23 @@ class reception {
       stranger& s = strangers_[i];
       if (ready[i + 1]) {
         int const n = os::receive_some(s.socket.get(), std::span(s.said).subspan(s.got));
-        if (n < 0) s.socket.close();
-        else s.got += static_cast<std::size_t>(n);
+        if (n < 0)
+          s.socket.close();
+        else
+          s.got += static_cast<std::size_t>(n);
       }
-      if (s.socket.is_open() && s.got == s.said.size()) know(s);
-      if (now - s.since > most_hello_ns) s.socket.close();
+      if (s.socket.is_open() && s.got == s.said.size())
+        know(s);
+      if (now - s.since > most_hello_ns)
+        s.socket.close();
     }
     std::erase_if(strangers_, [](stranger const& s) { return !s.socket.is_open(); });
-    if (!ready[0]) return;
+    if (!ready[0])
+      return;
     while (strangers_.size() < most_strangers) {
       os::owned_file s = os::accept_tcp(listener_.file.get());
-      if (!s.is_open()) return;
+      if (!s.is_open())
+        return;
       strangers_.push_back({std::move(s), {}, 0, now});
     }
     strangers_.erase(strangers_.begin());  // the oldest makes room
@@ -128,9 +141,11 @@ class reception {
     hello h;
     std::memcpy(&h, s.said.data(), sizeof h);
     os::owned_file socket = std::move(s.socket);
-    if (h.word != hello_word) return;  // not of weir, or of another version
+    if (h.word != hello_word)
+      return;  // not of weir, or of another version
     auto const refuse = [&](answer why, std::string const& text) { tell(socket.get(), why, text); };
-    if (h.nonce != id_.nonce) return refuse(answer::another, "another communicator meets here");
+    if (h.nonce != id_.nonce)
+      return refuse(answer::another, "another communicator meets here");
     if (h.size != own_.size)
       return refuse(answer::refused, base::text("rank ", h.rank, " was started as one of ", h.size,
                                                 " ranks, rank 0 as one of ", own_.size));
@@ -139,7 +154,8 @@ class reception {
     if ((h.simulated != 0) != own_.simulated)
       return refuse(answer::refused, base::text("rank ", h.rank, " has ", machine_text(h.simulated != 0),
                                                 ", rank 0 has ", machine_text(own_.simulated)));
-    if (all_met_) return refuse(answer::late, base::text("a second rank ", h.rank, " came, after all had met"));
+    if (all_met_)
+      return refuse(answer::late, base::text("a second rank ", h.rank, " came, after all had met"));
     auto& place = (h.use == line::watch ? with_.watch : with_.data)[static_cast<std::size_t>(h.rank)];
     // A rank that was started again replaces its earlier connection.
     if (place.is_open() && !os::has_hung_up(place.get()))
@@ -158,10 +174,13 @@ class reception {
 // Returns: the reply and its text; none: the connection ended, or the other end is not weir.
 std::optional<std::pair<answer, std::string>> hear_reply(int socket, base::time_limit limit) {
   reply head;
-  if (os::receive_bytes(socket, std::as_writable_bytes(std::span(&head, 1)), limit) != os::heard::message) return {};
-  if (head.is < answer::welcome || head.is > answer::late || head.bytes > most_text) return {};
+  if (os::receive_bytes(socket, std::as_writable_bytes(std::span(&head, 1)), limit) != os::heard::message)
+    return {};
+  if (head.is < answer::welcome || head.is > answer::late || head.bytes > most_text)
+    return {};
   std::string text(head.bytes, '\0');
-  if (os::receive_bytes(socket, std::as_writable_bytes(std::span(text)), one_message) != os::heard::message) return {};
+  if (os::receive_bytes(socket, std::as_writable_bytes(std::span(text)), one_message) != os::heard::message)
+    return {};
   return std::pair(head.is, std::move(text));
 }
 
@@ -175,18 +194,21 @@ std::string text_of(rendezvous_id const& id) {
 
 std::optional<rendezvous_id> rendezvous_id_of(std::string_view text) {
   constexpr std::string_view first = "weir:";
-  if (!text.starts_with(first)) return {};
+  if (!text.starts_with(first))
+    return {};
   char const* at = text.data() + first.size();
   char const* const end = text.data() + text.size();
   rendezvous_id id;
   auto const number = [&](auto& into, int base) {
     auto const [next, failed] = std::from_chars(at, end, into, base);
-    if (failed != std::errc{} || next == end || *next != ':') return false;
+    if (failed != std::errc{} || next == end || *next != ':')
+      return false;
     at = next + 1;
     return true;
   };
   constexpr std::size_t most_host = 255;
-  if (!number(id.nonce, 16) || !number(id.port, 10) || id.port == 0) return {};
+  if (!number(id.nonce, 16) || !number(id.port, 10) || id.port == 0)
+    return {};
   id.host.assign(at, end);
   if (id.host.empty() || id.host.size() > most_host ||
       id.host.find_first_of(std::string_view(" \n\t\0", 4)) != id.host.npos)
@@ -219,18 +241,24 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
       os::tcp_socket to = os::connect_tcp(id.host, id.port, left);
       hello h;
       h.nonce = id.nonce, h.rank = m.rank, h.size = m.size, h.use = use, h.simulated = m.simulated;
-      if (!to.file.is_open()) last = to.why_not;
-      else if (os::send_bytes(to.file.get(), bytes_of(h), one_message) != os::heard::message) last = "it hung up";
-      if (!last.empty()) break;
+      if (!to.file.is_open())
+        last = to.why_not;
+      else if (os::send_bytes(to.file.get(), bytes_of(h), one_message) != os::heard::message)
+        last = "it hung up";
+      if (!last.empty())
+        break;
       (use == line::watch ? got.with.watch : got.with.data).push_back(std::move(to.file));
     }
     for (auto const* side : {&got.with.watch, &got.with.data}) {
-      if (!last.empty()) break;
+      if (!last.empty())
+        break;
       auto const said =
           hear_reply((*side)[0].get(), std::chrono::nanoseconds(std::max<std::int64_t>(end - base::now_ns(), 0)));
-      if (!said) last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
+      if (!said)
+        last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
       // Who can ask for the address again may have an earlier one.
-      else if (said->first == answer::late && ask_again) last = "all ranks have met there";
+      else if (said->first == answer::late && ask_again)
+        last = "all ranks have met there";
       else if (said->first == answer::refused || said->first == answer::late)
         throw invalid_use("communicator", subject + ": rank 0 refuses it: " + base::visible(said->second),
                           "Start every rank once, with the same number of ranks and the same kind of devices", at,
@@ -238,10 +266,13 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
       else if (said->first == answer::over)
         throw timed_out("communicator", subject + ": rank 0 gave up: " + base::visible(said->second),
                         "Check the output of those ranks, and start one process for each rank", at, error_id{424});
-      else if (said->first == answer::another) last = "another communicator meets there";
-      else got.greeting = said->second;
+      else if (said->first == answer::another)
+        last = "another communicator meets there";
+      else
+        got.greeting = said->second;
     }
-    if (last.empty()) return got;
+    if (last.empty())
+      return got;
     if (base::now_ns() >= end)
       throw timed_out("communicator",
                       base::text(subject, ": rank 0 at ", base::visible(id.host), " port ", id.port, ": ", last,
@@ -249,7 +280,8 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
                       "Check the output of rank 0, the address, and that no firewall is between them", at,
                       error_id{425});
     base::sleep_ns(retry_ns);
-    if (ask_again) id = ask_again();
+    if (ask_again)
+      id = ask_again();
   }
 }
 

@@ -36,7 +36,7 @@ struct lines {  // by rank; rank 0 has one to each other rank, the others have o
 
 struct met {
   lines with;
-  std::string greeting;  // rank 0's
+  std::string greeting;               // rank 0's
   std::function<void()> turn_away{};  // of rank 0: refuses the ranks that have come since. Blocks: no
 };
 

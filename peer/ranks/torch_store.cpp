@@ -12,7 +12,9 @@ enum class store_call : std::uint8_t { validate = 0, set = 1, get = 3, check = 5
 constexpr std::uint32_t magic = 0x3C85F7CE;
 constexpr std::uint64_t most_value = 4096;  // weir stores an address
 
-void put(std::string& message, auto value) { message.append(reinterpret_cast<char const*>(&value), sizeof value); }
+void put(std::string& message, auto value) {
+  message.append(reinterpret_cast<char const*>(&value), sizeof value);
+}
 void put_text(std::string& message, std::string_view text) {
   put(message, static_cast<std::uint64_t>(text.size()));
   message += text;
@@ -32,7 +34,8 @@ torch_store::torch_store(std::string host, std::uint16_t port, base::time_limit 
       break;
     }
     constexpr std::int64_t pause_ns = 50'000'000;
-    if (left <= pause_ns) fail("cannot be reached: " + to.why_not);
+    if (left <= pause_ns)
+      fail("cannot be reached: " + to.why_not);
     base::sleep_ns(pause_ns);
   }
   std::string first;
@@ -44,7 +47,8 @@ torch_store::torch_store(std::string host, std::uint16_t port, base::time_limit 
   send(first);
   std::uint32_t back = 0;
   receive(&back, sizeof back);
-  if (back != nonce) fail("answers a ping with another number: it is no TCPStore of PyTorch 2.2 or newer");
+  if (back != nonce)
+    fail("answers a ping with another number: it is no TCPStore of PyTorch 2.2 or newer");
 }
 
 void torch_store::fail(std::string const& why) const {
@@ -85,19 +89,22 @@ bool torch_store::has(std::string_view key) {
   send(message);
   std::uint8_t is = 0;
   receive(&is, 1);
-  if (is > 1) fail(base::text("answers ", int{is}, " where it has 0 and 1 to choose from"));
+  if (is > 1)
+    fail(base::text("answers ", int{is}, " where it has 0 and 1 to choose from"));
   return is == 0;
 }
 
 std::optional<std::string> torch_store::get(std::string_view key) {
-  if (!has(key)) return {};  // the store drops a client that gets a key without a value
+  if (!has(key))
+    return {};  // the store drops a client that gets a key without a value
   std::string message;
   put(message, store_call::get);
   put_text(message, key);
   send(message);
   std::uint64_t bytes = 0;
   receive(&bytes, sizeof bytes);
-  if (bytes > most_value) fail(base::text("has ", bytes, " B under ", key, ", which are not weir's"));
+  if (bytes > most_value)
+    fail(base::text("has ", bytes, " B under ", key, ", which are not weir's"));
   std::string value(bytes, '\0');
   receive(value.data(), value.size());
   return value;

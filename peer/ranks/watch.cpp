@@ -30,7 +30,9 @@ struct called {
 };
 constexpr std::size_t traces_kept = 1024;
 
-std::span<char const> chars_of(auto const& value) { return {reinterpret_cast<char const*>(&value), sizeof value}; }
+std::span<char const> chars_of(auto const& value) {
+  return {reinterpret_cast<char const*>(&value), sizeof value};
+}
 
 }  // namespace
 
@@ -82,23 +84,28 @@ struct rank_watch::state {
 
   void send(shared& s, int to, kind is, int about, std::span<char const> bytes, round of_round = {}) {
     std::string& out = s.unsent[static_cast<std::size_t>(to)];
-    if (out.size() > most_unsent) return;  // the other end is frozen, which its silence tells
+    if (out.size() > most_unsent)
+      return;  // the other end is frozen, which its silence tells
     head const h{static_cast<std::uint32_t>(bytes.size()), is, about, of_round};
     out.append(chars_of(h).data(), sizeof h).append(bytes.data(), bytes.size());
   }
   void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes, round of_round = {}) {
-    if (!is_hub()) return send(s, 0, is, about, bytes, of_round);
+    if (!is_hub())
+      return send(s, 0, is, about, bytes, of_round);
     for (int r = 1; r < of.size_; ++r)
-      if (r != except) send(s, r, is, about, bytes, of_round);
+      if (r != except)
+        send(s, r, is, about, bytes, of_round);
   }
 
   // That a rank has gone, or is unwound, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each
   // rank its own. `numbers`: its count; and of exceptions
   void tell_end(shared& s, kind is, int rank, std::string_view numbers, std::string_view with) {
     std::string const called(numbers);
-    if (!is_hub()) return send(s, 0, is, rank, called + std::string(with));
+    if (!is_hub())
+      return send(s, 0, is, rank, called + std::string(with));
     for (int r = 1; r < of.size_; ++r) {
-      if (r == rank) continue;
+      if (r == rank)
+        continue;
       std::string_view const its =
           with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
       send(s, r, is, rank, called + std::string(its));
@@ -113,7 +120,8 @@ struct rank_watch::state {
         out.clear();
         continue;
       }
-      if (out.empty()) continue;
+      if (out.empty())
+        continue;
       out.erase(0, os::send_some(lines[r].socket.get(), std::as_bytes(std::span(out))));
     }
   }
@@ -126,10 +134,12 @@ struct rank_watch::state {
   bool decide(int rank, std::string_view why, bool tell) noexcept {
     {
       auto s = all.lock();
-      if (of.failed_.load()) return false;
+      if (of.failed_.load())
+        return false;
       try {
         s->failure = why.substr(0, most_bytes);
-        if (tell) send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
+        if (tell)
+          send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
       } catch (...) {}  // no host memory: the others see this rank end
       of.failed_.store(true, base::memory_order_release);
     }
@@ -137,7 +147,8 @@ struct rank_watch::state {
     return true;
   }
   void decide_here(int rank, std::string const& why, bool tell = true) {
-    if (!decide(rank, why, tell)) return;
+    if (!decide(rank, why, tell))
+      return;
     write_out();  // before on_change, which may end the process
     of.on_change_();
   }
@@ -164,14 +175,18 @@ struct rank_watch::state {
       }
     }
     std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
-    for (place const p : s.places) text += static_cast<char>(p);
-    if (text.size() > most_bytes) text.resize(sizeof s.barriers);  // too many ranks to be named
-    for (int r = 1; r < of.size_; ++r) send(s, r, kind::standing, r == answered ? 1 : 0, text);
+    for (place const p : s.places)
+      text += static_cast<char>(p);
+    if (text.size() > most_bytes)
+      text.resize(sizeof s.barriers);  // too many ranks to be named
+    for (int r = 1; r < of.size_; ++r)
+      send(s, r, kind::standing, r == answered ? 1 : 0, text);
   }
 
   void close(int rank, std::string const& how) {
     lines[static_cast<std::size_t>(rank)].socket.close();
-    if (all.lock()->gone[static_cast<std::size_t>(rank)]) return;
+    if (all.lock()->gone[static_cast<std::size_t>(rank)])
+      return;
     decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
   }
 
@@ -180,16 +195,19 @@ struct rank_watch::state {
     std::array<std::byte, 4096> part;
     while (true) {
       int const n = os::receive_some(line.socket.get(), part);
-      if (n == 0) break;
+      if (n == 0)
+        break;
       if (n < 0) {
         take_messages(from);
-        if (line.socket.is_open()) close(from, "has ended, or its connection is broken");
+        if (line.socket.is_open())
+          close(from, "has ended, or its connection is broken");
         return;
       }
       line.unread.append(reinterpret_cast<char const*>(part.data()), static_cast<std::size_t>(n));
       line.heard_ns = base::now_ns();
       take_messages(from);
-      if (!line.socket.is_open()) return;
+      if (!line.socket.is_open())
+        return;
     }
   }
 
@@ -200,7 +218,8 @@ struct rank_watch::state {
       std::memcpy(&h, line.unread.data(), sizeof h);
       if ((h.bytes > most_bytes && h.is != kind::gone && h.is != kind::unwound) || !understood(from, h))
         return close(from, "sends what is none of weir's messages");
-      if (line.unread.size() < sizeof h + h.bytes) return;
+      if (line.unread.size() < sizeof h + h.bytes)
+        return;
       std::string const bytes = line.unread.substr(sizeof h, h.bytes);
       line.unread.erase(0, sizeof h + h.bytes);
       heard(from, h, bytes);
@@ -226,12 +245,14 @@ struct rank_watch::state {
 
   void heard(int from, head const& h, std::string const& bytes) {
     std::uint64_t number = 0;
-    if (bytes.size() >= sizeof number) std::memcpy(&number, bytes.data(), sizeof number);
+    if (bytes.size() >= sizeof number)
+      std::memcpy(&number, bytes.data(), sizeof number);
     std::size_t const who = static_cast<std::size_t>(from);
     switch (h.is) {
       case kind::beat: {
         peer_line& line = lines[who];
-        if (line.count != number) line.waited_ns = 0;
+        if (line.count != number)
+          line.waited_ns = 0;
         line.count = number;
         std::memcpy(&line.trace, bytes.data() + sizeof number, sizeof line.trace);
         return;
@@ -245,16 +266,20 @@ struct rank_watch::state {
                           numbers = (is_gone ? 1 : 3) * sizeof number;
         {
           auto s = all.lock();
-          if (is_gone && !s->gone[about]) s->gone_in_order.push_back(static_cast<int>(about));
+          if (is_gone && !s->gone[about])
+            s->gone_in_order.push_back(static_cast<int>(about));
           s->gone[about] = s->gone[about] || is_gone;
           s->gone_count[about] = number;
           transfers& with = s->gone_transfers[about];
           with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
           // rank 0 hears of all ranks, and is the first of them; others hear of themselves
-          if (bytes.size() > numbers) std::memcpy(&with, bytes.data() + numbers, sizeof with);
-          if (!is_gone) std::memcpy(&s->unwound[about], bytes.data() + sizeof number, sizeof(marks));
+          if (bytes.size() > numbers)
+            std::memcpy(&with, bytes.data() + numbers, sizeof with);
+          if (!is_gone)
+            std::memcpy(&s->unwound[about], bytes.data() + sizeof number, sizeof(marks));
           of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
-          if (is_hub()) tell_end(*s, h.is, from, bytes.substr(0, numbers), std::string_view(bytes).substr(numbers));
+          if (is_hub())
+            tell_end(*s, h.is, from, bytes.substr(0, numbers), std::string_view(bytes).substr(numbers));
         }
         changed.notify_all();
         return of.on_change_();
@@ -262,8 +287,10 @@ struct rank_watch::state {
       case kind::arrive:
       case kind::withdraw: {
         auto s = all.lock();
-        if (number == s->barriers && h.is == kind::arrive) s->coming[who] = {h.round, bytes.substr(sizeof number)};
-        if (number == s->barriers) s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
+        if (number == s->barriers && h.is == kind::arrive)
+          s->coming[who] = {h.round, bytes.substr(sizeof number)};
+        if (number == s->barriers)
+          s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
         stand(*s, h.is == kind::withdraw ? from : -1);
         break;
       }
@@ -273,7 +300,8 @@ struct rank_watch::state {
         s->barriers = number;
         for (std::size_t r = 0; sizeof number + r < bytes.size(); ++r)
           s->places[r] = static_cast<place>(bytes[sizeof number + r]);
-        if (h.about == 1) s->withdrawn = true;
+        if (h.about == 1)
+          s->withdrawn = true;
         break;
       }
     }
@@ -286,8 +314,10 @@ struct rank_watch::state {
       peer_line const& line = lines[static_cast<std::size_t>(r)];
       {
         auto s = all.lock();
-        if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept) continue;
-        if (s->traces[line.count % traces_kept] == line.trace) continue;
+        if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept)
+          continue;
+        if (s->traces[line.count % traces_kept] == line.trace)
+          continue;
       }
       decide_here(
           r, base::text("rank ", r, " has called other collectives than rank 0, or in another order, among its first ",
@@ -305,16 +335,22 @@ struct rank_watch::state {
         return decide_here(r, base::text("rank ", r, " has sent nothing for ", (now - line.heard_ns) / 1'000'000,
                                          " ms, ", counted(r), ": its process or machine is frozen"));
     }
-    if (!is_hub()) return;
-    if (of.limits_.compares && compare()) return;
+    if (!is_hub())
+      return;
+    if (of.limits_.compares && compare())
+      return;
     auto const own = this->own().count;
     auto most = own;
-    for (peer_line const& line : lines) most = std::max(most, line.count);
+    for (peer_line const& line : lines)
+      most = std::max(most, line.count);
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
-      if (r == 0 && line.count != own) line.count = own, line.waited_ns = 0;
-      if (line.count == most || gone[static_cast<std::size_t>(r)]) line.waited_ns = 0;
-      else if (line.waited_ns == 0) line.waited_ns = now;
+      if (r == 0 && line.count != own)
+        line.count = own, line.waited_ns = 0;
+      if (line.count == most || gone[static_cast<std::size_t>(r)])
+        line.waited_ns = 0;
+      else if (line.waited_ns == 0)
+        line.waited_ns = now;
       else if (now - line.waited_ns > of.limits_.behind.ns())
         return decide_here(
             r, base::text("rank ", r, " has called no collective for ", (now - line.waited_ns) / 1'000'000, " ms, ",
@@ -325,21 +361,26 @@ struct rank_watch::state {
   void run() {
     std::int64_t const period = std::clamp<std::int64_t>(of.limits_.silence.ns() / 8, 2'000'000, 1'000'000'000);
     std::int64_t last = base::now_ns(), next_beat = 0;
-    for (peer_line& line : lines) line.heard_ns = last;
+    for (peer_line& line : lines)
+      line.heard_ns = last;
     std::vector<bool> ready;
     for (std::int64_t end = 0; end == 0 || (base::now_ns() < end && !all_sent());) {
       std::vector<int> sockets{wake.get()};
-      for (peer_line const& line : lines) sockets.push_back(line.socket.get());
+      for (peer_line const& line : lines)
+        sockets.push_back(line.socket.get());
       os::wait_readable(sockets, ready, std::chrono::nanoseconds(period));
       std::int64_t const now = base::now_ns();
       // If this process was stopped, the others' silence is its own: they get another chance.
       if (now - last > of.limits_.silence.ns() / 2) {
-        for (peer_line& line : lines) line.heard_ns = now;
+        for (peer_line& line : lines)
+          line.heard_ns = now;
       }
       last = now;
-      if (ready[0]) os::take_wake_ups(wake.get());
+      if (ready[0])
+        os::take_wake_ups(wake.get());
       for (int r = 0; r < of.size_; ++r)
-        if (ready[static_cast<std::size_t>(r) + 1]) read(r);
+        if (ready[static_cast<std::size_t>(r) + 1])
+          read(r);
       if (now >= next_beat) {
         next_beat = now + period;
         auto s = all.lock();
@@ -354,8 +395,10 @@ struct rank_watch::state {
         tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, with);
       }
       write_out();
-      if (end == 0 && of.turn_away_) of.turn_away_();
-      if (end == 0) judge(now);
+      if (end == 0 && of.turn_away_)
+        of.turn_away_();
+      if (end == 0)
+        judge(now);
     }
   }
 };
@@ -364,16 +407,20 @@ rank_watch::rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, 
                        std::function<void()> on_change)
     : rank_(rank), size_(size), limits_(l), on_change_(std::move(on_change)), state_(new state(*this)) {
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
-    if (by_rank[r].is_open() && own_address_.empty()) own_address_ = os::address_of(by_rank[r].get());
+    if (by_rank[r].is_open() && own_address_.empty())
+      own_address_ = os::address_of(by_rank[r].get());
     state_->lines[r].socket = std::move(by_rank[r]);
   }
 }
 
-rank_watch::~rank_watch() { end(); }
+rank_watch::~rank_watch() {
+  end();
+}
 
 void rank_watch::start(source_location at) {
   try {
-    if (!state_->wake.is_open()) throw std::bad_alloc();
+    if (!state_->wake.is_open())
+      throw std::bad_alloc();
     thread_ = base::thread([this] { labour(); });
   } catch (...) {
     throw driver_error(0, "communicator",
@@ -383,7 +430,8 @@ void rank_watch::start(source_location at) {
 }
 
 void rank_watch::end(std::span<transfers const> by_rank) noexcept {
-  if (!thread_.joinable()) return;
+  if (!thread_.joinable())
+    return;
   try {
     auto s = state_->all.lock();
     s->own_transfers.assign(by_rank.begin(), by_rank.end());
@@ -397,14 +445,17 @@ void rank_watch::labour() noexcept {
   try {
     state_->run();
   } catch (...) {  // no host memory: the others see this rank end
-    if (state_->decide(rank_, "this rank has no host memory to watch the others", false)) on_change_();
-    for (auto& line : state_->lines) line.socket.close();
+    if (state_->decide(rank_, "this rank has no host memory to watch the others", false))
+      on_change_();
+    for (auto& line : state_->lines)
+      line.socket.close();
   }
 }
 
 void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
-  if (collectives > s->own.count) s->exceptions[collectives % traces_kept] = exceptions;
+  if (collectives > s->own.count)
+    s->exceptions[collectives % traces_kept] = exceptions;
   s->own = {collectives, trace};
   s->traces[collectives % traces_kept] = trace;
 }
@@ -423,13 +474,15 @@ int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers con
   auto s = state_->all.lock();
   for (std::size_t r = 0; r < s->unwound.size(); ++r) {
     std::uint64_t const its = s->unwound[r].exceptions, next = s->gone_count[r] + 1;
-    if (its == 0 || s->gone[r]) continue;
+    if (its == 0 || s->gone[r])
+      continue;
     bool const in_collective =
         next <= s->own.count && s->own.count - next < traces_kept && s->exceptions[next % traces_kept] < its;
     transfers const& with = s->gone_transfers[r];
     bool const in_transfer = own[r].sent > with.received || own[r].received > with.sent;
     bool const in_other = s->own.count < next && (in_transfer || meets == s->unwound[r].meets + 1);
-    if (in_collective || (in_other && exceptions < its)) return static_cast<int>(r);
+    if (in_collective || (in_other && exceptions < its))
+      return static_cast<int>(r);
   }
   return -1;
 }
@@ -440,12 +493,15 @@ std::string rank_watch::failure() const {
 }
 
 void rank_watch::accuse(int rank, std::string_view why) noexcept {
-  if (!state_->decide(rank, why, true)) return;
+  if (!state_->decide(rank, why, true))
+    return;
   os::wake_up(state_->wake.get());
   on_change_();
 }
 
-std::vector<int> rank_watch::left_in_order() const { return state_->all.lock()->gone_in_order; }
+std::vector<int> rank_watch::left_in_order() const {
+  return state_->all.lock()->gone_in_order;
+}
 
 bool rank_watch::left_with_less(int rank, transfers own) const {
   auto s = state_->all.lock();
@@ -456,7 +512,8 @@ bool rank_watch::left_with_less(int rank, transfers own) const {
 int rank_watch::left_before(std::uint64_t collectives) const {
   auto s = state_->all.lock();
   for (int const r : s->gone_in_order)
-    if (s->gone_count[static_cast<std::size_t>(r)] < collectives) return r;
+    if (s->gone_count[static_cast<std::size_t>(r)] < collectives)
+      return r;
   return -1;
 }
 
@@ -475,24 +532,30 @@ rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, 
     } else {
       s->withdrawn = false;
       std::string text(chars_of(mine).data(), sizeof mine);
-      if (is == kind::arrive) text += brings;
+      if (is == kind::arrive)
+        text += brings;
       state_->send(*s, 0, is, rank_, text, is == kind::arrive ? for_what : round{});
     }
     os::wake_up(state_->wake.get());
   };
   say(kind::arrive);
   state_->changed.wait_for(s.lock(), limit, [&] { return s->barriers != mine || is_over(); });
-  if (s->barriers == mine) say(kind::withdraw);
+  if (s->barriers == mine)
+    say(kind::withdraw);
   // Rank 0 knows whether the last rank came before the withdrawal.
-  if (!hub) state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
+  if (!hub)
+    state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
   if (s->barriers != mine)
     return {.brought = std::exchange(s->brought, std::vector<offer>(static_cast<std::size_t>(size_)))};
-  if (is_over()) return {at_barrier::end::over};
+  if (is_over())
+    return {at_barrier::end::over};
   at_barrier late{at_barrier::end::late};
   for (int r = 0; r < size_; ++r)
-    if (s->places[static_cast<std::size_t>(r)] == state::place::away) late.missing.push_back(r);
+    if (s->places[static_cast<std::size_t>(r)] == state::place::away)
+      late.missing.push_back(r);
   for (int r = 0; late.missing.empty() && r < size_; ++r) {  // each came, but not at one time
-    if (r != rank_ && s->places[static_cast<std::size_t>(r)] != state::place::waits) late.missing.push_back(r);
+    if (r != rank_ && s->places[static_cast<std::size_t>(r)] != state::place::waits)
+      late.missing.push_back(r);
   }
   return late;
 }

@@ -32,7 +32,7 @@ class rank_watch {
   ~rank_watch();
   void turn_away_by(std::function<void()> f) { turn_away_ = std::move(f); }  // as met::turn_away. Before start()
   void start(source_location);  // Throws: driver_error (no thread or file left)
-  struct transfers {  // with one other rank
+  struct transfers {            // with one other rank
     std::uint64_t sent = 0, received = 0;
   };
   // Tells the others that this rank has gone, and what it had called. Blocks: up to a second. Idempotent
@@ -69,8 +69,8 @@ class rank_watch {
   // Waits until all ranks have come, and tells each what all have brought: up to 4 KiB. Blocks: up to the limit
   struct at_barrier {
     enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed(), or a rank has left
-    std::vector<int> missing{};  // late: the ranks that did not come. This rank has not arrived either, then
-    std::vector<offer> brought{};   // all_came: by rank
+    std::vector<int> missing{};    // late: the ranks that did not come. This rank has not arrived either, then
+    std::vector<offer> brought{};  // all_came: by rank
   };
   at_barrier meet(round, base::time_limit, std::string_view brings = {});
 

@@ -25,29 +25,36 @@ void importer::listen() noexcept {
   for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
     std::array<std::byte, 8> text{};
     os::received const got = os::receive_message(life_.get(), text, {});
-    if (got.is == os::heard::closed) closed_ = true;
-    if (got.is != os::heard::message) return;
+    if (got.is == os::heard::closed)
+      closed_ = true;
+    if (got.is != os::heard::message)
+      return;
     opened_ |= static_cast<importer_signal>(text[0]) == importer_signal::opened;
     released_ |= static_cast<importer_signal>(text[0]) == importer_signal::released;
   }
 }
 
 driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
-  if (int const there = file.load(base::memory_order_acquire); there >= 0) return {{}, there};
-  if (home) home->note_sent(*this);
+  if (int const there = file.load(base::memory_order_acquire); there >= 0)
+    return {{}, there};
+  if (home)
+    home->note_sent(*this);
   auto made = machine.export_handle(pages.handle());
   int before = -1;
-  if (!made.ok() || file.compare_exchange(before, made.value)) return made;
+  if (!made.ok() || file.compare_exchange(before, made.value))
+    return made;
   os::close_file(made.value);  // another thread was first
   return {{}, before};
 }
 
 void exported::close_descriptor() noexcept {
-  if (int const there = file.exchange(-1); there >= 0) os::close_file(there);
+  if (int const there = file.exchange(-1); there >= 0)
+    os::close_file(there);
 }
 
 bool importer::watched() noexcept {
-  if (released_ && !closed_) closed_ = os::has_hung_up(life_.get());
+  if (released_ && !closed_)
+    closed_ = os::has_hung_up(life_.get());
   return !closed_;
 }
 
@@ -65,7 +72,8 @@ exports::exports(runtime::impl& r)
       this, -1);
   waiting_callback_ = memory_.add_waiting_callback(
       [](void* self, memory_report const& why) {
-        if (!why.on.is_gpu()) return false;
+        if (!why.on.is_gpu())
+          return false;
         auto& all = *static_cast<exports*>(self);
         (void)all.wait_for_kept(why.on.index());
         return all.forget_idle() > 0;
@@ -75,18 +83,21 @@ exports::exports(runtime::impl& r)
 
 exports::~exports() {
   runtime_.part<shared_memory>().set(observe::sharing::exported, nullptr);
-  for (auto const& pool : pools()) pool->end();
+  for (auto const& pool : pools())
+    pool->end();
   memory_.remove_callback(callback_), memory_.remove_callback(waiting_callback_);
   bool const gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<exported>> all;
   std::swap(all, *all_.lock());
   for (auto const& b : all) {
     b->ended = true;
-    if (gone) continue;
+    if (gone)
+      continue;
     b->close_descriptor();
     auto const idle = machine().synchronize_device(b->device);
     // On another error work may still run, so the pages stay mapped.
-    if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();
+    if (idle.ok() || idle.what == driver::code::lost)
+      b->pages.give_back();
     b->importers.clear();
   }
 }
@@ -99,7 +110,8 @@ void exports::set(exported& b, exported::state to) noexcept {
 std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
   auto all = all_.lock();
   for (auto const& b : *all) {
-    if (b->serial <= after || b->is != exported::state::idle || b->pins_by_grants > 0) continue;
+    if (b->serial <= after || b->is != exported::state::idle || b->pins_by_grants > 0)
+      continue;
     b->is = exported::state::looked_at;
     return b;
   }
@@ -109,7 +121,8 @@ std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
 bool exports::complete(exported const& b) noexcept {
   base::internal_ordering const own_affair(runtime_.observer());
   return std::all_of(b.last_uses.begin(), b.last_uses.end(), [&](clock::stamp s) {
-    if (clocks_.complete(s)) return true;
+    if (clocks_.complete(s))
+      return true;
     try {
       auto const asked = clocks_.poll(s);
       return asked.ok() && asked.value;
@@ -123,7 +136,8 @@ bool exports::forget(exported& b) noexcept {
   b.retiring = true;
   b.importers.clear();  // importers keep their mappings
   b.close_descriptor();
-  if (!b.pages.give_back()) return false;
+  if (!b.pages.give_back())
+    return false;
   std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
   return true;
 }
@@ -143,10 +157,12 @@ bool exports::wait_for_kept(int device) noexcept try {
   {
     auto const every = all_.lock();
     for (auto const& b : *every)
-      if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
+      if (b->device == device && b->is == exported::state::idle)
+        all.push_back(b->last_uses);
   }
   for (auto const& pool : pools())
-    if (pool->device() == device) pool->add_held(all);
+    if (pool->device() == device)
+      pool->add_held(all);
   std::erase_if(all, [&](auto const& uses) {
     return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); });
   });
@@ -157,15 +173,18 @@ bool exports::wait_for_kept(int device) noexcept try {
 
 std::size_t exports::forget_idle() noexcept {
   try {
-    for (auto const& pool : pools()) pool->let_go();
+    for (auto const& pool : pools())
+      pool->let_go();
   } catch (...) {}
   std::size_t bytes = 0;
   std::uint64_t last = 0;
   while (auto const b = next_idle(last)) {
     last = b->serial;
     std::size_t const its = b->pages.bytes();
-    if (complete(*b) && forget(*b)) bytes += its;
-    else set(*b, exported::state::idle);
+    if (complete(*b) && forget(*b))
+      bytes += its;
+    else
+      set(*b, exported::state::idle);
   }
   return bytes;
 }
@@ -175,7 +194,8 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
   std::uint64_t last = 0;
   while (auto b = next_idle(last)) {
     last = b->serial;
-    for (importer& l : b->importers) l.listen();
+    for (importer& l : b->importers)
+      l.listen();
     bool const lost_sight =
         std::any_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.broken(); });
     bool const free = std::all_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.over(); });
@@ -184,8 +204,10 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
                       more < std::max(bytes / 8, std::size_t{2} << 20);
     bool const usable = free && fits, useless = lost_sight || b->retiring;
     if ((usable || useless) && complete(*b)) {
-      if (usable) return b;
-      if (forget(*b)) continue;
+      if (usable)
+        return b;
+      if (forget(*b))
+        continue;
     }
     set(*b, exported::state::idle);
   }
@@ -194,15 +216,18 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
 
 driver::status exports::place(exported& b, std::size_t handle_bytes, std::size_t alignment) {
   auto const made = machine().create_shared(b.device, handle_bytes);
-  if (!made.ok()) return made.is;
+  if (!made.ok())
+    return made.is;
   b.pages = mapped_handle(machine(), made.value, handle_bytes);
-  if (auto const s = b.pages.map(alignment); !s.ok()) return s;
+  if (auto const s = b.pages.map(alignment); !s.ok())
+    return s;
   b.pages.known_to(books_, b.device, observe::sharing::exported);
   return b.pages.grant(b.device);
 }
 
 driver::status exports::grant(exported& b, int reader) {
-  if (auto const s = machine().open(reader); !s.ok()) return s;
+  if (auto const s = machine().open(reader); !s.ok())
+    return s;
   base::lock_guard const alone(granting_);
   return b.pages.grant(reader);
 }
@@ -210,8 +235,10 @@ driver::status exports::grant(exported& b, int reader) {
 driver::status exports::grant_all(exported& b, std::uint64_t readers) {
   for (; readers; readers &= readers - 1) {
     int const reader = std::countr_zero(readers);
-    if (clocks_.lost(reader)) continue;
-    if (auto const s = grant(b, reader); !s.ok()) return s;
+    if (clocks_.lost(reader))
+      continue;
+    if (auto const s = grant(b, reader); !s.ok())
+      return s;
   }
   return {};
 }
@@ -223,7 +250,8 @@ void exports::open_as_device(exported& b, source_location at) {
   for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
     auto const s = grant_all(b, left & (~left + 1));
     // The link has vanished since, or the reader is lost.
-    if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
+    if (s.what == driver::code::not_supported || s.what == driver::code::lost)
+      continue;
     require(s, "exportable_buffer", base::gpu_name(std::countr_zero(left)) + " reads " + base::gpu_name(b.device),
             "Try again", at);
   }
@@ -236,11 +264,13 @@ driver::status exports::open_some(std::uint64_t readers, Which which) {
     auto const all = all_.lock();
     some.reserve(all->size());
     for (auto const& b : *all)
-      if (b->is != exported::state::looked_at && !b->retiring && which(*b)) some.push_back(b), ++b->pins_by_grants;
+      if (b->is != exported::state::looked_at && !b->retiring && which(*b))
+        some.push_back(b), ++b->pins_by_grants;
   }
   driver::status worst;
   for (auto const& b : some) {
-    if (auto const s = grant_all(*b, readers); !s.ok()) worst = s;
+    if (auto const s = grant_all(*b, readers); !s.ok())
+      worst = s;
     auto const all = all_.lock();
     --b->pins_by_grants;
   }
@@ -277,7 +307,8 @@ std::vector<std::shared_ptr<shared_pool>> exports::pools() const {
   std::vector<std::shared_ptr<shared_pool>> out;
   auto const all = pools_.lock();
   for (auto const& one : *all)
-    if (auto pool = one.lock()) out.push_back(std::move(pool));
+    if (auto pool = one.lock())
+      out.push_back(std::move(pool));
   return out;
 }
 
@@ -291,7 +322,8 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
                                                         source_location at) {
   std::string const what = std::to_string(bytes) + " B on " + base::gpu_name(device);
   auto const its = about(device, "exportable_buffer", at);
-  if (bytes > its.total_memory) return {{driver::code::out_of_memory}, nullptr};
+  if (bytes > its.total_memory)
+    return {{driver::code::out_of_memory}, nullptr};
   std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();
   made->device = device;
@@ -306,14 +338,19 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
   try {
     for (int spared = 0; spared < 4; ++spared) {
       is = place(*made, handle_bytes, page);
-      if (is.what != driver::code::out_of_memory || !made->pages.give_back()) break;
-      if (spared == 1) memory_.on(device).empty_cache();
-      if (spared == 2 && (then == when_short::refuses || !wait_for_kept(device))) break;
-      if (spared != 1) forget_idle();
+      if (is.what != driver::code::out_of_memory || !made->pages.give_back())
+        break;
+      if (spared == 1)
+        memory_.on(device).empty_cache();
+      if (spared == 2 && (then == when_short::refuses || !wait_for_kept(device)))
+        break;
+      if (spared != 1)
+        forget_idle();
     }
   } catch (...) {
     is = {driver::code::failed};
-    if (!forget(*made)) set(*made, exported::state::idle);
+    if (!forget(*made))
+      set(*made, exported::state::idle);
     throw;
   }
   if (is.ok()) {
@@ -326,8 +363,10 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
     }
     return {{}, made};
   }
-  if (!forget(*made)) set(*made, exported::state::idle);
-  if (is.what != driver::code::out_of_memory) throw_refusal(is, "exportable_buffer", what, "Try again", at);
+  if (!forget(*made))
+    set(*made, exported::state::idle);
+  if (is.what != driver::code::out_of_memory)
+    throw_refusal(is, "exportable_buffer", what, "Try again", at);
   return {is, nullptr};
 }
 
@@ -346,7 +385,8 @@ std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t b
       [&] {
         auto idle = find_idle(device, bytes);
         kept = idle != nullptr;
-        if (kept) return idle;
+        if (kept)
+          return idle;
         auto made = make(device, bytes, when_short::waits, at);
         last = made.is;
         return std::move(made.value);
@@ -357,7 +397,8 @@ std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t b
   b->last_uses.clear();
   set(*b, exported::state::exported_in_use);
   try {
-    if (kept) open_as_device(*b, at);
+    if (kept)
+      open_as_device(*b, at);
     b->users.reserve(1);
     b->last_uses.reserve(1);
   } catch (...) {
@@ -382,17 +423,22 @@ void exports::tell_freed(exported& b) noexcept {
   constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // there is no caller's line
   try {
     std::vector<driver::allocation_observer::user> behind;
-    for (auto const& user : b.users) behind.push_back({user.stream->device(), user.stream->handle()});
+    for (auto const& user : b.users)
+      behind.push_back({user.stream->device(), user.stream->handle()});
     runtime_.observer()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
   } catch (...) {}  // the checker is not told
 }
 
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
-  if (!b || process_was_forked() || b->handle().ended) return;
-  if (b->home->runtime_.observer()) [[unlikely]] b->home->tell_freed(*b);
-  for (auto const& user : b->users) b->last_uses.push_back(user.stream->of_marks().now());  // has room, see users
+  if (!b || process_was_forked() || b->handle().ended)
+    return;
+  if (b->home->runtime_.observer()) [[unlikely]]
+    b->home->tell_freed(*b);
+  for (auto const& user : b->users)
+    b->last_uses.push_back(user.stream->of_marks().now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
-  if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
+  if (auto const pool = std::move(b->pool))
+    return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);
 }
 

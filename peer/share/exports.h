@@ -34,7 +34,7 @@ class importer {
  public:
   explicit importer(owned_file life) noexcept : life_(std::move(life)) {}
   bool lend() noexcept { return say(life_, importer_signal::lent) == os::heard::message; }
-  void listen() noexcept;                                       // reads the importer's words
+  void listen() noexcept;  // reads the importer's words
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
   bool alive() const noexcept { return !released_ && !closed_; }
@@ -51,34 +51,34 @@ class shared_pool;
 struct WEIR_LOCAL exported {  // a block of this process: a handle, or a range of a pool's handle
   // exported_in_use: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: by one thread
   enum class state : std::uint8_t { exported_in_use, idle, looked_at };
-  mapped_handle pages;                  // empty: it lies in another block's handle
+  mapped_handle pages;  // empty: it lies in another block's handle
   std::shared_ptr<exported> within;
-  std::size_t offset = 0, room = 0;     // in the handle; bytes
-  std::shared_ptr<shared_pool> pool;     // while the buffer is live
+  std::size_t offset = 0, room = 0;   // in the handle; bytes
+  std::shared_ptr<shared_pool> pool;  // while the buffer is live
   exported& handle() noexcept { return within ? *within : *this; }
   void* data() noexcept { return static_cast<std::byte*>(handle().pages.data()) + offset; }
   std::size_t rounded() noexcept { return within ? room : pages.bytes(); }
   // Returns the handle's descriptor, created once and kept with the handle. Receivers then close duplicates,
   // which is fast: closing the last descriptor of GPU memory takes about 0.6 ms. Threads: any
   driver::result<int> descriptor(driver::driver&) noexcept;
-  void close_descriptor() noexcept;     // Requires: no thread sends it
+  void close_descriptor() noexcept;  // Requires: no thread sends it
   static memory::block_user user(clock::stream_clock& s) {
     return {&s, s.alive() == clock::life::borrowed ? s.hold() : nullptr};
   }
 
-  std::size_t bytes = 0;       // as requested
+  std::size_t bytes = 0;  // as requested
   int device = -1;
   std::array<char, sizeof(message::device)> uuid{};  // of a handle: UUID of its device
   std::uint64_t serial = 0;
   base::atomic<int> file{-1};
   std::vector<importer> importers;
-  std::vector<memory::block_user> users;     // last_uses has room for as many
-  std::vector<clock::stamp> last_uses;       // idle: must be complete before reuse
+  std::vector<memory::block_user> users;  // last_uses has room for as many
+  std::vector<clock::stamp> last_uses;    // idle: must be complete before reuse
   state is = state::looked_at;
-  int pins_by_grants = 0;                            // threads that open it to a peer; it is not looked at meanwhile
-  bool retiring = false;                        // never reused; still to be returned to the driver
-  bool ended = false;                        // its runtime has ended, and its memory with it
-  exports* home = nullptr;                   // valid until ended
+  int pins_by_grants = 0;   // threads that open it to a peer; it is not looked at meanwhile
+  bool retiring = false;    // never reused; still to be returned to the driver
+  bool ended = false;       // its runtime has ended, and its memory with it
+  exports* home = nullptr;  // valid until ended
 };
 
 class exports final : public openable_memory {  // a part of the runtime
@@ -96,7 +96,7 @@ class exports final : public openable_memory {  // a part of the runtime
 
   // For pools, which cut handles themselves ----
   void remember(std::weak_ptr<shared_pool>);
-  std::vector<std::shared_ptr<shared_pool>> pools() const;                     // the pools that still exist
+  std::vector<std::shared_ptr<shared_pool>> pools() const;  // the pools that still exist
   // Throws: not_supported (the device maps no memory), driver_error
   driver::device_info about(int device, char const* operation, source_location) const;
   // Whether to wait for this process's work on freed blocks.
@@ -105,12 +105,12 @@ class exports final : public openable_memory {  // a part of the runtime
   driver::result<std::shared_ptr<exported>> make(int device, std::size_t bytes, when_short, source_location);
   memory_report why_no_room(int device, std::size_t bytes, driver::status last, source_location);
   void count_ran_out(int device) { memory_.on(device).count_ran_out(); }
-  driver::status grant(exported&, int reader);                  // Requires: it is lent out, or has a guest
+  driver::status grant(exported&, int reader);  // Requires: it is lent out, or has a guest
   // Takes back what make() returned, for reuse after its loans and uses; going: for the driver then.
   void keep(exported&, bool retiring) noexcept;
   // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::stream_clock& home, source_location) noexcept;
-  bool complete(exported const&) noexcept;                      // its last uses are complete
+  bool complete(exported const&) noexcept;  // its last uses are complete
   void note_sent(exported& b) noexcept { books_.sent(reinterpret_cast<std::uintptr_t>(b.pages.data())); }
   // Blocks: until all are complete; while collectives are under way, at most two seconds for each. Returns:
   // false if some are not complete.
@@ -119,7 +119,7 @@ class exports final : public openable_memory {  // a part of the runtime
  private:
   std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // the caller alone looks at it from then on
   void set(exported&, exported::state) noexcept;
-  bool forget(exported&) noexcept;          // Returns: true if nothing is left. Requires: looked at and complete
+  bool forget(exported&) noexcept;  // Returns: true if nothing is left. Requires: looked at and complete
   void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
   // Blocks: for freed blocks, of pools too, that wait only for this process. false: there is none
@@ -143,15 +143,15 @@ class exports final : public openable_memory {  // a part of the runtime
   base::guarded<std::vector<std::weak_ptr<shared_pool>>> pools_;
 };
 
-struct imported {  // memory of another process, mapped here once
+struct imported {                        // memory of another process, mapped here once
   std::uint64_t origin = 0, serial = 0;  // from its message
-  std::uint64_t channel = 0;           // number of the channel that first delivered it
+  std::uint64_t channel = 0;             // number of the channel that first delivered it
   mapped_handle pages;
-  owned_file file;                  // its first descriptor; others must be the same open file
+  owned_file file;  // its first descriptor; others must be the same open file
   int device = -1;
-  int uses = 0;                     // imported_buffers that use it
-  std::uint64_t last_closed = 0;    // unused: value of closed_ when it became unused
-  owned_file life;  // unused: of its last loan. Hung up: the memory or its process has ended
+  int uses = 0;                   // imported_buffers that use it
+  std::uint64_t last_closed = 0;  // unused: value of closed_ when it became unused
+  owned_file life;                // unused: of its last loan. Hung up: the memory or its process has ended
   bool retiring = false, ended = false;
 };
 
@@ -180,8 +180,8 @@ class imports final : public openable_memory {  // a part of the runtime
   // Blocks: until all work of devices that may use it is done; then it is closed. If a wait is refused, beside a
   // capture for one, it is closed by a later call
   void close_at_rest(std::unique_ptr<opened_import>) noexcept;
-  void close_postponed() noexcept;             // those that were refused. Blocks: as close_at_rest
-  void close(opened_import&) noexcept;         // writes `released`. Requires: no work uses it
+  void close_postponed() noexcept;      // those that were refused. Blocks: as close_at_rest
+  void close(opened_import&) noexcept;  // writes `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
@@ -193,17 +193,17 @@ class imports final : public openable_memory {  // a part of the runtime
   void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
   bool at_rest(imported const&);
-  void sweep() noexcept;                 // unmaps unused handles that ended at their owner, or exceed most_unused
+  void sweep() noexcept;  // unmaps unused handles that ended at their owner, or exceed most_unused
   int device_named(std::string const& uuid, source_location);  // Requires: opening_
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
   observe::external_memory& books_;
-  base::mutex opening_;                  // one open at a time, so that a second open of the same memory finds the first
-  std::vector<std::string> uuids_;       // of this process's devices; under opening_
+  base::mutex opening_;             // one open at a time, so that a second open of the same memory finds the first
+  std::vector<std::string> uuids_;  // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
   base::guarded<std::vector<std::unique_ptr<opened_import>>> postponed_;
-  std::uint64_t closed_ = 0;             // number of closed imported_buffers; under all_
+  std::uint64_t closed_ = 0;  // number of closed imported_buffers; under all_
 };
 
 }  // namespace weir::peer

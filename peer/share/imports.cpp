@@ -47,14 +47,17 @@ imports::~imports() {
   std::swap(all, *all_.lock());
   for (auto const& b : all) {
     b->ended = true;
-    if (gone) continue;
+    if (gone)
+      continue;
     bool at_rest = true;
     for (int d = 0; d < runtime_.device_count(); ++d) {
-      if (!b->pages.granted(d)) continue;
+      if (!b->pages.granted(d))
+        continue;
       auto const idle = runtime_.machine().synchronize_device(d);
       at_rest &= idle.ok() || idle.what == driver::code::lost;
     }
-    if (at_rest) b->pages.give_back();
+    if (at_rest)
+      b->pages.give_back();
   }
 }
 
@@ -66,7 +69,8 @@ int imports::device_named(std::string const& uuid, source_location at) {
     uuids_.push_back(std::move(info.value.uuid));
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
-  if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
+  if (found != uuids_.end())
+    return static_cast<int>(found - uuids_.begin());
   throw not_supported(receiving, "memory of " + uuid + ", a device that is not visible to this process",
                       "List it in CUDA_VISIBLE_DEVICES of both processes", at, error_id{300});
 }
@@ -76,7 +80,8 @@ int imports::device_named(std::string const& uuid, source_location at) {
 std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t channel, int device) {
   auto const all = all_.lock();
   auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
-    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->retiring) return false;
+    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->retiring)
+      return false;
     auto const is = os::same_open_file(b->file.get(), memory.get());
     return is == os::sameness::same || (is == os::sameness::unknown && b->channel == channel);
   });
@@ -85,12 +90,16 @@ std::shared_ptr<imported> imports::find(message const& m, owned_file const& memo
 
 // Ensures: no other importer opens this loan.
 void imports::take_word(loaned& with, std::string const& name, source_location at) {
-  if (with.taken) return;
+  if (with.taken)
+    return;
   std::array<std::byte, 8> text{};
   auto const got = os::receive_message(with.life.get(), text, {});
-  if (got.is == os::heard::closed) is_gone(name, at);
-  if (got.is == os::heard::too_late) refuse(name + ": a stale message, the buffer was opened before", at);
-  if (got.is != os::heard::message) cannot_talk(name, at);
+  if (got.is == os::heard::closed)
+    is_gone(name, at);
+  if (got.is == os::heard::too_late)
+    refuse(name + ": a stale message, the buffer was opened before", at);
+  if (got.is != os::heard::message)
+    cannot_talk(name, at);
   if (got.bytes != 1 || got.file_count > 0 || static_cast<importer_signal>(text[0]) != importer_signal::lent)
     refuse(name + ": a damaged loan, its owner sent an unexpected signal", at);
   with.taken = true;
@@ -105,16 +114,23 @@ void imports::sweep() noexcept {
       std::size_t unused = 0;
       std::shared_ptr<imported> oldest;
       for (auto const& one : *all) {
-        if (one->uses > 0) continue;
-        if (!one->retiring && (!one->life.is_open() || os::has_hung_up(one->life.get()))) one->retiring = true;
-        if (one->retiring && !b) b = one;
-        if (one->retiring) continue;
+        if (one->uses > 0)
+          continue;
+        if (!one->retiring && (!one->life.is_open() || os::has_hung_up(one->life.get())))
+          one->retiring = true;
+        if (one->retiring && !b)
+          b = one;
+        if (one->retiring)
+          continue;
         ++unused;
-        if (!oldest || one->last_closed < oldest->last_closed) oldest = one;
+        if (!oldest || one->last_closed < oldest->last_closed)
+          oldest = one;
       }
-      if (!b && unused > most_unused) oldest->retiring = true, b = std::move(oldest);
+      if (!b && unused > most_unused)
+        oldest->retiring = true, b = std::move(oldest);
     }
-    if (!b || !b->pages.give_back()) return;
+    if (!b || !b->pages.give_back())
+      return;
     std::erase(*all_.lock(), b);
   } while (b);
 }
@@ -138,22 +154,26 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   if (is.ok()) {
     made->pages = mapped_handle(machine, h.value, m.handle_bytes);
     is = made->pages.map(info.value.granularity);
-    if (is.ok()) made->pages.known_to(books_, device, observe::sharing::imported), is = made->pages.grant(device);
+    if (is.ok())
+      made->pages.known_to(books_, device, observe::sharing::imported), is = made->pages.grant(device);
   }
-  if (is.ok()) return made;
+  if (is.ok())
+    return made;
   sweep();
   if (is.what == driver::code::invalid) {
     char const* const why = machine.simulated() ? os::unfit_to_map(memory.get(), m.handle_bytes) : nullptr;
     refuse(text + ": the descriptor that came with it is " + (why ? why : "not shared memory of a device"), at);
   }
-  if (is.what != driver::code::out_of_memory) throw_refusal(is, receiving, text, "Try again", at);
+  if (is.what != driver::code::out_of_memory)
+    throw_refusal(is, receiving, text, "Try again", at);
   // open() asks and logs: here a lock is held
   memory::run_out({nullptr, receiving, at},
                   runtime_.part<memory::device_memory>().on(device).why_no_room(m.bytes, m.handle_bytes, is));
 }
 
 void imports::make_reachable(imported& b, int reader, source_location at) {
-  if (b.pages.granted(reader)) return;
+  if (b.pages.granted(reader))
+    return;
   std::string const pair = base::pair_text(reader, b.device);
   runtime_.open(reader, receiving, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
@@ -166,7 +186,7 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
 }
 
 std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
-                                       source_location at) {
+                                             source_location at) {
   memory_report why{};
   return memory::find_or_run_out(
       {&runtime_, receiving, at},
@@ -180,7 +200,8 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
       },
       [&] { return why; },
       [&] {
-        if (why.on.is_gpu()) runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
+        if (why.on.is_gpu())
+          runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
       });
 }
 
@@ -209,7 +230,8 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   }
   with.opened = true;
   try {
-    if (!b) b = bring_in(m, memory, device, at);
+    if (!b)
+      b = bring_in(m, memory, device, at);
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported)
@@ -217,12 +239,15 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   } catch (std::exception const& e) {
     if (dynamic_cast<std::logic_error const*>(&e) || dynamic_cast<not_supported const*>(&e))
       static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it
-    if (b && b->uses == 0) b->retiring = true;
+    if (b && b->uses == 0)
+      b->retiring = true;
     sweep();
     throw;
   }
-  if (b->file.is_open()) memory.close();
-  else b->file = std::move(memory), b->channel = channel;
+  if (b->file.is_open())
+    memory.close();
+  else
+    b->file = std::move(memory), b->channel = channel;
   {
     auto const hold = all_.lock();
     ++b->uses;
@@ -247,10 +272,13 @@ driver::status imports::grant_all(imported& b, std::uint64_t readers) {
   driver::status worst;
   for (; readers; readers &= readers - 1) {
     int const reader = std::countr_zero(readers);
-    if (clocks_.lost(reader) || b.pages.granted(reader)) continue;
+    if (clocks_.lost(reader) || b.pages.granted(reader))
+      continue;
     auto s = runtime_.machine().open(reader);
-    if (s.ok()) s = b.pages.grant(reader);
-    if (!s.ok() && s.what != driver::code::lost) worst = s;
+    if (s.ok())
+      s = b.pages.grant(reader);
+    if (!s.ok() && s.what != driver::code::lost)
+      worst = s;
   }
   return worst;
 }
@@ -277,12 +305,14 @@ driver::status imports::open_to(void const* inside, int reader) {
 
 bool imports::at_rest(imported const& b) {
   for (int d = 0; d < runtime_.device_count(); ++d)
-    if (b.pages.granted(d) && !clocks_.lost(d) && !clocks_.synchronize_device(d).ok() && !clocks_.lost(d)) return false;
+    if (b.pages.granted(d) && !clocks_.lost(d) && !clocks_.synchronize_device(d).ok() && !clocks_.lost(d))
+      return false;
   return true;
 }
 
 void imports::close_at_rest(std::unique_ptr<opened_import> o) noexcept {
-  if (at_rest(*o->of)) return close(*o);
+  if (at_rest(*o->of))
+    return close(*o);
   auto all = postponed_.lock();
   try {
     base::make_room(*all);
@@ -296,19 +326,22 @@ void imports::close_postponed() noexcept {
   auto all = postponed_.lock();
   std::erase_if(*all, [this](auto const& o) {
     bool const done = at_rest(*o->of);
-    if (done) close(*o);
+    if (done)
+      close(*o);
     return done;
   });
 }
 
 void imports::close(opened_import& o) noexcept {
-  if (o.of->ended || process_was_forked()) return;
+  if (o.of->ended || process_was_forked())
+    return;
   // Before the owner may put another buffer there.
   books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
   static_cast<void>(
       say(o.life, importer_signal::released));  // if this fails, the owner treats the loan as broken, which is safe
   auto const hold = all_.lock();
-  if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
+  if (--o.of->uses == 0)
+    o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
 }
 
 }  // namespace weir::peer

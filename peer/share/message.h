@@ -29,8 +29,8 @@ struct message {
   std::uint64_t origin = 0;        // the owner's runtime
   // The owner's handle. A receiver looks it up by both numbers, and trusts only the descriptor.
   std::uint64_t serial = 0;
-  std::array<char, 48> device{};   // UUID of the memory's device
-  std::uint64_t checksum = 0;      // of all fields before
+  std::array<char, 48> device{};  // UUID of the memory's device
+  std::uint64_t checksum = 0;     // of all fields before
 };
 static_assert(sizeof(message) == 120);
 inline constexpr std::size_t granule = 512;  // bytes: alignment of a buffer in a handle

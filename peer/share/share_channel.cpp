@@ -17,7 +17,8 @@ peer_disconnected::peer_disconnected(std::string operation, std::string operands
 
 namespace {
 void require_bytes(char const* operation, size_t bytes, source_location at) {
-  if (bytes == 0) throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at, error_id{302});
+  if (bytes == 0)
+    throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at, error_id{302});
 }
 }  // namespace
 
@@ -40,17 +41,28 @@ exportable_buffer::exportable_buffer(stream_ref home, size_t bytes, source_locat
 exportable_buffer::exportable_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
 exportable_buffer::exportable_buffer(exportable_buffer&& other) noexcept : is_(std::move(other.is_)) {}
 exportable_buffer& exportable_buffer::operator=(exportable_buffer&& other) noexcept {
-  if (this != &other) reset(), is_ = std::move(other.is_);
+  if (this != &other)
+    reset(), is_ = std::move(other.is_);
   return *this;
 }
-void exportable_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
-void* exportable_buffer::data() const noexcept { return is_ && !is_->handle().ended ? is_->data() : nullptr; }
-size_t exportable_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
-weir::device exportable_buffer::device() const { return weir::device(is_->device); }
+void exportable_buffer::reset() noexcept {
+  peer::exports::give_back(std::move(is_));
+}
+void* exportable_buffer::data() const noexcept {
+  return is_ && !is_->handle().ended ? is_->data() : nullptr;
+}
+size_t exportable_buffer::size() const noexcept {
+  return is_ ? is_->bytes : 0;
+}
+weir::device exportable_buffer::device() const {
+  return weir::device(is_->device);
+}
 
 int exportable_buffer::importers() const {
-  if (!is_ || is_->handle().ended || process_was_forked()) return 0;
-  for (auto& l : is_->importers) l.listen();
+  if (!is_ || is_->handle().ended || process_was_forked())
+    return 0;
+  for (auto& l : is_->importers)
+    l.listen();
   return static_cast<int>(
       std::count_if(is_->importers.begin(), is_->importers.end(), [](auto const& l) { return l.alive(); }));
 }
@@ -61,11 +73,13 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
                       "Record streams before the buffer is released", at, error_id{304});
   auto& users = is_->users;
-  if (std::ranges::find(users, &stream, &memory::block_user::stream) != users.end()) return;
+  if (std::ranges::find(users, &stream, &memory::block_user::stream) != users.end())
+    return;
   if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
                       "Use streams of the buffer's runtime", at, error_id{305});
-  if (users.size() == users.capacity()) memory::forget_ended(users);
+  if (users.size() == users.capacity())
+    memory::forget_ended(users);
   is_->last_uses.reserve(users.size() + 1);
   stream.note_mark();
   users.push_back(peer::exported::user(stream));
@@ -74,21 +88,29 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
 // Opened ----------------------------------------------------------------------------------------------------
 
 imported_buffer::imported_buffer() noexcept = default;
-imported_buffer::~imported_buffer() { reset(); }
+imported_buffer::~imported_buffer() {
+  reset();
+}
 imported_buffer::imported_buffer(imported_buffer&& other) noexcept : is_(std::move(other.is_)) {}
 imported_buffer& imported_buffer::operator=(imported_buffer&& other) noexcept {
-  if (this != &other) reset(), is_ = std::move(other.is_);
+  if (this != &other)
+    reset(), is_ = std::move(other.is_);
   return *this;
 }
 void* imported_buffer::data() const noexcept {
   return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr;
 }
-size_t imported_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
-weir::device imported_buffer::device() const { return weir::device(is_->of->device); }
+size_t imported_buffer::size() const noexcept {
+  return is_ ? is_->bytes : 0;
+}
+weir::device imported_buffer::device() const {
+  return weir::device(is_->of->device);
+}
 
 void imported_buffer::release(stream_ref last_use, source_location at) {
   auto& stream = streams::clock_or_throw(last_use, "imported_buffer::release", at);
-  if (!is_ || is_->of->ended) return is_.reset();
+  if (!is_ || is_->of->ended)
+    return is_.reset();
   require(is_->home->clocks().synchronize(stream.now()), "imported_buffer::release", streams::describe(stream),
           "Repeat the call, or destroy the buffer: it is still open", at);
   is_->home->close(*is_);
@@ -98,7 +120,8 @@ void imported_buffer::release(stream_ref last_use, source_location at) {
 // Until the wait succeeds, the buffer stays mapped and is not released, so the owner does not reuse its memory.
 void imported_buffer::reset() noexcept {
   auto is = std::move(is_);
-  if (!is || is->of->ended || process_was_forked()) return;
+  if (!is || is->of->ended || process_was_forked())
+    return;
   peer::imports& home = *is->home;
   home.close_postponed();
   home.close_at_rest(std::move(is));
@@ -124,7 +147,8 @@ peer::shared_pool& live(std::shared_ptr<peer::shared_pool> const& is, source_loc
   if (!is || is->ended())
     throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Create a new pool", at,
                       error_id{306});
-  if (process_was_forked()) streams::throw_forked(operation, at);
+  if (process_was_forked())
+    streams::throw_forked(operation, at);
   return *is;
 }
 }  // namespace
@@ -149,7 +173,9 @@ exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_loc
 share_pool_statistics share_pool::statistics() const {
   return is_ && !is_->ended() && !process_was_forked() ? is_->statistics() : share_pool_statistics{};
 }
-size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked() ? is_->let_go_to_driver() : 0; }
+size_t share_pool::trim() {
+  return is_ && !is_->ended() && !process_was_forked() ? is_->let_go_to_driver() : 0;
+}
 
 // The line --------------------------------------------------------------------------------------------------
 
@@ -188,8 +214,10 @@ struct WEIR_LOCAL share_channel::state {
 
   // Ensures: `next` is present and of that kind.
   void expect(char const* operation, peer::message_kind kind, source_location at) {
-    if (!next) next = receive(operation, at);
-    if (next->what.kind == kind) return;
+    if (!next)
+      next = receive(operation, at);
+    if (next->what.kind == kind)
+      return;
     bool const buffer = kind == peer::message_kind::number;
     throw invalid_use(operation, buffer ? "the next message is a buffer" : "the next message is a signal",
                       buffer ? "Call receive() before wait()" : "Call wait() before receive()", at, error_id{311});
@@ -244,7 +272,8 @@ share_channel::state& share_channel::live(char const* operation, source_location
   if (!state_)
     throw invalid_use(operation, "a channel that was moved from", "Use the channel that it was moved to", at,
                       error_id{318});
-  if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
+  if (state_->of_process != os::fork_generation())
+    streams::throw_forked(operation, at);
   return *state_;
 }
 
@@ -273,7 +302,8 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
   if (is.importers.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
-    for (auto& l : is.importers) l.listen();
+    for (auto& l : is.importers)
+      l.listen();
     auto const last = std::prev(is.importers.end());
     is.importers.erase(std::remove_if(is.importers.begin(), last, [](auto const& l) { return l.over(); }), last);
   }
@@ -285,10 +315,13 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   auto const [mine, theirs] = os::make_sockets();
   peer::importer ours{peer::owned_file(mine)};
   peer::owned_file const life(theirs);
-  if (mine < 0) no_files();
-  if (!ours.lend()) throw driver_error(0, operation, "the system refuses to send", "Try again", at, error_id{321});
+  if (mine < 0)
+    no_files();
+  if (!ours.lend())
+    throw driver_error(0, operation, "the system refuses to send", "Try again", at, error_id{321});
   auto const memory = whole.descriptor(is.home->machine());
-  if (memory.is.what == driver::code::out_of_memory) no_files();
+  if (memory.is.what == driver::code::out_of_memory)
+    no_files();
   require(memory.is, operation, base::text(whole.pages.bytes(), " B of gpu:", is.device), "Try again", at);
   peer::message m{.kind = peer::message_kind::buffer,
                   .bytes = is.bytes,
@@ -314,7 +347,8 @@ imported_buffer share_channel::receive(device reader, source_location at) {
   } catch (std::exception const& e) {
     bool const never_works = dynamic_cast<peer_disconnected const*>(&e) || dynamic_cast<not_supported const*>(&e) ||
                              dynamic_cast<std::logic_error const*>(&e);
-    if (never_works) own.next.reset();  // else it stays next
+    if (never_works)
+      own.next.reset();  // else it stays next
     throw;
   }
   own.next.reset();

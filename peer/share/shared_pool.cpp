@@ -17,7 +17,8 @@ constexpr int most_rounds = 1000;  // of one search: other threads may keep taki
 constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
 std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, source_location at) {
-  if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
+  if (handle_bytes <= ~std::size_t{0} / 4)
+    return base::round_up(handle_bytes, page);
   throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes),
                     "The size has overflowed: check the product it was made from", at, error_id{322});
 }
@@ -33,7 +34,8 @@ shared_pool::shared_pool(exports& e, runtime::impl& r, int device, share_pool_op
       limit_(o.limit) {
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
-    if (reader == device) continue;
+    if (reader == device)
+      continue;
     std::string const pair = base::pair_text(reader, device);
     r.open(reader, "share_pool", at);
     if (r.part<links>().prove(reader, device, at) != links::link_state::proven)
@@ -44,10 +46,13 @@ shared_pool::shared_pool(exports& e, runtime::impl& r, int device, share_pool_op
 }
 
 shared_pool::~shared_pool() {
-  if (ended_.load() || process_was_forked()) return;
+  if (ended_.load() || process_was_forked())
+    return;
   auto b = books_.lock();
-  for (auto const& one : b->held) hand_down(*one, *b->handles.at(one->within->serial).pages);
-  for (auto& [serial, h] : b->handles) exports_.keep(*h.pages, h.spoilt);
+  for (auto const& one : b->held)
+    hand_down(*one, *b->handles.at(one->within->serial).pages);
+  for (auto& [serial, h] : b->handles)
+    exports_.keep(*h.pages, h.spoilt);
 }
 
 // Moves the block's pending uses and loans to its handle.
@@ -61,13 +66,15 @@ void shared_pool::hand_down(exported& from, exported& to) noexcept {
 }
 
 bool shared_pool::tighter::operator()(range const& a, range const& b) const noexcept {
-  if (a.bytes != b.bytes) return a.bytes < b.bytes;
+  if (a.bytes != b.bytes)
+    return a.bytes < b.bytes;
   return a.of == b.of ? a.offset < b.offset : a.of->pages->serial < b.of->pages->serial;
 }
 
 bool shared_pool::cut(books& b, exported& block) {
   auto const best = b.free.lower_bound(block.room, tighter{});
-  if (best == b.free.end()) return false;
+  if (best == b.free.end())
+    return false;
   range& r = *best;
   handle& in = *r.of;
   if (r.bytes > block.room) {
@@ -92,7 +99,8 @@ bool shared_pool::cut(books& b, exported& block) {
 void shared_pool::set_free(books& b, handle& h, std::size_t offset) noexcept {
   auto at = h.ranges.find(offset);
   auto const leave = [&](range& r) {
-    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+    if (r.size.is_linked())
+      b.free.erase(b.free.iterator_to(r));
   };
   if (auto const after = std::next(at); after != h.ranges.end() && after->second.free) {
     leave(after->second);
@@ -107,19 +115,23 @@ void shared_pool::set_free(books& b, handle& h, std::size_t offset) noexcept {
     at = before;
   }
   at->second.free = true;
-  if (!h.spoilt) b.free.insert(at->second);
+  if (!h.spoilt)
+    b.free.insert(at->second);
 }
 
 // Removes the handle's ranges from reuse.
 void shared_pool::shut(books& b, handle& h) noexcept {
   for (auto& [offset, r] : h.ranges)
-    if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
+    if (r.size.is_linked())
+      b.free.erase(b.free.iterator_to(r));
 }
 
 // Requires: no other thread looks at the block.
 shared_pool::now shared_pool::look(exported& b) noexcept {
-  for (importer& l : b.importers) l.listen();
-  if (!exports_.complete(b)) return now::in_use;
+  for (importer& l : b.importers)
+    l.listen();
+  if (!exports_.complete(b))
+    return now::in_use;
   if (std::any_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.broken(); }))
     return now::lost;
   if (!std::all_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.over(); }))
@@ -134,10 +146,12 @@ void shared_pool::collect() noexcept try {
     auto b = books_.lock();
     all.reserve(b->held.size());
     for (auto const& one : b->held)
-      if (one->is == exported::state::idle) one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
+      if (one->is == exported::state::idle)
+        one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
     ++b->in_motion;
   }
-  for (auto& [one, is] : all) is = look(*one);
+  for (auto& [one, is] : all)
+    is = look(*one);
   std::vector<handle> over;
   {
     auto b = books_.lock();
@@ -151,13 +165,15 @@ void shared_pool::collect() noexcept try {
     b->look_again = 2 * b->held.size() + 32;
     take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
   }
-  for (handle const& h : over) exports_.keep(*h.pages, true);
+  for (handle const& h : over)
+    exports_.keep(*h.pages, true);
 } catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
 
 // exported_in_use: no longer held.
 void shared_pool::settle(books& b, exported& block, now is) noexcept {
   block.is = is == now::in_use ? exported::state::idle : exported::state::exported_in_use;
-  if (is == now::in_use) return;
+  if (is == now::in_use)
+    return;
   handle& h = b.handles.at(block.within->serial);
   --h.blocks;
   b.held_bytes -= block.room;
@@ -218,7 +234,8 @@ memory_report shared_pool::why_no_room(std::size_t bytes, driver::status last, s
   r.pool.cached = b->reserved - b->allocated - b->held_bytes - b->lost;
   r.pool.blocks = static_cast<std::int64_t>(b->live);
   bool const is_full = limit_ && (r.rounded > limit_ || b->reserved > limit_ - r.rounded);
-  if (is_full && r.cause != memory_cause::too_large) r.cause = memory_cause::share_limit;
+  if (is_full && r.cause != memory_cause::too_large)
+    r.cause = memory_cause::share_limit;
   return r;
 }
 
@@ -234,11 +251,13 @@ bool shared_pool::has_more(base::guarded<books>::access& b, search& s) {
 }
 
 bool shared_pool::wait_for_held(search& s) noexcept try {
-  if (++s.rounds > most_rounds) return false;
+  if (++s.rounds > most_rounds)
+    return false;
   std::vector<std::vector<clock::stamp>> all;
   {
     auto b = books_.lock();
-    if (has_more(b, s)) return true;
+    if (has_more(b, s))
+      return true;
     add_held(*b, all);  // under one lock with nothing in motion, so that all held blocks are seen
   }
   return std::ranges::any_of(all, [&](auto const& uses) { return exports_.wait_for(uses); });
@@ -278,7 +297,8 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
       want = least;
       got = exports_.make(device_, want, s.then, at);
     }
-    if (!got.ok()) return refund(want), got.is;
+    if (!got.ok())
+      return refund(want), got.is;
     made = std::move(got.value);
     for (int const reader : readers_)
       require(exports_.grant(*made, reader), "share_pool", base::gpu_name(reader) + " reads " + base::gpu_name(device_),
@@ -296,13 +316,14 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
     return {};
   } catch (...) {
     refund(want);
-    if (made) exports_.keep(*made, false);
+    if (made)
+      exports_.keep(*made, false);
     throw;
   }
 }
 
 std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> const& self, clock::stream_clock& home,
-                                               std::size_t bytes, source_location at) {
+                                                std::size_t bytes, source_location at) {
   auto made = std::make_shared<exported>();
   made->device = self->device_;
   made->bytes = bytes;
@@ -332,16 +353,20 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
       locked->held.reserve(locked->held.size() + locked->live + 1);  // so that put_back() allocates nothing
       had = cut(*locked, b);
       many = locked->held.size() > locked->look_again;
-      if (collects) s.seen = locked->changes;
+      if (collects)
+        s.seen = locked->changes;
     }
-    if (had && many) collect();
-    if (had) return {};
+    if (had && many)
+      collect();
+    if (had)
+      return {};
     if (collects) {
       collect();
       continue;
     }
     driver::status const grown = grow(b.room, s, at);
-    if (grown.ok()) continue;
+    if (grown.ok())
+      continue;
     // Wait for this process's work on held blocks first, then for blocks kept elsewhere.
     bool const never = limit_ && base::round_up(b.room, page_) > limit_;
     if (never || (!wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
@@ -389,13 +414,16 @@ std::vector<std::string> shared_pool::validate() const {
       (r.free ? free : taken) += r.bytes;
       last_free = r.free;
     }
-    if (next != h.pages->pages.bytes()) wrong.push_back(base::text("handle ", serial, ": its ranges end at ", next));
+    if (next != h.pages->pages.bytes())
+      wrong.push_back(base::text("handle ", serial, ": its ranges end at ", next));
     reserved += h.pages->pages.bytes();
   }
-  if (reserved != b->reserved) wrong.push_back(base::text("reserved ", b->reserved, ", handles have ", reserved));
+  if (reserved != b->reserved)
+    wrong.push_back(base::text("reserved ", b->reserved, ", handles have ", reserved));
   if (taken != b->allocated + b->held_bytes + b->lost)
     wrong.push_back(base::text("taken ", taken, " != allocated + held + lost"));
-  if (reserved != taken + free) wrong.push_back("reserved != taken + free");
+  if (reserved != taken + free)
+    wrong.push_back("reserved != taken + free");
   return wrong;
 }
 

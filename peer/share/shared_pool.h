@@ -28,13 +28,13 @@ class WEIR_LOCAL shared_pool {
                                             std::size_t bytes, source_location);
   void put_back(std::shared_ptr<exported>) noexcept;  // Blocks: no
   share_pool_statistics statistics();
-  std::size_t let_go() noexcept;             // passes unused handles to exports. Returns: bytes
+  std::size_t let_go() noexcept;  // passes unused handles to exports. Returns: bytes
   std::size_t let_go_to_driver() noexcept { return static_cast<void>(let_go()), exports_.forget_idle(); }
   void end() noexcept { ended_.store(true); }  // the runtime ends: no memory is left
   bool ended() const noexcept { return ended_.load(); }
   // Appends the last uses of each freed block without an open loan, oldest first.
   void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }
-  std::vector<std::string> validate() const;   // violated invariants
+  std::vector<std::string> validate() const;  // violated invariants
   int device() const noexcept { return device_; }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
 
@@ -43,7 +43,7 @@ class WEIR_LOCAL shared_pool {
   struct range {
     handle* of;
     std::size_t offset, bytes;
-    bool free;                                // false: taken by a live, held or lost block
+    bool free;  // false: taken by a live, held or lost block
     boost::intrusive::set_member_hook<> size{};
   };
   struct tighter {
@@ -56,11 +56,11 @@ class WEIR_LOCAL shared_pool {
                             boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>,
                             boost::intrusive::compare<tighter>, boost::intrusive::constant_time_size<false>>;
   struct handle {
-    std::shared_ptr<exported> pages;          // the whole handle, with the last loans of its blocks
-    std::map<std::size_t, range> ranges;      // by offset
-    std::size_t blocks = 0, lost = 0;         // live and held; bytes
-    std::size_t most_kept = 32;               // number of loans beyond which unwatched ones are dropped
-    bool spoilt = false;                      // a block of it is lost
+    std::shared_ptr<exported> pages;      // the whole handle, with the last loans of its blocks
+    std::map<std::size_t, range> ranges;  // by offset
+    std::size_t blocks = 0, lost = 0;     // live and held; bytes
+    std::size_t most_kept = 32;           // number of loans beyond which unwatched ones are dropped
+    bool spoilt = false;                  // a block of it is lost
   };
   struct books {
     std::map<std::uint64_t, handle> handles;      // by serial
@@ -74,10 +74,10 @@ class WEIR_LOCAL shared_pool {
   enum class now : std::uint8_t { in_use, free, lost };
 
   now look(exported&) noexcept;
-  void collect() noexcept;                      // settles held blocks that are free or lost by now
+  void collect() noexcept;  // settles held blocks that are free or lost by now
   static void settle(books&, exported&, now) noexcept;
   static void set_free(books&, handle&, std::size_t offset) noexcept;
-  static void shut(books&, handle&) noexcept;   // removes its ranges from the order by size
+  static void shut(books&, handle&) noexcept;  // removes its ranges from the order by size
   static void hand_down(exported& from, exported& to) noexcept;
   static bool cut(books&, exported&);  // takes the smallest free range that fits, in O(log n)
   template <class Which>

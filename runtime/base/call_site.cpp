@@ -6,7 +6,9 @@
 
 namespace weir::base {
 
-call_context& this_call() noexcept { return thread_value<call_context, call_context>::value; }
+call_context& this_call() noexcept {
+  return thread_value<call_context, call_context>::value;
+}
 
 std::string text_of(running_work const& w) {
   std::string text = w.given.operation ? w.given.operation : "work";

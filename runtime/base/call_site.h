@@ -16,16 +16,16 @@ struct site {
 
 // Work of the program that a stream runs on this thread.
 struct running_work {
-  site given;                // the call that enqueued it
+  site given;  // the call that enqueued it
   int device = -1;
   std::uint64_t stream = 0;  // its number in reports
 };
 std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of gpu:0"
 
 struct call_context {
-  site in;             // of the outermost public call
-  int internal_ordering = 0;  // > 0: the program may not rely on completion seen or waits inserted now
-  bool moves_a_pool = false;  // its copies are of blocks that may be freed meanwhile
+  site in;                                // of the outermost public call
+  int internal_ordering = 0;              // > 0: the program may not rely on completion seen or waits inserted now
+  bool moves_a_pool = false;              // its copies are of blocks that may be freed meanwhile
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
@@ -46,14 +46,17 @@ class [[nodiscard]] running {
 class [[nodiscard]] call_site {
  public:
   call_site(bool wanted, char const* operation, source_location at) noexcept {
-    if (!wanted) [[likely]] return;
+    if (!wanted) [[likely]]
+      return;
     call_context& c = this_call();
-    if (c.in.operation) return;
+    if (c.in.operation)
+      return;
     c.in = {operation, at};
     set_ = &c;
   }
   ~call_site() {
-    if (set_) set_->in = {};
+    if (set_)
+      set_->in = {};
   }
   call_site(call_site const&) = delete;
 
@@ -65,12 +68,14 @@ class [[nodiscard]] call_site {
 class [[nodiscard]] internal_ordering {
  public:
   explicit internal_ordering(bool wanted) noexcept {
-    if (!wanted) [[likely]] return;
+    if (!wanted) [[likely]]
+      return;
     in_ = &this_call();
     ++in_->internal_ordering;
   }
   ~internal_ordering() {
-    if (in_) --in_->internal_ordering;
+    if (in_)
+      --in_->internal_ordering;
   }
   internal_ordering(internal_ordering const&) = delete;
 

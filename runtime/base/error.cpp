@@ -21,18 +21,30 @@ error::error(std::string operation, std::string operands, std::string remedy, so
 error::error(error const&) noexcept = default;
 error& error::operator=(error const&) noexcept = default;
 error::~error() = default;
-std::string_view error::operation() const noexcept { return text_->operation; }
-std::string_view error::operands() const noexcept { return text_->operands; }
-std::string_view error::remedy() const noexcept { return text_->remedy; }
-source_location error::where() const noexcept { return text_->where; }
-error_id error::id() const noexcept { return text_->id; }
+std::string_view error::operation() const noexcept {
+  return text_->operation;
+}
+std::string_view error::operands() const noexcept {
+  return text_->operands;
+}
+std::string_view error::remedy() const noexcept {
+  return text_->remedy;
+}
+source_location error::where() const noexcept {
+  return text_->where;
+}
+error_id error::id() const noexcept {
+  return text_->id;
+}
 
 std::string error::sentence(std::string const& operation, std::string const& operands, std::string const& remedy,
                             source_location at, error_id id) {
   std::string s = id == error_id::none ? "weir" : "weir-" + std::to_string(static_cast<int>(id));
   s += ": " + operation + ": " + operands;
-  if (!remedy.empty()) s += ". " + remedy;
-  if (at.file_name()) s += std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]";
+  if (!remedy.empty())
+    s += ". " + remedy;
+  if (at.file_name())
+    s += std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]";
   return s;
 }
 
@@ -55,7 +67,9 @@ timed_out::timed_out(std::string operation, std::string operands, std::string re
 
 namespace {
 constexpr std::string_view remedy_word = "Remedy: ";
-std::string before_remedy(std::string const& report) { return report.substr(0, report.find(remedy_word)); }
+std::string before_remedy(std::string const& report) {
+  return report.substr(0, report.find(remedy_word));
+}
 std::string after_remedy(std::string const& report) {
   auto const at = report.find(remedy_word);
   return at == report.npos ? std::string() : report.substr(at + remedy_word.size());
@@ -69,7 +83,8 @@ race_found::race_found(std::string report, source_location first, source_locatio
 
 namespace {
 std::string last_line(std::string text) {  // of a report: the remedy
-  while (!text.empty() && text.back() == '\n') text.pop_back();
+  while (!text.empty() && text.back() == '\n')
+    text.pop_back();
   return text.substr(text.rfind('\n') + 1);
 }
 }  // namespace
@@ -80,6 +95,8 @@ out_of_memory::out_of_memory(std::string operation, memory_report report, source
       report_(std::make_shared<memory_report const>(std::move(report))),
       what_(std::make_shared<std::string const>(sentence(operation, "out of memory", report_->text(), at, no_memory))) {
 }
-char const* out_of_memory::what() const noexcept { return what_->c_str(); }
+char const* out_of_memory::what() const noexcept {
+  return what_->c_str();
+}
 
 }  // namespace weir

@@ -36,14 +36,18 @@ constinit base::atomic<refuser> refuses{nullptr};
 [[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
 
 char const* kind_of(mode_t mode) noexcept {
-  if (S_ISDIR(mode)) return "is a folder";
-  if (S_ISFIFO(mode)) return "is a FIFO";
+  if (S_ISDIR(mode))
+    return "is a folder";
+  if (S_ISFIFO(mode))
+    return "is a FIFO";
   return S_ISSOCK(mode) ? "is a socket" : "is a device";
 }
 
 }  // namespace
 
-void refuse_by(refuser by) noexcept { refuses.store(by, base::memory_order_release); }
+void refuse_by(refuser by) noexcept {
+  refuses.store(by, base::memory_order_release);
+}
 
 bool refused(call c) noexcept {
   refuser const by = refuses.load(base::memory_order_acquire);
@@ -58,13 +62,17 @@ std::size_t page_size() noexcept {
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   alignment = std::max(alignment, page_size());
   std::size_t const slack = alignment > page_size() ? alignment - page_size() : 0;
-  if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses)) return nullptr;
+  if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses))
+    return nullptr;
   void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (got == MAP_FAILED) return nullptr;
+  if (got == MAP_FAILED)
+    return nullptr;
   auto const from = reinterpret_cast<std::uintptr_t>(got);
   std::uintptr_t const at = (from + alignment - 1) & ~(alignment - 1);
-  if (at > from) ::munmap(got, at - from);
-  if (from + slack > at) ::munmap(reinterpret_cast<void*>(at + bytes), from + slack - at);
+  if (at > from)
+    ::munmap(got, at - from);
+  if (from + slack > at)
+    ::munmap(reinterpret_cast<void*>(at + bytes), from + slack - at);
   return reinterpret_cast<void*>(at);
 }
 
@@ -73,7 +81,8 @@ bool is_mapped(void const* at, std::size_t bytes) noexcept {
   unsigned char resident[1024];
   for (std::uintptr_t first = from / page * page; first - from / page * page < bytes + from % page;) {
     std::size_t const left = from + bytes - first, now = std::min(left, sizeof resident * page);
-    if (::mincore(reinterpret_cast<void*>(first), now, resident) != 0 && errno == ENOMEM) return false;
+    if (::mincore(reinterpret_cast<void*>(first), now, resident) != 0 && errno == ENOMEM)
+      return false;
     first += (now + page - 1) / page * page;
   }
   return true;
@@ -117,16 +126,20 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   int const interrupted = errno;
   bool const again = explain_fault(access_of(info, context));
   errno = interrupted;
-  if (again) return;
-  if (before_us.sa_flags & SA_SIGINFO) return before_us.sa_sigaction(signal, info, context);
-  if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN) return before_us.sa_handler(signal);
+  if (again)
+    return;
+  if (before_us.sa_flags & SA_SIGINFO)
+    return before_us.sa_sigaction(signal, info, context);
+  if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN)
+    return before_us.sa_handler(signal);
   ::sigaction(SIGSEGV, &before_us, nullptr);  // the access is made again and now ends the process
 }
 }  // namespace
 
 std::string code_text(void const* code) {
   Dl_info its{};
-  if (!code || ::dladdr(code, &its) == 0 || !its.dli_fname) return {};
+  if (!code || ::dladdr(code, &its) == 0 || !its.dli_fname)
+    return {};
   std::string_view file = its.dli_fname;
   file = file.substr(file.rfind('/') + 1);
   char offset[24];
@@ -137,7 +150,8 @@ std::string code_text(void const* code) {
 }
 
 bool on_bad_access(bool (*explain)(bad_access const&)) noexcept {
-  if (refused(call::on_bad_access)) return false;
+  if (refused(call::on_bad_access))
+    return false;
   explain_fault = explain;
   struct sigaction ours {};
   ours.sa_sigaction = on_fault;
@@ -151,7 +165,8 @@ bool bad_accesses_are_explained() noexcept {
 }
 
 void* map_memory(std::size_t bytes) noexcept {
-  if (refused(call::map_memory)) return nullptr;
+  if (refused(call::map_memory))
+    return nullptr;
   void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return got == MAP_FAILED ? nullptr : got;
 }
@@ -181,31 +196,41 @@ bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
                                                    static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
-void close_file(int file) noexcept { ::close(file); }
+void close_file(int file) noexcept {
+  ::close(file);
+}
 
 // Opens without waiting: an ordinary open() of a FIFO without a writer does not return.
 file_text read_text(char const* path, std::size_t most_bytes) {
   auto const refused = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
   owned_file const file(::open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   struct ::stat about {};
-  if ((file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about)) != 0) return refused();
-  if (!S_ISREG(about.st_mode)) return {{}, kind_of(about.st_mode)};
-  if (!file.is_open()) return {{}, "cannot be read: permission denied"};
+  if ((file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about)) != 0)
+    return refused();
+  if (!S_ISREG(about.st_mode))
+    return {{}, kind_of(about.st_mode)};
+  if (!file.is_open())
+    return {{}, "cannot be read: permission denied"};
   std::string text;
   std::array<char, 4096> part;
   for (;;) {
     auto const got = ::read(file.get(), part.data(), part.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return refused();
-    if (got == 0) return {std::move(text), {}};
+    if (got < 0 && errno == EINTR)
+      continue;
+    if (got < 0)
+      return refused();
+    if (got == 0)
+      return {std::move(text), {}};
     text.append(part.data(), static_cast<std::size_t>(got));
-    if (text.size() > most_bytes) return {{}, "has more than " + std::to_string(most_bytes) + " B"};
+    if (text.size() > most_bytes)
+      return {{}, "has more than " + std::to_string(most_bytes) + " B"};
   }
 }
 
 std::optional<std::string> environment(char const* name) {
   char const* const value = std::getenv(name);
-  if (!value) return std::nullopt;
+  if (!value)
+    return std::nullopt;
   return value;
 }
 
@@ -213,19 +238,24 @@ std::vector<std::string> environment_names(std::string_view prefix) {
   std::vector<std::string> names;
   for (char** one = environ; one && *one; ++one) {
     std::string_view const entry(*one);
-    if (entry.starts_with(prefix)) names.emplace_back(entry.substr(0, entry.find('=')));
+    if (entry.starts_with(prefix))
+      names.emplace_back(entry.substr(0, entry.find('=')));
   }
   return names;
 }
 
 void keep_this_code_loaded() noexcept {
   Dl_info here{};
-  if (::dladdr(reinterpret_cast<void const*>(&keep_this_code_loaded), &here) == 0 || !here.dli_fname) return;
+  if (::dladdr(reinterpret_cast<void const*>(&keep_this_code_loaded), &here) == 0 || !here.dli_fname)
+    return;
   // fails for the program itself, which stays loaded anyway
-  if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();
+  if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE))
+    (void)::dlerror();
 }
 
-int process_id() noexcept { return ::getpid(); }
+int process_id() noexcept {
+  return ::getpid();
+}
 
 // membarrier(2): the private expedited kind, since Linux 4.14.
 bool can_fence_other_threads() noexcept {
@@ -234,10 +264,13 @@ bool can_fence_other_threads() noexcept {
 }
 void fence_other_threads() noexcept {
   // callers cannot do without it
-  while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM) ::sched_yield();
+  while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM)
+    ::sched_yield();
 }
 
-std::uint64_t fork_generation() noexcept { return generation.load(base::memory_order_relaxed); }
+std::uint64_t fork_generation() noexcept {
+  return generation.load(base::memory_order_relaxed);
+}
 
 bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept {
   return pthread_atfork(before, in_parent, in_child) == 0;
@@ -246,7 +279,9 @@ bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noe
 void sleep_while(int const& word, int value) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
-void wake_one(int const& word) noexcept { ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+void wake_one(int const& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
 
 std::uint64_t random_number() noexcept {
   std::uint64_t number = 0;
@@ -270,15 +305,18 @@ int usable_processors() noexcept {
 
 std::vector<int> processors_near(int numa_node) {
   std::vector<int> found;
-  if (numa_node < 0) return found;
+  if (numa_node < 0)
+    return found;
   std::string const path = "/sys/devices/system/node/node" + std::to_string(numa_node) + "/cpulist";
   std::string text = read_text(path.c_str(), 65536).text.value_or("");
   char* at = text.data();
   while (*at >= '0' && *at <= '9') {  // "0-3,8,10-11"
     long const first = std::strtol(at, &at, 10);
     long const last = *at == '-' ? std::strtol(at + 1, &at, 10) : first;
-    for (long cpu = first; cpu <= last; ++cpu) found.push_back(static_cast<int>(cpu));
-    if (*at == ',') ++at;
+    for (long cpu = first; cpu <= last; ++cpu)
+      found.push_back(static_cast<int>(cpu));
+    if (*at == ',')
+      ++at;
   }
   return found;
 }
@@ -287,7 +325,8 @@ bool run_this_thread_on(std::vector<int> const& processors) noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu : processors)
-    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+    if (cpu >= 0 && cpu < CPU_SETSIZE)
+      CPU_SET(cpu, &set);
   return CPU_COUNT(&set) > 0 && ::sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
@@ -300,14 +339,16 @@ void run_after_thread_locals(void (*run)(void*)) noexcept {
   };
   static made const only(run);
   static char const something = 0;
-  if (only.is) (void)pthread_setspecific(only.key, &something);
+  if (only.is)
+    (void)pthread_setspecific(only.key, &something);
 }
 
 void print_error(std::string const& line) noexcept {
   std::size_t at = 0;
   while (at < line.size()) {
     ssize_t const n = ::write(STDERR_FILENO, line.data() + at, line.size() - at);
-    if (n <= 0) return;
+    if (n <= 0)
+      return;
     at += static_cast<std::size_t>(n);
   }
 }

@@ -16,11 +16,14 @@ namespace weir::os {
 void* load_library(char const* name) noexcept {
   return refused(call::load_library) ? nullptr : ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }
-void* find_symbol(void* library, char const* name) noexcept { return ::dlsym(library, name); }
+void* find_symbol(void* library, char const* name) noexcept {
+  return ::dlsym(library, name);
+}
 
 namespace {
 std::string file_name_of(char const* loaded) {  // the loader has no name for the program itself
-  if (loaded && *loaded) return loaded;
+  if (loaded && *loaded)
+    return loaded;
   char name[4096];
   auto const length = ::readlink("/proc/self/exe", name, sizeof name);
   return length > 0 ? std::string(name, static_cast<std::size_t>(length)) : "the program";
@@ -32,12 +35,15 @@ struct search {
   std::function<void(std::string const&, void const*, std::size_t)> const& see;
 
   void look_in(char const* file, char const* at, std::size_t left) const {
-    struct header { std::uint32_t name_bytes, text_bytes, type; } h;
+    struct header {
+      std::uint32_t name_bytes, text_bytes, type;
+    } h;
     auto const padded = [](std::size_t n) { return (n + 3) / 4 * 4; };
     while (left >= sizeof h) {
       std::memcpy(&h, at, sizeof h);
       std::size_t const whole = sizeof h + padded(h.name_bytes) + padded(h.text_bytes);
-      if (whole > left) return;
+      if (whole > left)
+        return;
       char const* const text = at + sizeof h + padded(h.name_bytes);
       if (h.type == type && h.name_bytes == std::strlen(name) + 1 && !std::memcmp(at + sizeof h, name, h.name_bytes))
         see(file_name_of(file), text, h.text_bytes);

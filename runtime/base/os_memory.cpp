@@ -27,9 +27,11 @@ class text_file {
     int const n = std::snprintf(path, sizeof path, "%.*s%.*s%.*s%.*s", static_cast<int>(root.size()), root.data(),
                                 static_cast<int>(folder.size()), folder.data(), static_cast<int>(group.size()),
                                 group.data(), static_cast<int>(name.size()), name.data());
-    if (n < 0 || static_cast<std::size_t>(n) >= sizeof path) return;
+    if (n < 0 || static_cast<std::size_t>(n) >= sizeof path)
+      return;
     int const file = ::open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return;
+    if (file < 0)
+      return;
     for (ssize_t got = 0; size_ < sizeof text_ && (got = ::read(file, text_ + size_, sizeof text_ - size_)) > 0;)
       size_ += static_cast<std::size_t>(got);
     close_file(file);
@@ -43,7 +45,8 @@ class text_file {
          left.remove_prefix(std::min(left.size(), left.find('\n') + 1))) {
       if (left.starts_with(word) && left.substr(word.size()).find_first_of(" \t") == 0)
         return first_number(left.substr(word.size()));
-      if (left.find('\n') == left.npos) break;
+      if (left.find('\n') == left.npos)
+        break;
     }
     return {};
   }
@@ -71,10 +74,12 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   auto limit = text_file(root, names.folder, group, names.limit).number();
   if (!names.throttle.empty()) {
     auto const high = text_file(root, names.folder, group, names.throttle).number();
-    if (high && (!limit || *high < *limit)) limit = high;
+    if (high && (!limit || *high < *limit))
+      limit = high;
   }
   auto const used = text_file(root, names.folder, group, names.used).number();
-  if (!limit || !used || *limit >= out.total) return;
+  if (!limit || !used || *limit >= out.total)
+    return;
   text_file const parts(root, names.folder, group, "/memory.stat");
   std::size_t const files = parts.number(names.inactive).value_or(0) + parts.number(names.active).value_or(0);
   std::size_t const held = *used - std::min(*used, files);
@@ -84,31 +89,41 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
 
 // Every group above limits a group too. If the path is not visible in a container, only the top is read.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
-  if (group.find("..") != group.npos) group = {};
-  for (; !group.empty() && group != "/"; group = group.substr(0, group.rfind('/'))) look_at(root, names, group, out);
+  if (group.find("..") != group.npos)
+    group = {};
+  for (; !group.empty() && group != "/"; group = group.substr(0, group.rfind('/')))
+    look_at(root, names, group, out);
   look_at(root, names, {}, out);
 }
 
 }  // namespace
 
-void memory_told_by(memory_teller teller) noexcept { told_by.store(teller, base::memory_order_release); }
+void memory_told_by(memory_teller teller) noexcept {
+  told_by.store(teller, base::memory_order_release);
+}
 
 std::optional<host_memory> memory_available(char const* root) noexcept {
-  if (refused(call::memory_of_host)) return {};
-  if (memory_teller const teller = told_by.load(base::memory_order_acquire); teller && !*root) return teller();
+  if (refused(call::memory_of_host))
+    return {};
+  if (memory_teller const teller = told_by.load(base::memory_order_acquire); teller && !*root)
+    return teller();
   text_file const all(root, "/proc", "", "/meminfo");
   auto const total = all.number("MemTotal:"), available = all.number("MemAvailable:");
-  if (!total || !available) return {};
+  if (!total || !available)
+    return {};
   host_memory out{*total << 10, *available << 10};
   text_file const groups(root, "/proc", "/self", "/cgroup");
   for (std::string_view left = groups.text(); !left.empty();) {  // "4:memory:/a/b" or "0::/a/b"
     std::string_view const line = left.substr(0, left.find('\n'));
     left.remove_prefix(std::min(left.size(), line.size() + 1));
     std::size_t const colon = line.find(':'), second = colon == line.npos ? colon : line.find(':', colon + 1);
-    if (second == line.npos) continue;
+    if (second == line.npos)
+      continue;
     std::string_view const controllers = line.substr(colon + 1, second - colon - 1), group = line.substr(second + 1);
-    if (controllers.empty()) look_up_from(root, v2, group, out);
-    else if (controllers.find("memory") != controllers.npos) look_up_from(root, v1, group, out);
+    if (controllers.empty())
+      look_up_from(root, v2, group, out);
+    else if (controllers.find("memory") != controllers.npos)
+      look_up_from(root, v1, group, out);
   }
   return out;
 }

@@ -26,7 +26,8 @@ class of_system final : public nodes {
   bool prefer(void* at, std::size_t bytes, int numa_node) noexcept override {
     constexpr int preferred = 1;  // MPOL_PREFERRED
     constexpr int bits = 64;
-    if (numa_node >= bits) return false;
+    if (numa_node >= bits)
+      return false;
     unsigned long const mask = 1UL << numa_node;
     return ::syscall(SYS_mbind, at, bytes, preferred, &mask, static_cast<unsigned long>(bits) + 1, 0U) == 0;
   }
@@ -35,9 +36,11 @@ class of_system final : public nodes {
     cpu_set_t set;
     CPU_ZERO(&set);
     std::vector<int> found;
-    if (::sched_getaffinity(0, sizeof set, &set) != 0) return found;
+    if (::sched_getaffinity(0, sizeof set, &set) != 0)
+      return found;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(cpu, &set)) found.push_back(cpu);
+      if (CPU_ISSET(cpu, &set))
+        found.push_back(cpu);
     return found;
   }
   bool keep_on(std::vector<int> const& processors) noexcept override { return run_this_thread_on(processors); }
@@ -59,7 +62,9 @@ nodes& asked() noexcept {
 
 }  // namespace
 
-void nodes_by(nodes* them) noexcept { in_place = them; }
+void nodes_by(nodes* them) noexcept {
+  in_place = them;
+}
 
 bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept {
   return numa_node >= 0 && asked().prefer(at, bytes, numa_node);
@@ -67,12 +72,14 @@ bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept {
 
 std::vector<int> usable_processors_near(int numa_node) {
   std::vector<int> both;
-  if (numa_node < 0) return both;
+  if (numa_node < 0)
+    return both;
   std::vector<int> near = asked().near(numa_node), allowed = asked().allowed();
   std::sort(near.begin(), near.end());
   std::sort(allowed.begin(), allowed.end());
   std::set_intersection(near.begin(), near.end(), allowed.begin(), allowed.end(), std::back_inserter(both));
-  if (both.size() == allowed.size()) both.clear();
+  if (both.size() == allowed.size())
+    both.clear();
   return both;
 }
 
@@ -80,13 +87,17 @@ std::vector<int> processors_of_cores() {
   std::vector<int> found, cores;
   for (int const processor : of_system().allowed()) {
     int const core = core_of(processor);
-    if (core < 0) return {};
-    if (std::find(cores.begin(), cores.end(), core) == cores.end()) cores.push_back(core), found.push_back(processor);
+    if (core < 0)
+      return {};
+    if (std::find(cores.begin(), cores.end(), core) == cores.end())
+      cores.push_back(core), found.push_back(processor);
   }
   return found;
 }
 
-bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }
+bool keep_this_thread_on(std::vector<int> const& processors) noexcept {
+  return asked().keep_on(processors);
+}
 
 bool forks_copy_pinned_pages() noexcept {
   static bool const yes = [] {
@@ -102,7 +113,8 @@ bool is_mapped(void* at, std::size_t bytes) noexcept {
   std::array<unsigned char, 4096> present;
   std::size_t const most = present.size() * page_size();
   for (std::size_t from = 0; from < bytes; from += most)
-    if (::mincore(static_cast<std::byte*>(at) + from, std::min(most, bytes - from), present.data()) != 0) return false;
+    if (::mincore(static_cast<std::byte*>(at) + from, std::min(most, bytes - from), present.data()) != 0)
+      return false;
   return true;
 }
 

@@ -3,9 +3,9 @@
 #include "runtime/base/os_socket.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <linux/kcmp.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -35,29 +35,37 @@ constexpr std::int64_t at_once = INT64_MIN;  // no wait: the call itself has jus
 // Waits until the socket is readable (or writable) or has an error, which the next call reports. False: timed
 // out. A process that was stopped polls once more before it times out.
 bool wait_for(int socket, short what, std::int64_t end) noexcept {
-  if (end == at_once) return false;
+  if (end == at_once)
+    return false;
   while (true) {
     std::int64_t const left = end - base::now_ns();
     pollfd one{socket, what, 0};
     int const ms = static_cast<int>(std::clamp<std::int64_t>(left / 1'000'000 + (left % 1'000'000 > 0), 0, most_ms));
     int const n = ::poll(&one, 1, ms);
-    if (n > 0 || (n < 0 && errno != EINTR)) return true;
-    if (n == 0 && ms < most_ms) return false;
+    if (n > 0 || (n < 0 && errno != EINTR))
+      return true;
+    if (n == 0 && ms < most_ms)
+      return false;
   }
 }
 
-std::int64_t end_of(base::time_limit limit) noexcept { return limit.ns() == 0 ? at_once : limit.after(base::now_ns()); }
+std::int64_t end_of(base::time_limit limit) noexcept {
+  return limit.ns() == 0 ? at_once : limit.after(base::now_ns());
+}
 
 void take_files(msghdr& m, received& into) noexcept {
   for (cmsghdr* c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-    if (c->cmsg_level != SOL_SOCKET || (c->cmsg_type != SCM_RIGHTS && c->cmsg_type != pidfd_of_sender)) continue;
+    if (c->cmsg_level != SOL_SOCKET || (c->cmsg_type != SCM_RIGHTS && c->cmsg_type != pidfd_of_sender))
+      continue;
     std::size_t const n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < n; ++i) {
       int file = -1;
       std::memcpy(&file, CMSG_DATA(c) + i * sizeof(int), sizeof file);
       owned_file own(file);
-      if (c->cmsg_type != SCM_RIGHTS) continue;
-      if (into.file_count < most_files) into.files[into.file_count] = std::move(own);
+      if (c->cmsg_type != SCM_RIGHTS)
+        continue;
+      if (into.file_count < most_files)
+        into.files[into.file_count] = std::move(own);
       ++into.file_count;
     }
   }
@@ -71,7 +79,9 @@ bool has_ended(int socket) noexcept {
 
 }  // namespace
 
-int duplicate_file(int file) noexcept { return refused(call::duplicate_file) ? -1 : ::fcntl(file, F_DUPFD_CLOEXEC, 3); }
+int duplicate_file(int file) noexcept {
+  return refused(call::duplicate_file) ? -1 : ::fcntl(file, F_DUPFD_CLOEXEC, 3);
+}
 
 bool seal_size(int file) noexcept {
   return !refused(call::seal_size) && ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
@@ -82,26 +92,34 @@ char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
   struct statfs in {};
   struct stat about {};
   int const seals = ::fcntl(file, F_GET_SEALS), mode = ::fcntl(file, F_GETFL);
-  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0) return "no shared memory";
-  if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC) return "no shared memory";
+  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0)
+    return "no shared memory";
+  if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC)
+    return "no shared memory";
   if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_SEAL) == 0)
     return "a file without the seals F_SEAL_SHRINK and F_SEAL_SEAL";
   if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0 || (mode & O_ACCMODE) != O_RDWR)
     return "a file that is not writable";
-  if (static_cast<std::uint64_t>(about.st_size) != bytes) return "a file of another size";
+  if (static_cast<std::uint64_t>(about.st_size) != bytes)
+    return "a file of another size";
   return nullptr;
 }
 
 sameness same_open_file(int a, int b) noexcept {
-  if (refused(call::compare_files)) return sameness::unknown;
-  if (int const is = ::fcntl(a, query_same_file, b); is >= 0) return is ? sameness::same : sameness::different;
+  if (refused(call::compare_files))
+    return sameness::unknown;
+  if (int const is = ::fcntl(a, query_same_file, b); is >= 0)
+    return is ? sameness::same : sameness::different;
   auto const self = ::getpid();
   if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0)
     return is == 0 ? sameness::same : sameness::different;
   // Neither call is available here: compare the inode, which identifies a memory file.
-  struct stat one {}, other {};
-  if (::fstat(a, &one) != 0 || ::fstat(b, &other) != 0) return sameness::unknown;
-  if (one.st_dev != other.st_dev || one.st_ino != other.st_ino) return sameness::different;
+  struct stat one {
+  }, other{};
+  if (::fstat(a, &one) != 0 || ::fstat(b, &other) != 0)
+    return sameness::unknown;
+  if (one.st_dev != other.st_dev || one.st_ino != other.st_ino)
+    return sameness::different;
   return S_ISREG(one.st_mode) ? sameness::same : sameness::unknown;
 }
 
@@ -115,7 +133,8 @@ std::pair<int, int> make_sockets() noexcept {
 bool is_message_socket(int file) noexcept {
   int domain = 0, type = 0;
   socklen_t length = sizeof domain;
-  if (::getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX) return false;
+  if (::getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX)
+    return false;
   length = sizeof type;
   return ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
@@ -127,7 +146,8 @@ bool has_hung_up(int socket) noexcept {
 
 heard send_message(int socket, std::span<std::byte const> bytes, std::span<int const> files,
                    base::time_limit limit) noexcept {
-  if (refused(call::send_message) || files.size() > most_files) return heard::refused;
+  if (refused(call::send_message) || files.size() > most_files)
+    return heard::refused;
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   control room;
   msghdr m{};
@@ -145,18 +165,23 @@ heard send_message(int socket, std::span<std::byte const> bytes, std::span<int c
   std::int64_t const end = end_of(limit);
   while (true) {
     ssize_t const n = ::sendmsg(socket, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n == static_cast<ssize_t>(bytes.size())) return heard::message;
-    if (n < 0 && errno == EINTR) continue;
+    if (n == static_cast<ssize_t>(bytes.size()))
+      return heard::message;
+    if (n < 0 && errno == EINTR)
+      continue;
     if (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN || errno == ECONNREFUSED))
       return heard::closed;
-    if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return heard::refused;
-    if (!wait_for(socket, POLLOUT, end)) return heard::too_late;
+    if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+      return heard::refused;
+    if (!wait_for(socket, POLLOUT, end))
+      return heard::too_late;
   }
 }
 
 received receive_message(int socket, std::span<std::byte> into, base::time_limit limit) noexcept {
   received got;
-  if (refused(call::receive_message)) return got;
+  if (refused(call::receive_message))
+    return got;
   std::int64_t const end = end_of(limit);
   while (true) {
     iovec part{into.data(), into.size()};
@@ -174,9 +199,12 @@ received receive_message(int socket, std::span<std::byte> into, base::time_limit
       got.is = n == 0 && got.file_count == 0 && has_ended(socket) ? heard::closed : heard::message;
       return got;
     }
-    if (errno == EINTR) continue;
-    if (errno == ECONNRESET || errno == ENOTCONN || errno == EPIPE) got.is = heard::closed;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return got;
+    if (errno == EINTR)
+      continue;
+    if (errno == ECONNRESET || errno == ENOTCONN || errno == EPIPE)
+      got.is = heard::closed;
+    if (errno != EAGAIN && errno != EWOULDBLOCK)
+      return got;
     if (!wait_for(socket, POLLIN, end)) {
       got.is = heard::too_late;
       return got;

@@ -18,14 +18,16 @@ class owned_file {
   explicit owned_file(int file) noexcept : file_(file) {}
   owned_file(owned_file&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
   owned_file& operator=(owned_file&& other) noexcept {
-    if (this != &other) close(), file_ = std::exchange(other.file_, -1);
+    if (this != &other)
+      close(), file_ = std::exchange(other.file_, -1);
     return *this;
   }
   ~owned_file() { close(); }
   int get() const noexcept { return file_; }
   bool is_open() const noexcept { return file_ >= 0; }
   void close() noexcept {
-    if (file_ >= 0) close_file(std::exchange(file_, -1));
+    if (file_ >= 0)
+      close_file(std::exchange(file_, -1));
   }
   int release() noexcept { return std::exchange(file_, -1); }
 
@@ -38,7 +40,7 @@ inline constexpr std::size_t most_files = 4;  // kept of one message
 int duplicate_file(int file) noexcept;  // closed on exec; -1: refused
 
 // Memory files that other processes map
-bool seal_size(int file) noexcept;      // the file can neither shrink nor grow from now on. False: refused
+bool seal_size(int file) noexcept;  // the file can neither shrink nor grow from now on. False: refused
 // Returns: why a file of another process cannot be mapped as that many bytes of memory. Null: it can, and no
 // access to it can fail, whatever the other process does.
 char const* unfit_to_map(int file, std::uint64_t bytes) noexcept;
@@ -61,10 +63,10 @@ enum class heard : std::uint8_t {
 heard send_message(int socket, std::span<std::byte const>, std::span<int const> files, base::time_limit) noexcept;
 struct received {
   heard is = heard::refused;
-  std::size_t bytes = 0;       // of the message, even if it was longer than `into`
+  std::size_t bytes = 0;                       // of the message, even if it was longer than `into`
   std::array<owned_file, most_files> files{};  // closed on exec
-  std::size_t file_count = 0;  // that came; those beyond most_files are closed
-  bool cut = false;            // more were sent than this process may open
+  std::size_t file_count = 0;                  // that came; those beyond most_files are closed
+  bool cut = false;                            // more were sent than this process may open
 };
 // Blocks: up to the limit. Messages that were sent before the other end was closed are still received.
 received receive_message(int socket, std::span<std::byte> into, base::time_limit) noexcept;

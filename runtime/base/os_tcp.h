@@ -25,7 +25,7 @@ owned_file accept_tcp(int listener) noexcept;  // Blocks: no. Not open: no conne
 // Blocks: while the name is looked up, and up to the limit.
 tcp_socket connect_tcp(std::string const& host, std::uint16_t port, base::time_limit);
 std::string address_of(int socket);  // of this end of a connection. Empty: it has none
-std::string own_address();  // one that other machines can reach, if there is one; else that of this machine
+std::string own_address();           // one that other machines can reach, if there is one; else that of this machine
 
 // Sends all bytes, without SIGPIPE. Blocks: while the receiver's queue is full.
 heard send_bytes(int socket, std::span<std::byte const>, base::time_limit) noexcept;

@@ -13,20 +13,25 @@
 
 namespace weir::os {
 
-int this_thread() noexcept { return ::gettid(); }
+int this_thread() noexcept {
+  return ::gettid();
+}
 
 std::vector<thread_seen> threads_here() {
   constexpr std::size_t most_bytes = 1 << 16;
   constexpr std::string_view before = "\nvoluntary_ctxt_switches:";
   std::vector<thread_seen> all;
   std::unique_ptr<DIR, int (*)(DIR*)> const folder(::opendir("/proc/self/task"), ::closedir);
-  if (!folder) return all;
+  if (!folder)
+    return all;
   while (dirent const* const one = ::readdir(folder.get())) {
     int const number = std::atoi(one->d_name);
-    if (number == 0) continue;
+    if (number == 0)
+      continue;
     auto const about = read_text(("/proc/self/task/" + std::to_string(number) + "/status").c_str(), most_bytes);
     auto const at = about.text ? about.text->find(before) : std::string::npos;
-    if (at == std::string::npos) continue;  // it has ended
+    if (at == std::string::npos)
+      continue;  // it has ended
     all.push_back({number, std::strtoull(about.text->c_str() + at + before.size(), nullptr, 10)});
   }
   return all;

@@ -17,7 +17,8 @@ constinit base::atomic<void (*)()> runs_first{nullptr};
 
 void begin_to_end() {
   ending.store(true);
-  if (auto const first = runs_first.load(); first && !process_was_forked()) first();
+  if (auto const first = runs_first.load(); first && !process_was_forked())
+    first();
 }
 }  // namespace
 
@@ -25,7 +26,8 @@ constinit base::atomic<bool> detail::forked{false};
 constinit detail::versioned detail::world;
 
 void watch_process() noexcept {
-  if (watching.exchange(true)) return;
+  if (watching.exchange(true))
+    return;
   os::keep_this_code_loaded();
   std::atexit(begin_to_end);
   std::at_quick_exit([] { ending.store(true); });
@@ -37,8 +39,12 @@ void watch_process() noexcept {
   (void)base::has_process_wide_fence();
 }
 
-void run_at_process_end(void (*first)()) noexcept { runs_first.store(first); }
+void run_at_process_end(void (*first)()) noexcept {
+  runs_first.store(first);
+}
 
-bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }
+bool process_is_ending() noexcept {
+  return ending.load(base::memory_order_relaxed);
+}
 
 }  // namespace weir

@@ -5,6 +5,8 @@
 
 namespace weir::base {
 
-inline constexpr std::size_t round_up(std::size_t n, std::size_t step) noexcept { return (n + step - 1) / step * step; }
+inline constexpr std::size_t round_up(std::size_t n, std::size_t step) noexcept {
+  return (n + step - 1) / step * step;
+}
 
 }  // namespace weir::base

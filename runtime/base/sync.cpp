@@ -22,7 +22,8 @@ struct slots_of_thread {
   }
   void destroy() noexcept {
     for (auto slot = at.rbegin(); slot != at.rend(); ++slot)
-      if (slot->value) slot->destroy(std::exchange(slot->value, nullptr));
+      if (slot->value)
+        slot->destroy(std::exchange(slot->value, nullptr));
   }
 };
 
@@ -33,10 +34,13 @@ slots_of_thread& slots() noexcept {
 constinit thread_local std::uint64_t id_of_thread = 0;  // 0: not assigned yet
 }  // namespace
 
-std::array<slot_value, thread_slots>& this_thread_slots() noexcept { return slots().at; }
+std::array<slot_value, thread_slots>& this_thread_slots() noexcept {
+  return slots().at;
+}
 
 void keep_late_value() noexcept {
-  if (values_ended) os::run_after_thread_locals([](void*) { slots().destroy(); });
+  if (values_ended)
+    os::run_after_thread_locals([](void*) { slots().destroy(); });
 }
 
 void end_thread_values() noexcept {
@@ -48,7 +52,8 @@ int new_thread_slot() noexcept {
   no_switch const here;
   static atomic<int> next{0};
   int const slot = next.fetch_add(1);
-  if (slot >= thread_slots) std::abort();  // raise thread_slots
+  if (slot >= thread_slots)
+    std::abort();  // raise thread_slots
   return slot;
 }
 
@@ -58,7 +63,8 @@ void may_make_thread() {
 }
 
 void point() noexcept {
-  if (sync_scheduler* const me = scheduled_thread::value) me->point();
+  if (sync_scheduler* const me = scheduled_thread::value)
+    me->point();
 }
 
 void lock(mutex& m) {
@@ -77,26 +83,33 @@ void unlock(mutex& m) noexcept {
 }
 
 bool wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
-  if (sync_scheduler* const me = scheduled_thread::value) return me->wait(c, lock, limit_ns);
+  if (sync_scheduler* const me = scheduled_thread::value)
+    return me->wait(c, lock, limit_ns);
   c.wait_plainly(lock);
   return true;
 }
 
 void notify(condition& c, bool all) noexcept {
-  if (sync_scheduler* const me = scheduled_thread::value) me->notify(c, all);
+  if (sync_scheduler* const me = scheduled_thread::value)
+    me->notify(c, all);
 }
 
 void keep_baton(bool yes) noexcept {
-  if (sync_scheduler* const me = scheduled_thread::value) me->stay(yes);
+  if (sync_scheduler* const me = scheduled_thread::value)
+    me->stay(yes);
 }
 
-bool in_scheduler() noexcept { return scheduled_thread::value != nullptr; }
+bool in_scheduler() noexcept {
+  return scheduled_thread::value != nullptr;
+}
 
 std::shared_ptr<sync_scheduler> start_scheduled(std::shared_ptr<void> body, void (*run)(void*)) {
   return scheduled_thread::value->start(std::move(body), run);
 }
 
-void join_scheduled(std::shared_ptr<sync_scheduler> t) { t->join(scheduled_thread::value); }
+void join_scheduled(std::shared_ptr<sync_scheduler> t) {
+  t->join(scheduled_thread::value);
+}
 }  // namespace detail
 
 bool has_process_wide_fence() noexcept {
@@ -104,7 +117,9 @@ bool has_process_wide_fence() noexcept {
   return answer;
 }
 
-void process_wide_fence() noexcept { os::fence_other_threads(); }
+void process_wide_fence() noexcept {
+  os::fence_other_threads();
+}
 
 // The thread sleeps after a few yields, so that an owner of lower priority gets the processor.
 void bias_word::wait_for_end() const noexcept {
@@ -112,8 +127,10 @@ void bias_word::wait_for_end() const noexcept {
   constexpr std::int64_t nap_ns = 50'000;
   int times = 0;
   while (word_.load(memory_order_acquire) & begun) {
-    if (times < quick || detail::is_scheduled()) yield_thread();
-    else sleep_ns(nap_ns);
+    if (times < quick || detail::is_scheduled())
+      yield_thread();
+    else
+      sleep_ns(nap_ns);
     times = std::min(times + 1, quick);
   }
 }
@@ -121,19 +138,23 @@ void bias_word::wait_for_end() const noexcept {
 void biased_mutex::lock() {
   mutex_.lock();
   std::uint64_t const me = this_thread_id();
-  if (last_ == me) return void(++in_a_row_);
+  if (last_ == me)
+    return void(++in_a_row_);
   last_ = me, in_a_row_ = 0;
   bias_word const* const owner = owner_.load(memory_order_relaxed);
-  if (!owner) return;
+  if (!owner)
+    return;
   owner_.store(nullptr, memory_order_relaxed);
   process_wide_fence();
   owner->wait_for_end();
-  if (patience_ < most_patience) patience_ *= 2;
+  if (patience_ < most_patience)
+    patience_ *= 2;
 }
 
 std::int64_t now_ns() noexcept {
   if (detail::is_scheduled()) [[unlikely]] {
-    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->now_ns();
+    if (sync_scheduler* const me = detail::scheduled_thread::value)
+      return me->now_ns();
   }
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -146,21 +167,24 @@ std::int64_t calendar_ns() noexcept {
 
 std::uint64_t ticks() noexcept {
 #if defined(__x86_64__)
-  if (!detail::is_scheduled()) [[likely]] return __builtin_ia32_rdtsc();
+  if (!detail::is_scheduled()) [[likely]]
+    return __builtin_ia32_rdtsc();
 #endif
   return static_cast<std::uint64_t>(now_ns());
 }
 
 void sleep_ns(std::int64_t ns) noexcept {
   if (detail::is_scheduled()) [[unlikely]] {
-    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->sleep(ns);
+    if (sync_scheduler* const me = detail::scheduled_thread::value)
+      return me->sleep(ns);
   }
   std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
 void yield_thread() noexcept {
   if (detail::is_scheduled()) [[unlikely]] {
-    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->yield();
+    if (sync_scheduler* const me = detail::scheduled_thread::value)
+      return me->yield();
   }
   std::this_thread::yield();
 }
@@ -168,7 +192,8 @@ void yield_thread() noexcept {
 std::uint64_t this_thread_id() noexcept {
   static constinit std::atomic<std::uint64_t> next{1};
   std::uint64_t& id = detail::id_of_thread;
-  if (id == 0) id = next.fetch_add(1);
+  if (id == 0)
+    id = next.fetch_add(1);
   return id;
 }
 

@@ -38,7 +38,8 @@ class time_limit {
   static constexpr std::int64_t most = std::chrono::nanoseconds::max().count();
   template <class Span>
   static constexpr std::int64_t in_ns(Span span) noexcept {
-    if (span <= Span::zero()) return 0;
+    if (span <= Span::zero())
+      return 0;
     return span > std::chrono::duration_cast<Span>(std::chrono::nanoseconds::max())
                ? most
                : std::chrono::duration_cast<std::chrono::nanoseconds>(span).count();
@@ -53,7 +54,9 @@ using unique_lock = std::unique_lock<mutex>;
 
 namespace detail {
 inline constinit std::atomic<int> relays{0};  // schedulers that have threads now
-inline bool is_scheduled() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
+inline bool is_scheduled() noexcept {
+  return relays.load(std::memory_order_relaxed) != 0;
+}
 // Calls of scheduled threads go to their sync_scheduler; any other thread makes the plain call.
 void point() noexcept;
 void lock(mutex&);
@@ -68,18 +71,22 @@ void join_scheduled(std::shared_ptr<sync_scheduler>);
 
 inline void atomic_point() noexcept {
 #ifdef WEIR_SCHEDULE_ATOMICS
-  if (is_scheduled()) [[unlikely]] point();
+  if (is_scheduled()) [[unlikely]]
+    point();
 #endif
 }
 }  // namespace detail
 
 // A switch point without a lock, wait or notification.
 inline void switch_point() noexcept {
-  if (detail::is_scheduled()) [[unlikely]] detail::point();
+  if (detail::is_scheduled()) [[unlikely]]
+    detail::point();
 }
 
 // A scheduler runs this thread: its decisions must not depend on what differs between runs, like addresses.
-inline bool order_is_chosen() noexcept { return detail::is_scheduled() && detail::in_scheduler(); }
+inline bool order_is_chosen() noexcept {
+  return detail::is_scheduled() && detail::in_scheduler();
+}
 
 // Whether an observer is attached. No switch point, because the flag decides only what is reported.
 class flag {
@@ -96,10 +103,12 @@ class flag {
 class no_switch {
  public:
   no_switch() noexcept {
-    if (detail::is_scheduled()) [[unlikely]] detail::keep_baton(true);
+    if (detail::is_scheduled()) [[unlikely]]
+      detail::keep_baton(true);
   }
   ~no_switch() {
-    if (detail::is_scheduled()) [[unlikely]] detail::keep_baton(false);
+    if (detail::is_scheduled()) [[unlikely]]
+      detail::keep_baton(false);
   }
   no_switch(no_switch const&) = delete;
 };
@@ -147,7 +156,8 @@ class single_writer {
   void set(T value) noexcept { value_.store(value, std::memory_order_relaxed); }
   void add(T by) noexcept { set(static_cast<T>(get() + by)); }
   void raise(T floor) noexcept {
-    if (get() < floor) set(floor);
+    if (get() < floor)
+      set(floor);
   }
 
  private:
@@ -156,9 +166,13 @@ class single_writer {
 
 // For memory that cannot hold an atomic<T>: shared with a device, or zero and untouched at first.
 template <class T>
-void store_release(T& word, T value) noexcept { std::atomic_ref<T>(word).store(value, memory_order_release); }
+void store_release(T& word, T value) noexcept {
+  std::atomic_ref<T>(word).store(value, memory_order_release);
+}
 template <class T>
-T load_acquire(T& word) noexcept { return std::atomic_ref<T>(word).load(memory_order_acquire); }
+T load_acquire(T& word) noexcept {
+  return std::atomic_ref<T>(word).load(memory_order_acquire);
+}
 
 // Makes a mutex of the simulated machine, or of a driver in front of it. The scheduler does not switch away
 // from its holder, so that a driver call and what is recorded about it are one step.
@@ -190,7 +204,7 @@ class bias_word {
   atomic<std::uint64_t> word_{0};
 };
 bool has_process_wide_fence() noexcept;  // false: bias_word must not be used
-void process_wide_fence() noexcept;  // later reads of other threads see every earlier write of this one
+void process_wide_fence() noexcept;      // later reads of other threads see every earlier write of this one
 
 // One pointer per thread for each Tag; `initial` in a new thread. In a program the linker makes it a single
 // load. No TLS model is requested, because the static ones may not fit in a library loaded at run time.
@@ -204,15 +218,18 @@ class mutex {
   constexpr mutex() noexcept = default;
   explicit constexpr mutex(quiet_t) noexcept : quiet_(true) {}
   void lock() {
-    if (detail::is_scheduled()) [[unlikely]] return detail::lock(*this);
+    if (detail::is_scheduled()) [[unlikely]]
+      return detail::lock(*this);
     mutex_.lock();
   }
   bool try_lock() {
-    if (detail::is_scheduled()) [[unlikely]] return detail::try_lock(*this);
+    if (detail::is_scheduled()) [[unlikely]]
+      return detail::try_lock(*this);
     return mutex_.try_lock();
   }
   void unlock() {
-    if (detail::is_scheduled()) [[unlikely]] return detail::unlock(*this);
+    if (detail::is_scheduled()) [[unlikely]]
+      return detail::unlock(*this);
     mutex_.unlock();
   }
 
@@ -237,9 +254,11 @@ class biased_mutex {
  public:
   // The owner's path. False: the calling thread is not the owner, and nothing is held.
   [[gnu::always_inline]] bool enter(bias_word& mine) noexcept {
-    if (owner_.load(memory_order_relaxed) != &mine) return false;
+    if (owner_.load(memory_order_relaxed) != &mine)
+      return false;
     mine.begin();
-    if (owner_.load(memory_order_acquire) == &mine) [[likely]] return true;
+    if (owner_.load(memory_order_acquire) == &mine) [[likely]]
+      return true;
     mine.end(0);
     return false;
   }
@@ -250,10 +269,12 @@ class biased_mutex {
   // Makes the calling thread the owner if it has locked often enough.
   // Requires: locked by lock(); `mine` outlives this, or is disowned
   void bias_to(bias_word& mine) noexcept {
-    if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed)) owner_.store(&mine, memory_order_release);
+    if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed))
+      owner_.store(&mine, memory_order_release);
   }
   void revoke_bias(bias_word const& gone) noexcept {  // Requires: locked by lock()
-    if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
+    if (owner_.load(memory_order_relaxed) == &gone)
+      owner_.store(nullptr, memory_order_relaxed);
   }
   // Requires: locked by lock(). An owner is then the calling thread; after disown() it uses lock() again.
   bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
@@ -263,8 +284,8 @@ class biased_mutex {
   static constexpr std::uint32_t least_patience = 4, most_patience = 1024;
   atomic<bias_word*> owner_{nullptr};  // written under mutex_
   mutex mutex_;
-  std::uint64_t last_ = 0;               // under mutex_, like the next two: the last thread to lock
-  std::uint32_t in_a_row_ = 0;           // locks of that thread since another one locked
+  std::uint64_t last_ = 0;      // under mutex_, like the next two: the last thread to lock
+  std::uint32_t in_a_row_ = 0;  // locks of that thread since another one locked
   // locks in a row before a thread becomes the owner; doubled each time another thread ends an ownership
   std::uint32_t patience_ = least_patience;
 };
@@ -273,23 +294,27 @@ using biased_lock = std::lock_guard<biased_mutex>;
 class condition {
  public:
   void wait(unique_lock& lock) {
-    if (detail::is_scheduled()) [[unlikely]] return void(detail::wait(*this, lock, no_limit));
+    if (detail::is_scheduled()) [[unlikely]]
+      return void(detail::wait(*this, lock, no_limit));
     wait_plainly(lock);
   }
   template <class Done>
   void wait(unique_lock& lock, Done done) {
-    while (!done()) wait(lock);
+    while (!done())
+      wait(lock);
   }
   // Returns: the last result of done().
   template <class Done>
   bool wait_for(unique_lock& lock, time_limit limit, Done done);
   void notify_one() noexcept {
     condition_.notify_one();
-    if (detail::is_scheduled()) [[unlikely]] detail::notify(*this, false);
+    if (detail::is_scheduled()) [[unlikely]]
+      detail::notify(*this, false);
   }
   void notify_all() noexcept {
     condition_.notify_all();
-    if (detail::is_scheduled()) [[unlikely]] detail::notify(*this, true);
+    if (detail::is_scheduled()) [[unlikely]]
+      detail::notify(*this, true);
   }
 
  private:
@@ -349,14 +374,16 @@ class thread {
     detail::may_make_thread();
     if (detail::is_scheduled() && detail::in_scheduler()) [[unlikely]]
       scheduled_ = detail::start_scheduled(std::make_shared<std::decay_t<F>>(std::forward<F>(body)),
-                                        [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
-    else thread_ = std::thread(std::forward<F>(body));
+                                           [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
+    else
+      thread_ = std::thread(std::forward<F>(body));
   }
   thread(thread&&) noexcept = default;
   thread& operator=(thread&&) noexcept = default;
   bool joinable() const noexcept { return scheduled_ || thread_.joinable(); }
   void join() {
-    if (scheduled_) return detail::join_scheduled(std::exchange(scheduled_, nullptr));
+    if (scheduled_)
+      return detail::join_scheduled(std::exchange(scheduled_, nullptr));
     thread_.join();
   }
 
@@ -397,7 +424,7 @@ class per_thread {
   int slot_;
 };
 
-std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a scheduled thread: its machine's
+std::int64_t now_ns() noexcept;       // monotonic, from an arbitrary start. In a scheduled thread: its machine's
 std::int64_t calendar_ns() noexcept;  // since 1970 by the host's clock: for reports and files, never for order
 // the processor's constant-rate counter, at half the cost of now_ns(). In a scheduled thread: now_ns()
 std::uint64_t ticks() noexcept;
@@ -412,7 +439,8 @@ bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
     std::int64_t const end = limit.after(now_ns());
     while (!done()) {
       std::int64_t const left = end - now_ns();
-      if (left <= 0 || !detail::wait(*this, lock, left)) return done();
+      if (left <= 0 || !detail::wait(*this, lock, left))
+        return done();
     }
     return true;
   }
@@ -420,7 +448,8 @@ bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
   clock::time_point const end(
       std::chrono::nanoseconds(limit.after(std::chrono::nanoseconds(clock::now().time_since_epoch()).count())));
   while (!done())
-    if (!wait_until(lock, end)) return done();
+    if (!wait_until(lock, end))
+      return done();
   return true;
 }
 

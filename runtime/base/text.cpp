@@ -33,10 +33,12 @@ std::optional<std::string_view> near(std::string_view word, std::span<std::strin
   std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));
   std::size_t fewest = most + 1;
   std::optional<std::string_view> found;
-  if (n > 100) return found;
+  if (n > 100)
+    return found;
   for (std::string_view const one : candidates) {
     std::size_t const e = n > 2 && one.starts_with(word) ? 1 : edits(word, one);
-    if (e < fewest) fewest = e, found = one;
+    if (e < fewest)
+      fewest = e, found = one;
   }
   return found;
 }
@@ -46,16 +48,23 @@ std::string did_you_mean(std::string_view word, std::span<std::string_view const
   return found ? "Did you mean " + std::string(before) + std::string(*found) + "? " : std::string();
 }
 
-std::string in_quotes(std::string_view s) { return "\"" + std::string(s) + "\""; }
+std::string in_quotes(std::string_view s) {
+  return "\"" + std::string(s) + "\"";
+}
 
 std::string all_of(std::span<std::string_view const> words) {
   std::string all;
-  for (std::string_view const w : words) all += (all.empty() ? "" : ", ") + std::string(w);
+  for (std::string_view const w : words)
+    all += (all.empty() ? "" : ", ") + std::string(w);
   return all;
 }
 
-std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
-std::string pair_text(int from, int to) { return gpu_name(from) + " -> " + gpu_name(to); }
+std::string gpu_name(int device) {
+  return "gpu:" + std::to_string(device);
+}
+std::string pair_text(int from, int to) {
+  return gpu_name(from) + " -> " + gpu_name(to);
+}
 
 std::string address_text(std::uintptr_t at) {
   char text[24];
@@ -67,12 +76,16 @@ namespace {
 // Length in bytes of the UTF-8 character at the start of the text; 0: not printable.
 std::size_t shown_bytes(std::string_view s) {
   auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
-  if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f;
-  if (byte(0) < 0xc2 || byte(0) > 0xf4) return 0;
+  if (byte(0) < 0x80)
+    return byte(0) >= 0x20 && byte(0) != 0x7f;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4)
+    return 0;
   std::size_t const n = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
-  if (s.size() < n) return 0;
+  if (s.size() < n)
+    return 0;
   for (std::size_t i = 1; i < n; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
+    if ((byte(i) & 0xc0) != 0x80)
+      return 0;
   return byte(0) == 0xc2 && byte(1) < 0xa0 ? 0 : n;  // C1 controls
 }
 }  // namespace
@@ -93,14 +106,16 @@ std::string json_text(std::string_view text) {
     char code[8];
     bool const plain =
         static_cast<unsigned char>(c) >= 0x20 && std::string_view("\"\\<>&").find(c) == std::string_view::npos;
-    if (!plain) std::snprintf(code, sizeof code, "\\u%04x", c);
+    if (!plain)
+      std::snprintf(code, sizeof code, "\\u%04x", c);
     plain ? out += c : out += code;
   }
   return out + '"';
 }
 
 std::string json_number(double value, int digits) {
-  if (!std::isfinite(value)) return "null";
+  if (!std::isfinite(value))
+    return "null";
   char text[340];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;

@@ -21,15 +21,19 @@ std::string all_of(std::span<std::string_view const> words);  // "auto, cuda, si
 std::string gpu_name(int device);             // "gpu:0"
 std::string pair_text(int from, int to);      // "gpu:0 -> gpu:1"
 std::string address_text(std::uintptr_t at);  // "0x7f10…"
-inline std::string address_text(void const* at) { return address_text(reinterpret_cast<std::uintptr_t>(at)); }
+inline std::string address_text(void const* at) {
+  return address_text(reinterpret_cast<std::uintptr_t>(at));
+}
 
 // Words and numbers, one after another.
 template <class... Parts>
 std::string text(Parts const&... parts) {
   std::string all;
   auto const add = [&]<class Part>(Part const& part) {
-    if constexpr (std::is_convertible_v<Part const&, std::string_view> || std::is_same_v<Part, char>) all += part;
-    else all += std::to_string(part);
+    if constexpr (std::is_convertible_v<Part const&, std::string_view> || std::is_same_v<Part, char>)
+      all += part;
+    else
+      all += std::to_string(part);
   };
   (add(parts), ...);
   return all;

@@ -19,15 +19,19 @@ device::device(std::string_view text, source_location at) : index_(-1) {
     return;
   }
   std::string_view const word = text.substr(0, text.find(':'));
-  if (word != "gpu" && word != "cuda") refuse();
-  if (word.size() == text.size()) return;  // the current device
+  if (word != "gpu" && word != "cuda")
+    refuse();
+  if (word.size() == text.size())
+    return;  // the current device
   std::string_view const digits = text.substr(word.size() + 1);
   auto const [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), index_);
-  if (failed != std::errc{} || end != digits.data() + digits.size() || index_ < 0) refuse();
+  if (failed != std::errc{} || end != digits.data() + digits.size() || index_ < 0)
+    refuse();
 }
 
 std::string device::str() const {
-  if (is_cpu()) return "cpu";
+  if (is_cpu())
+    return "cpu";
   return index_ < 0 ? "gpu" : "gpu:" + std::to_string(index_);
 }
 

@@ -13,8 +13,10 @@ result<bool> stream_clock::captured() const {
   for (;;) {
     std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
     auto const is = common_->machine.capturing(device_, handle());
-    if (!is.ok()) return {note(is.is), false};
-    if (note_captured(is.value, seen)) return is;
+    if (!is.ok())
+      return {note(is.is), false};
+    if (note_captured(is.value, seen))
+      return is;
   }
 }
 
@@ -22,18 +24,20 @@ result<stream_clock*> stream_clock::lane() {
   for (;;) {
     std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
     auto const number = common_->machine.capture_of(device_, handle());
-    if (!number.ok()) return {note(number.is), nullptr};
-    if (!note_captured(number.value != 0, seen)) continue;
+    if (!number.ok())
+      return {note(number.is), nullptr};
+    if (!note_captured(number.value != 0, seen))
+      continue;
     auto& all = runtime_.part<clocks>();
-    if (number.value) return {{}, &all.lane_of(*this, number.value)};
-    if (stream_clock const* const over = lane_.load(base::memory_order_acquire)) all.capture_ended(over->capture());
+    if (number.value)
+      return {{}, &all.lane_of(*this, number.value)};
+    if (stream_clock const* const over = lane_.load(base::memory_order_acquire))
+      all.capture_ended(over->capture());
     return {{}, nullptr};
   }
 }
 
-stream_clock* stream_clock::lane_or_none() noexcept try {
-  return lane().value;
-} catch (std::bad_alloc const&) {
+stream_clock* stream_clock::lane_or_none() noexcept try { return lane().value; } catch (std::bad_alloc const&) {
   return nullptr;
 }
 
@@ -46,7 +50,8 @@ result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref 
   f->captured = true;
   if (before && !before->captured && !event->given_away()) {
     auto fresh = common_->events->take(device_, event->kind());
-    if (!fresh.ok()) return {note(fresh.is), {}};
+    if (!fresh.ok())
+      return {note(fresh.is), {}};
     f->event = std::move(fresh.value);
   }
   if (stream_clock* const here = lane_or_none()) {
@@ -55,33 +60,44 @@ result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref 
     f->n = b.n;
     f->seen = std::move(b.seen);
   }
-  if (auto const s = note(common_->machine.record(device_, handle(), f->event->handle())); !s.ok()) return {s, {}};
+  if (auto const s = note(common_->machine.record(device_, handle(), f->event->handle())); !s.ok())
+    return {s, {}};
   return {{}, std::move(f)};
 }
 
 // `from` must still be captured: the driver might refuse the wait by spoiling the waiter's own capture.
 status stream_clock::wait_inside(clock::fence const& f, stream_clock& from) {
-  if (&from.runtime_ != &runtime_) return {code::invalid};
-  if (auto const s = open_for_work(); !s.ok()) return s;
+  if (&from.runtime_ != &runtime_)
+    return {code::invalid};
+  if (auto const s = open_for_work(); !s.ok())
+    return s;
   auto const inside = from.captured();
-  if (!inside.ok()) return inside.is;
-  if (!inside.value) return {code::not_permitted};
+  if (!inside.ok())
+    return inside.is;
+  if (!inside.value)
+    return {code::not_permitted};
   auto const s = note(common_->machine.wait(device_, handle(), f.event->handle()));
-  if (!s.ok()) return s;
+  if (!s.ok())
+    return s;
   while (!note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
   stream_clock const* const there = find(f.lane);
-  if (!there || there->alive() != life::captured || f.stale.load()) return s;
+  if (!there || there->alive() != life::captured || f.stale.load())
+    return s;
   stream_clock* const here = lane_or_none();
-  if (here && here->capture() == there->capture()) here->merge(*there, f);
+  if (here && here->capture() == there->capture())
+    here->merge(*there, f);
   return s;
 }
 
 status stream_clock::join(stream_clock& from) {
   auto const there = from.captured();
-  if (!there.ok()) return there.is;
-  if (!there.value) return {code::not_permitted};
+  if (!there.ok())
+    return there.is;
+  if (!there.value)
+    return {code::not_permitted};
   auto event = common_->events->take(from.device_, driver::event_kind::order_only);
-  if (!event.ok()) return note(event.is);
+  if (!event.ok())
+    return note(event.is);
   auto const inside = from.record_inside(event.value, nullptr);
   return inside.ok() ? wait_inside(*inside.value, from) : inside.is;
 }

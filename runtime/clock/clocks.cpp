@@ -23,16 +23,22 @@ base::mutex& growing() noexcept {
 }
 std::uint16_t* entries_gone[chunks];  // by page of a mapped chunk; under growing()
 
-std::uint64_t entries_a_page() noexcept { return os::page_size() / sizeof(entry); }
+std::uint64_t entries_a_page() noexcept {
+  return os::page_size() / sizeof(entry);
+}
 // Small chunks stay. Of a larger one, pages come when they are touched, and go when no entry is left.
-bool is_mapped(int chunk) noexcept { return first_chunk << chunk >= 4 * entries_a_page(); }
+bool is_mapped(int chunk) noexcept {
+  return first_chunk << chunk >= 4 * entries_a_page();
+}
 
 entry* make_chunk(int number) {  // Throws: bad_alloc
   std::uint64_t const n = first_chunk << number;
-  if (!is_mapped(number)) return new entry[n]{};
+  if (!is_mapped(number))
+    return new entry[n]{};
   std::unique_ptr<std::uint16_t[]> gone(new std::uint16_t[n / entries_a_page()]{});
   void* const got = os::map_memory(n * sizeof(entry));
-  if (!got) throw std::bad_alloc();
+  if (!got)
+    throw std::bad_alloc();
   entries_gone[number] = gone.release();
   return static_cast<entry*>(got);  // zeroed: null pointers
 }
@@ -57,7 +63,8 @@ void leave(std::uint64_t id) noexcept {
   auto const at = place(id);
   entry* const chunk = directory[at.chunk].load(base::memory_order_acquire);
   chunk[at.index].store(nullptr, base::memory_order_release);
-  if (!is_mapped(at.chunk)) return;
+  if (!is_mapped(at.chunk))
+    return;
   base::no_switch const one_step;
   base::lock_guard const hold(growing());
   std::uint64_t const page = at.index / entries_a_page();
@@ -81,7 +88,8 @@ class clocks::chain {
   // Requires: not empty.
   stream_clock& take_first() noexcept {
     stream_clock& t = *std::exchange(first_, first_->after_);
-    if (!first_) last_ = nullptr;
+    if (!first_)
+      last_ = nullptr;
     --size_;
     return t;
   }
@@ -131,13 +139,16 @@ clocks::~clocks() {
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
-  if (l != life::captured) state_->runtime.machine().number_stream(device, h, id - state_->before);
+  if (l != life::captured)
+    state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
-    if (stream_clock* const again = take_over(device, h, id, l)) return *again;
+    if (stream_clock* const again = take_over(device, h, id, l))
+      return *again;
   }
   std::unique_ptr<stream_clock> made(new stream_clock(id, device, h, l, state_->runtime, state_->shared));
   state::registrations its_name;  // taken before the stream is listed, because it may need memory
-  if (l == life::own) its_name.try_emplace({device, h}, state::registration{made.get()});
+  if (l == life::own)
+    its_name.try_emplace({device, h}, state::registration{made.get()});
   stream_clock& its = *made;
   {
     auto lines = state_->lines.lock();
@@ -153,7 +164,9 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   return its;
 }
 
-std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
+std::uint64_t clocks::number_of(stream_clock const& t) const noexcept {
+  return t.id() - state_->before;
+}
 
 stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id, life l) {
   constexpr int few = 4;  // the rest are held
@@ -162,11 +175,14 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
     auto over = state_->over_on(device).lock();
     for (int i = 0; i < few && !found && over->size() > kept_ended; ++i) {
       stream_clock& t = over->take_first();
-      if (t.held_.use_count() == 1) found = &t;
-      else over->add(t);
+      if (t.held_.use_count() == 1)
+        found = &t;
+      else
+        over->add(t);
     }
   }
-  if (!found) return nullptr;
+  if (!found)
+    return nullptr;
   detail::leave(found->id());
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false);
@@ -207,8 +223,10 @@ bool clocks::leave(stream_clock& t) {
     auto all = state_->registered.lock();
     auto const at = all->find({t.device(), t.handle()});
     if (at != all->end() && at->second.stream == &t) {
-      if (at->second.times == 0) return false;
-      if (--at->second.times || t.alive() == life::own) return true;
+      if (at->second.times == 0)
+        return false;
+      if (--at->second.times || t.alive() == life::own)
+        return true;
       all->erase(at);
     }
   }
@@ -218,8 +236,10 @@ bool clocks::leave(stream_clock& t) {
 
 bool clocks::retire(stream_clock& t) {
   life const was = t.alive();
-  if (was == life::retired) return true;
-  if (was != life::borrowed) invalidate_fast_paths();  // which borrowed streams do not have
+  if (was == life::retired)
+    return true;
+  if (was != life::borrowed)
+    invalidate_fast_paths();  // which borrowed streams do not have
   if (was == life::own) {
     auto all = state_->registered.lock();
     if (auto const at = all->find({t.device(), t.handle()}); at != all->end() && at->second.stream == &t)
@@ -228,8 +248,10 @@ bool clocks::retire(stream_clock& t) {
   state_->any_ended.store(true);
   bool covered = t.may_be_fenced() ? t.fence().ok() : was == life::borrowed && t.may_be_forgotten() && t.is_fenced();
   // Without a fence, wait for the work. If that fails too, no fence covers the last stamps.
-  if (!covered && was != life::borrowed) covered = t.synchronize().ok();
-  if (!covered) (void)t.begin();
+  if (!covered && was != life::borrowed)
+    covered = t.synchronize().ok();
+  if (!covered)
+    (void)t.begin();
   end(t);
   let_go_of_ended(t);
   return covered;
@@ -263,13 +285,15 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
   chain oldest;
   {
     auto ended = state_->ended.lock();
-    for (std::size_t few = std::min(ended->size(), 2 + ended->size() / 16); few; --few) oldest.add(ended->take_first());
+    for (std::size_t few = std::min(ended->size(), 2 + ended->size() / 16); few; --few)
+      oldest.add(ended->take_first());
     ended->add(last);
   }
   while (oldest.size()) {
     stream_clock& t = oldest.take_first();
     auto const done = t.poll(t.last_.load());
-    if (done.is.what == driver::code::lost) continue;  // it never completes
+    if (done.is.what == driver::code::lost)
+      continue;  // it never completes
     if (!done.ok() || !done.value) {
       state_->ended.lock()->add(t);
     } else if (t.held_) {
@@ -298,9 +322,11 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   {
     auto all = state_->captures.lock();
     its = s.lane_.load();
-    if (its && its->capture() == capture) return *its;
+    if (its && its->capture() == capture)
+      return *its;
     if (its) {
-      if (auto const before = all->extract(its->capture())) over = std::move(before.mapped());
+      if (auto const before = all->extract(its->capture()))
+        over = std::move(before.mapped());
     }
     auto& lanes = (*all)[capture];
     base::make_room(lanes);
@@ -316,7 +342,8 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
 
 void clocks::capture_ended(std::uint64_t capture) noexcept {
   std::vector<stream_clock*> over;
-  if (auto const lanes = state_->captures.lock()->extract(capture)) over = std::move(lanes.mapped());
+  if (auto const lanes = state_->captures.lock()->extract(capture))
+    over = std::move(lanes.mapped());
   end_lanes(over);
 }
 
@@ -333,10 +360,13 @@ stream_clock& clocks::make_idle(int device) {
 }
 
 // A later stamp of an ended clock means its last fence, which is complete.
-void clocks::pass(stream_clock& idle) noexcept { (void)idle.begin(); }
+void clocks::pass(stream_clock& idle) noexcept {
+  (void)idle.begin();
+}
 
 void clocks::end_lanes(std::span<stream_clock* const> lanes) noexcept {
-  if (lanes.empty()) return;
+  if (lanes.empty())
+    return;
   state_->any_ended.store(true);
   for (stream_clock* const lane : lanes) {
     if (stream_clock* const s = lane->stands_for()) {
@@ -360,7 +390,9 @@ driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind
   return event;
 }
 
-bool clocks::any_ended() const noexcept { return state_->any_ended.load(base::memory_order_acquire); }
+bool clocks::any_ended() const noexcept {
+  return state_->any_ended.load(base::memory_order_acquire);
+}
 
 bool clocks::complete(stamp s) const noexcept {
   stream_clock const* const there = find(s.stream);
@@ -369,13 +401,15 @@ bool clocks::complete(stamp s) const noexcept {
 
 driver::result<bool> clocks::poll(stamp s) {
   stream_clock* const there = find(s.stream);
-  if (!there) return {{}, true};
+  if (!there)
+    return {{}, true};
   return there->poll(s.n);
 }
 
 driver::status clocks::synchronize(stamp s) {
   stream_clock* const there = find(s.stream);
-  if (!there) return {};
+  if (!there)
+    return {};
   return there->synchronize(s.n);
 }
 
@@ -384,13 +418,16 @@ driver::status clocks::ask_for_a_while(stamp s) {
   constexpr int most_questions = 64;
   // No question answers for what ended without a fence.
   stream_clock const* const there = find(s.stream);
-  if (there && !there->may_be_fenced() && collectives_given().empty()) return synchronize(s);
+  if (there && !there->may_be_fenced() && collectives_given().empty())
+    return synchronize(s);
   bool const moves = state_->shared->machine.moves_by_itself();
   std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
   for (int questions = 0; moves ? base::now_ns() < until : questions < most_questions; ++questions) {
     auto const done = poll(s);
-    if (!done.ok() || done.value) return done.is;
-    if (moves) base::sleep_ns(nap_ns);
+    if (!done.ok() || done.value)
+      return done.is;
+    if (moves)
+      base::sleep_ns(nap_ns);
   }
   return {driver::code::not_ready};
 }
@@ -404,8 +441,10 @@ bool clocks::have_passed(std::vector<stamp>& all) {
 }
 
 driver::status clocks::synchronize_device(int device) try {
-  if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
-  if (driver::inside_work::here()) return {driver::code::not_permitted};
+  if (auto const s = state_->shared->state_of(device); !s.ok())
+    return s;
+  if (driver::inside_work::here())
+    return {driver::code::not_permitted};
   stream_clock::common::device_wait const no_capture_begins(
       state_->shared->waits_by_device[static_cast<std::size_t>(device)]);
   struct awaited {
@@ -421,8 +460,9 @@ driver::status clocks::synchronize_device(int device) try {
         living.push_back(t.get());
   }
   for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
-    if (t->alive() == life::borrowed) {  // it may exist no more
-      if (t->seen_captured()) return {driver::code::not_permitted};
+    if (t->alive() == life::borrowed) {         // it may exist no more
+      if (t->seen_captured())
+        return {driver::code::not_permitted};
     } else if (auto const inside = t->captured(); inside.ok() && inside.value) {
       return {driver::code::not_permitted};
     }
@@ -430,14 +470,18 @@ driver::status clocks::synchronize_device(int device) try {
   {
     auto lines = state_->lines.lock();
     for (auto& t : *lines) {
-      if (t->device() != device || t->alive() == life::captured) continue;
-      if (t->alive() != life::retired) all.push_back({t.get(), t->begin()});
-      else if (!t->is_complete_up_to(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
+      if (t->device() != device || t->alive() == life::captured)
+        continue;
+      if (t->alive() != life::retired)
+        all.push_back({t.get(), t->begin()});
+      else if (!t->is_complete_up_to(t->last_.load()))
+        all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
     }
   }
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
     return s;
-  for (auto const& a : all) a.stream->observe(a.begun.n, a.begun.seen);
+  for (auto const& a : all)
+    a.stream->observe(a.begun.n, a.begun.seen);
   return {};
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
@@ -454,21 +498,29 @@ driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode)
 }
 
 void clocks::note_complete(stream_clock& t, fence_ref const& f) {
-  if (!f->event->given_away() && !f->stale.load()) t.observe(f->n, f->seen);
+  if (!f->event->given_away() && !f->stale.load())
+    t.observe(f->n, f->seen);
 }
 
 std::vector<stamp> clocks::collectives_given() const {
   std::vector<stamp> given;
   auto lines = state_->lines.lock();
   for (auto& t : *lines)
-    if (stamp const s = t->now(); t->carries_collectives() && !t->is_complete_up_to(s.n)) given.push_back(s);
+    if (stamp const s = t->now(); t->carries_collectives() && !t->is_complete_up_to(s.n))
+      given.push_back(s);
   return given;
 }
 
-std::size_t clocks::size() const { return state_->lines.lock()->size(); }
+std::size_t clocks::size() const {
+  return state_->lines.lock()->size();
+}
 
-void clocks::note(int device, driver::status s) noexcept { (void)state_->shared->note(device, s); }
-bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(device).ok(); }
+void clocks::note(int device, driver::status s) noexcept {
+  (void)state_->shared->note(device, s);
+}
+bool clocks::lost(int device) const noexcept {
+  return !state_->shared->state_of(device).ok();
+}
 
 clocks::counts clocks::counted() const noexcept {
   auto const& c = *state_->shared;
@@ -480,7 +532,8 @@ std::vector<std::string> clocks::validate() const {
   std::vector<std::string> broken;
   auto lines = state_->lines.lock();
   for (auto const& t : *lines)
-    for (auto& words : t->validate()) broken.push_back(std::move(words));
+    for (auto& words : t->validate())
+      broken.push_back(std::move(words));
   return broken;
 }
 

@@ -9,7 +9,8 @@
 
 namespace weir::clock {
 pooled_event::~pooled_event() {
-  if (!process_was_forked()) pool_->give_back(device_, kind_, handle_, !given_away());
+  if (!process_was_forked())
+    pool_->give_back(device_, kind_, handle_, !given_away());
 }
 
 event_pool::event_pool(driver::driver& machine, int devices) : machine_(machine) {
@@ -22,11 +23,13 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
   driver::event_handle h = driver::event_handle::none;
   {
     auto c = contents_.lock();
-    if (c->closed) return {{driver::code::unloading}, h};
+    if (c->closed)
+      return {{driver::code::unloading}, h};
     auto& d = c->devices[static_cast<std::size_t>(device)];
     if (!d.doomed.empty()) {
       doomed.reserve(d.doomed.capacity());  // the vector left in its place has as much room
-      for (auto gone : d.doomed) std::erase(d.made, gone);
+      for (auto gone : d.doomed)
+        std::erase(d.made, gone);
       doomed.swap(d.doomed);
     }
     if (!d.idle[k].empty()) {
@@ -34,16 +37,19 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       d.idle[k].pop_back();
     } else {
       // Makes room, so that nothing allocates after the event is made, nor when it is returned.
-      for (auto& idle : d.idle) base::make_room(idle, std::min(kept, d.made.size() + 1));
+      for (auto& idle : d.idle)
+        base::make_room(idle, std::min(kept, d.made.size() + 1));
       base::make_room(d.doomed, d.made.size() + 1);
       d.made.push_back(driver::event_handle::none);
     }
   }
-  for (auto gone : doomed) machine_.destroy_event(device, gone);
+  for (auto gone : doomed)
+    machine_.destroy_event(device, gone);
   if (h == driver::event_handle::none) {
     auto const made = machine_.create_event(device, kind);
     auto c = contents_.lock();
-    if (c->closed) return {{driver::code::unloading}, h};
+    if (c->closed)
+      return {{driver::code::unloading}, h};
     auto& all = c->devices[static_cast<std::size_t>(device)].made;
     auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
     if (!made.ok()) {
@@ -57,7 +63,8 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
 
 driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
   auto const h = take_handle(device, kind);
-  if (!h.ok()) return {h.is, {}};
+  if (!h.ok())
+    return {h.is, {}};
   try {
     return {{}, std::make_shared<pooled_event>(shared_from_this(), device, kind, h.value)};
   } catch (...) {
@@ -75,7 +82,8 @@ driver::result<fence_ref> event_pool::take_fence(int device) {
     pooled_event own;
   };
   auto const h = take_handle(device, driver::event_kind::order_only);
-  if (!h.ok()) return {h.is, {}};
+  if (!h.ok())
+    return {h.is, {}};
   try {
     return {{}, std::make_shared<with_event>(shared_from_this(), device, h.value)};
   } catch (...) {
@@ -86,7 +94,8 @@ driver::result<fence_ref> event_pool::take_fence(int device) {
 
 void event_pool::give_back(int device, driver::event_kind kind, driver::event_handle h, bool reusable) noexcept {
   auto c = contents_.lock();
-  if (c->closed) return;
+  if (c->closed)
+    return;
   auto& d = c->devices[static_cast<std::size_t>(device)];
   auto& idle = d.idle[static_cast<std::size_t>(kind)];
   (reusable && idle.size() < kept ? idle : d.doomed).push_back(h);
@@ -101,30 +110,38 @@ void event_pool::close() noexcept {
   }
   for (std::size_t i = 0; i < devices.size(); ++i)
     for (auto h : devices[i].made)
-      if (h != driver::event_handle::none) machine_.destroy_event(static_cast<int>(i), h);
+      if (h != driver::event_handle::none)
+        machine_.destroy_event(static_cast<int>(i), h);
 }
 
-bool event_pool::closed() const { return contents_.lock()->closed; }
+bool event_pool::closed() const {
+  return contents_.lock()->closed;
+}
 
 void fence_list::publish(fence_ref f, dropped& out) {
   auto at = list_.end();
   // two threads may record at once; nearly always the end
-  while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;
+  while (at != list_.begin() && (*std::prev(at))->n > f->n)
+    --at;
   list_.insert(at, std::move(f));
-  if (list_.size() <= most) return;
+  if (list_.size() <= most)
+    return;
   out.reserve(out.size() + list_.size());  // nothing below allocates
   std::size_t const old = list_.size() / 2;
   std::size_t left = 0;
   for (std::size_t i = 0; i < list_.size(); ++i) {
     bool const goes = list_[i]->stale.load() || (i < old && i % 2 == 0);
-    if (goes && i + 1 < list_.size()) out.push_back(std::move(list_[i]));
-    else if (i != left++) list_[left - 1] = std::move(list_[i]);
+    if (goes && i + 1 < list_.size())
+      out.push_back(std::move(list_[i]));
+    else if (i != left++)
+      list_[left - 1] = std::move(list_[i]);
   }
   list_.resize(left);
 }
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
-  if (list_.empty() || list_.back()->n < n) return nullptr;  // the usual case
+  if (list_.empty() || list_.back()->n < n)
+    return nullptr;  // the usual case
   auto at = std::lower_bound(list_.begin(), list_.end(), n,
                              [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
   while (at != list_.end() && (*at)->stale.load()) {
@@ -150,7 +167,8 @@ void fence_list::drop_done(std::uint64_t done, dropped& out) {
 void fence_list::clear(dropped& out) {
   try {
     out.reserve(out.size() + list_.size());
-    for (auto& f : list_) out.push_back(std::move(f));
+    for (auto& f : list_)
+      out.push_back(std::move(f));
   } catch (...) {}  // no memory: they are released here
   list_.clear();
 }

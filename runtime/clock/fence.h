@@ -48,7 +48,7 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
   driver::result<event_ref> take(int device, driver::event_kind);  // a driver call only if the pool is empty
   // Returns: a fence not yet recorded, with an order_only event inside the same object.
   driver::result<fence_ref> take_fence(int device);
-  void close() noexcept;                                           // destroys every driver event, also those in use
+  void close() noexcept;  // destroys every driver event, also those in use
   bool closed() const;
 
  private:
@@ -71,13 +71,13 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
 };
 
 struct fence {
-  std::uint64_t n = 0;   // covers the stamps (stream, 1..n)
+  std::uint64_t n = 0;  // covers the stamps (stream, 1..n)
   event_ref event;
   std::shared_ptr<void const> of;  // keeps the stream object of a weir::event's fence, see timeline::hold()
-  snapshot seen;         // the stream's frontier before the record
+  snapshot seen;                   // the stream's frontier before the record
   // Recorded for a question or a wait: it covers all work up to that time, not just the work it is for.
   bool asked = false;
-  bool captured = false; // recorded inside a capture, good only for waits in that capture
+  bool captured = false;   // recorded inside a capture, good only for waits in that capture
   std::uint64_t lane = 0;  // captured: the lane that n and seen are of; 0: unknown
   // The event was or may have been recorded again: its answers are not about this fence.
   base::atomic<bool> stale{false};

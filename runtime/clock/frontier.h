@@ -27,14 +27,18 @@ class frontier {
     frontier out;
     out.entries_.reserve(entries_.size() + other.entries_.size() + 1);
     auto put = [&](entry e) {
-      if (e.stream == stream) n = std::max(n, e.n);
-      else if (!forget(e)) out.entries_.push_back(e);
+      if (e.stream == stream)
+        n = std::max(n, e.n);
+      else if (!forget(e))
+        out.entries_.push_back(e);
     };
     auto a = entries_.begin();
     auto b = other.entries_.begin();
     while (a != entries_.end() || b != other.entries_.end()) {
-      if (b == other.entries_.end() || (a != entries_.end() && a->stream < b->stream)) put(*a++);
-      else if (a == entries_.end() || b->stream < a->stream) put(*b++);
+      if (b == other.entries_.end() || (a != entries_.end() && a->stream < b->stream))
+        put(*a++);
+      else if (a == entries_.end() || b->stream < a->stream)
+        put(*b++);
       else {
         put({a->stream, std::max(a->n, b->n)});
         ++a, ++b;

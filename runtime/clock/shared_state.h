@@ -47,12 +47,14 @@ struct stream_clock::common {
   // Returns: ok, or lost with the driver's number.
   driver::status state_of(int device) const noexcept {
     std::int64_t const native = lost[static_cast<std::size_t>(device)].load(base::memory_order_acquire);
-    if (native == 0) return {};
+    if (native == 0)
+      return {};
     return {driver::code::lost, static_cast<int>((native - 1) / 2)};
   }
   // Requires: the answer of a call that concerns this device alone.
   driver::status note(int device, driver::status s) const noexcept {
-    if (s.what != driver::code::lost) return s;
+    if (s.what != driver::code::lost)
+      return s;
     lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1,
                                                  base::memory_order_release);
     invalidate_fast_paths();

@@ -25,11 +25,13 @@ Answer or_out_of_memory(Act act) noexcept {
 
 // Tells the witness, because no driver call shows it.
 void stream_clock::rely_on(stream_clock const* other) const {
-  if (!common_->observer || !other || &other->runtime_ != &runtime_) [[likely]] return;
+  if (!common_->observer || !other || &other->runtime_ != &runtime_) [[likely]]
+    return;
   common_->observer->relied_on({device_, handle()}, {other->device_, other->handle()});
 }
 void stream_clock::know_complete() const {
-  if (common_->observer) [[unlikely]] common_->observer->relied_on({}, {device_, handle()});
+  if (common_->observer) [[unlikely]]
+    common_->observer->relied_on({}, {device_, handle()});
 }
 
 driver::status stream_clock::note(status s) const noexcept {
@@ -39,7 +41,8 @@ driver::status stream_clock::note(status s) const noexcept {
 }
 
 driver::status stream_clock::open_for_work() const {
-  if (alive() == life::retired) return {code::invalid};
+  if (alive() == life::retired)
+    return {code::invalid};
   return common_->state_of(device_);
 }
 
@@ -57,16 +60,18 @@ bool stream_clock::may_be_fenced() const noexcept {
 // others wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between
 // two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
-  bool const last_of_few = live_blocks_.load(base::memory_order_relaxed) == 0 &&
-                           frees_.fetch_add(1, base::memory_order_relaxed) < young;
+  bool const last_of_few =
+      live_blocks_.load(base::memory_order_relaxed) == 0 && frees_.fetch_add(1, base::memory_order_relaxed) < young;
   std::uint32_t const counts_as = bytes >= large_free ? free_batch : 1;
   return unfenced_.fetch_add(counts_as, base::memory_order_relaxed) + counts_as >= free_batch || last_of_few;
 }
 
 driver::status stream_clock::usable() const {
-  if (auto const s = open_for_work(); !s.ok()) return s;
+  if (auto const s = open_for_work(); !s.ok())
+    return s;
   auto const inside = captured();
-  if (!inside.ok()) return inside.is;
+  if (!inside.ok())
+    return inside.is;
   return inside.value ? status{code::not_permitted} : status{};
 }
 
@@ -78,15 +83,20 @@ stream_clock::begun stream_clock::begin() {
 }
 
 result<fence_ref> stream_clock::record(event_ref const& event, fence_ref const& before) {
-  if (auto const s = open_for_work(); !s.ok()) return {s, {}};
+  if (auto const s = open_for_work(); !s.ok())
+    return {s, {}};
   auto const inside = captured();
-  if (!inside.ok()) return {inside.is, {}};
-  if (inside.value) return record_inside(event, before);
+  if (!inside.ok())
+    return {inside.is, {}};
+  if (inside.value)
+    return record_inside(event, before);
   auto f = or_out_of_memory<result<fence_ref>>([] { return result<fence_ref>{{}, std::make_shared<clock::fence>()}; });
-  if (!f.ok()) return f;
+  if (!f.ok())
+    return f;
   f.value->event = event;
   f.value->of = hold();
-  if (auto const s = record_outside(*f.value, before); !s.ok()) return {s, {}};
+  if (auto const s = record_outside(*f.value, before); !s.ok())
+    return {s, {}};
   publish(f.value);
   return f;
 }
@@ -97,7 +107,8 @@ status stream_clock::record_outside(clock::fence& f, fence_ref const& before) {
   f.n = b.n;
   f.seen = std::move(b.seen);
   if (auto const s = note(common_->machine.record(device_, handle(), f.event->handle())); !s.ok()) {
-    if (before) before->stale.store(was_stale);
+    if (before)
+      before->stale.store(was_stale);
     return s;
   }
   common_->fences.fetch_add(1, base::memory_order_relaxed);
@@ -108,16 +119,20 @@ void stream_clock::publish(fence_ref const& f) {
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
   try {
-    if (!f->event->given_away()) fences_.publish(f, dropped);
+    if (!f->event->given_away())
+      fences_.publish(f, dropped);
   } catch (...) {}  // no memory: only the caller knows this fence
   hold.unlock();
 }
 
 result<fence_ref> stream_clock::record_fence(bool asked) {
-  if (!may_be_fenced()) return {{alive() == life::retired ? code::invalid : code::not_permitted}, {}};
-  if (auto const s = usable(); !s.ok()) return {s, {}};
+  if (!may_be_fenced())
+    return {{alive() == life::retired ? code::invalid : code::not_permitted}, {}};
+  if (auto const s = usable(); !s.ok())
+    return {s, {}};
   auto f = or_out_of_memory<result<fence_ref>>([&] { return common_->events->take_fence(device_); });
-  if (!f.ok()) return {note(f.is), {}};
+  if (!f.ok())
+    return {note(f.is), {}};
   f.value->asked = asked;
   // Before the number is begun: what is counted later may have a later one.
   std::uint32_t const owed = unfenced_.load() ? unfenced_.exchange(0) : 0;
@@ -128,7 +143,8 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
     s = inside.ok() && inside.value ? status{code::not_permitted} : inside.is;
   }
   if (!s.ok()) {
-    if (owed) unfenced_.fetch_add(owed);
+    if (owed)
+      unfenced_.fetch_add(owed);
     return {s, {}};
   }
   publish(f.value);
@@ -137,7 +153,8 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
 
 result<stamp> stream_clock::fence() {
   auto f = record_fence(false);
-  if (!f.ok()) return {f.is, {}};
+  if (!f.ok())
+    return {f.is, {}};
   return {{}, {id(), f.value->n}};
 }
 
@@ -156,7 +173,8 @@ std::uint64_t stream_clock::fence_covering(std::uint64_t n) {
            base::lock_guard const hold(lock_);
            auto const f = fences_.covering(last_wanted(n), dropped);
            return result<std::uint64_t>{{}, f ? f->n : 0};
-         }).value;
+         })
+      .value;
 }
 
 snapshot stream_clock::knowledge() const {
@@ -185,20 +203,24 @@ void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
 }
 
 status stream_clock::wait(fence_ref const& f, stream_clock& from) {
-  if (f->captured) return wait_inside(*f, from);
+  if (f->captured)
+    return wait_inside(*f, from);
   if (!f->event->given_away() && covers({from.id(), f->n})) {
     rely_on(&from);
     return {};
   }
-  if (&from.runtime_ != &runtime_) return {code::invalid};
+  if (&from.runtime_ != &runtime_)
+    return {code::invalid};
   return wait_for(f, from);
 }
 
 // Merges only after the driver's wait returned: until then this stream's new work is not ordered.
 status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
   bool const relied_on = !f->event->given_away();
-  if (auto const s = usable(); !s.ok()) return s;
-  if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+  if (auto const s = usable(); !s.ok())
+    return s;
+  if (auto const s = common_->state_of(from.device_); !s.ok())
+    return s;
   auto const s = common_->machine.wait(device_, handle(), f->event->handle());
   if (!s.ok()) {
     if (s.what == code::lost) {  // which of the two devices?
@@ -208,8 +230,10 @@ status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
     return s;
   }
   common_->waits.fetch_add(1, base::memory_order_relaxed);
-  if (!relied_on) return {};
-  if (f->stale.load()) return {code::not_ready};  // the event was recorded again: the wait was for that record
+  if (!relied_on)
+    return {};
+  if (f->stale.load())
+    return {code::not_ready};  // the event was recorded again: the wait was for that record
   merge(from, *f);
   return {};
 }
@@ -221,22 +245,31 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
       return {};
     }
     stream_clock& from = *find(wanted.stream);
-    if (&from.runtime_ != &runtime_) return {code::invalid};
-    if (alive() == life::captured || from.alive() == life::captured) return {code::not_permitted};
-    if (auto const s = open_for_work(); !s.ok()) return s;  // wait_for() checks for a capture right before the wait
-    if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
+    if (&from.runtime_ != &runtime_)
+      return {code::invalid};
+    if (alive() == life::captured || from.alive() == life::captured)
+      return {code::not_permitted};
+    if (auto const s = open_for_work(); !s.ok())
+      return s;  // wait_for() checks for a capture right before the wait
+    if (auto const s = common_->state_of(from.device_); !s.ok())
+      return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
-    if (!f.ok()) return f.is;
-    if (behind_all) *behind_all = f.value->asked;
+    if (!f.ok())
+      return f.is;
+    if (behind_all)
+      *behind_all = f.value->asked;
     auto const s = wait_for(f.value, from);
-    if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle()))) continue;
-    if (s.what != code::not_ready) return s;
+    if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle())))
+      continue;
+    if (s.what != code::not_ready)
+      return s;
   }
 }
 
 // The record is inside a capture that came and went meanwhile: no query or wait can use the event.
 bool stream_clock::in_vain(clock::fence& f, status answer) {
-  if (answer.what != code::invalid) return false;
+  if (answer.what != code::invalid)
+    return false;
   f.stale.store(true);
   return true;
 }
@@ -245,7 +278,8 @@ bool stream_clock::in_vain(clock::fence& f, status answer) {
 void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
   if (seen) {
     for (auto const& e : seen->entries())
-      if (stream_clock* const there = find(e.stream)) there->done_.raise(e.n);
+      if (stream_clock* const there = find(e.stream))
+        there->done_.raise(e.n);
   }
   done_.raise(n);  // done only grows
   fence_list::dropped dropped;
@@ -259,9 +293,12 @@ void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
 result<bool> stream_clock::ask(fence_ref const& f) {
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_event(f->event->handle()));
-  if (f->stale.load() || in_vain(*f, s)) return {{code::not_ready}, false};  // the answer may be about a later record
-  if (s.what == code::not_ready) return {{}, false};
-  if (!s.ok()) return {s, false};
+  if (f->stale.load() || in_vain(*f, s))
+    return {{code::not_ready}, false};  // the answer may be about a later record
+  if (s.what == code::not_ready)
+    return {{}, false};
+  if (!s.ok())
+    return {s, false};
   observe(f->n, f->seen);
   return {{}, true};
 }
@@ -273,14 +310,19 @@ result<bool> stream_clock::poll(std::uint64_t n) {
       know_complete();
       return {{}, true};
     }
-    if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
+    if (auto const s = common_->state_of(device_); !s.ok())
+      return {s, false};
     auto f = fence_for(n);
     // it ended without a fence: only the whole device can tell
-    if (!f.ok() && !may_be_fenced()) return {{}, false};
-    if (!f.ok()) return {f.is, false};
+    if (!f.ok() && !may_be_fenced())
+      return {{}, false};
+    if (!f.ok())
+      return {f.is, false};
     auto const answer = ask(f.value);
-    if (answer.is.what == code::not_ready) continue;
-    if (!answer.ok() || !answer.value) return answer;
+    if (answer.is.what == code::not_ready)
+      continue;
+    if (!answer.ok() || !answer.value)
+      return answer;
     std::vector<fence_ref> newer;  // binary search for the newest complete fence
     try {
       base::lock_guard const hold(lock_);
@@ -288,8 +330,10 @@ result<bool> stream_clock::poll(std::uint64_t n) {
     } catch (...) {}  // no memory: the first answer stays valid
     for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
       auto const also = ask(newer[at - 1]);
-      if (also.ok() && also.value) low = at;
-      else high = at - 1;
+      if (also.ok() && also.value)
+        low = at;
+      else
+        high = at - 1;
     }
     return answer;
   }
@@ -302,17 +346,24 @@ status stream_clock::synchronize(std::uint64_t n) {
       know_complete();
       return {};
     }
-    if (alive() == life::captured) return {code::not_permitted};
-    if (auto const s = common_->state_of(device_); !s.ok()) return s;
+    if (alive() == life::captured)
+      return {code::not_permitted};
+    if (auto const s = common_->state_of(device_); !s.ok())
+      return s;
     auto f = fence_for(n);
     // only the whole device can tell; it is not asked while a stream of it is captured
-    if (!f.ok() && !may_be_fenced()) return runtime_.part<clocks>().synchronize_device(device_);
+    if (!f.ok() && !may_be_fenced())
+      return runtime_.part<clocks>().synchronize_device(device_);
     // no fence: synchronize the stream itself
-    if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
+    if (!f.ok())
+      return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
-    if (in_vain(*f.value, s)) continue;
-    if (!s.ok()) return s;
-    if (f.value->stale.load()) continue;
+    if (in_vain(*f.value, s))
+      continue;
+    if (!s.ok())
+      return s;
+    if (f.value->stale.load())
+      continue;
     observe(f.value->n, f.value->seen);
     return {};
   }
@@ -320,20 +371,25 @@ status stream_clock::synchronize(std::uint64_t n) {
 
 // A number is begun as for a record, because stamps read from now on may cover more work.
 result<bool> stream_clock::query() {
-  if (auto const s = usable(); !s.ok()) return {s, false};
+  if (auto const s = usable(); !s.ok())
+    return {s, false};
   begun const b = begin();
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_stream(device_, handle()));
-  if (s.what == code::not_ready) return {{}, false};
-  if (!s.ok()) return {s, false};
+  if (s.what == code::not_ready)
+    return {{}, false};
+  if (!s.ok())
+    return {s, false};
   observe(b.n, b.seen);
   return {{}, true};
 }
 
 status stream_clock::synchronize() {
-  if (auto const s = usable(); !s.ok()) return s;
+  if (auto const s = usable(); !s.ok())
+    return s;
   begun const b = begin();
-  if (auto const s = note(common_->machine.synchronize_stream(device_, handle())); !s.ok()) return s;
+  if (auto const s = note(common_->machine.synchronize_stream(device_, handle())); !s.ok())
+    return s;
   observe(b.n, b.seen);
   return {};
 }
@@ -341,7 +397,8 @@ status stream_clock::synchronize() {
 std::vector<std::string> stream_clock::validate() const {
   std::vector<std::string> broken;
   auto const hold_that = [&](bool holds, char const* words) {
-    if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id()) + ")");
+    if (!holds)
+      broken.push_back(std::string(words) + " (stream " + std::to_string(id()) + ")");
   };
   base::lock_guard const hold(lock_);
   std::uint64_t const next = next_.load();
@@ -359,14 +416,16 @@ std::vector<std::string> stream_clock::validate() const {
     hold_that(f->n > before, "the fences are not in ascending order");
     hold_that(f->n < next, "a fence has a number that `next` has not reached");
     before = f->n;
-    if (!f->seen) continue;
+    if (!f->seen)
+      continue;
     bool const complete = f->n <= done_.load();  // read first: observe() raises the other streams before this one
     for (auto const& e : f->seen->entries()) {
       stream_clock const* const there = find(e.stream);
       bool const done = !there || there->is_complete_up_to(e.n);
       hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
                 "a fence is ordered after a stamp that the frontier lacks");
-      if (complete) hold_that(done, "a fence is complete and a stamp before it is not");
+      if (complete)
+        hold_that(done, "a fence is complete and a stamp before it is not");
     }
   }
   hold_that(fences_.all().size() <= fence_list::most, "there are more fences than `most`");

@@ -97,7 +97,8 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // `more` blocks have it as their home.
   void note_block(int more) noexcept { live_blocks_.fetch_add(more, base::memory_order_relaxed); }
   void note_mark() noexcept {  // it uses another stream's block
-    if (alive() == life::borrowed) [[unlikely]] marked_.store(true, base::memory_order_relaxed);
+    if (alive() == life::borrowed) [[unlikely]]
+      marked_.store(true, base::memory_order_relaxed);
   }
   // Counts a free of so many bytes that waits for this stream. True: a fence is due
   bool count_free(std::size_t bytes) noexcept;
@@ -151,7 +152,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // The oldest recorded fence that covers the stamp (this, n). 0: none is recorded. No driver call.
   std::uint64_t fence_covering(std::uint64_t n);
   void rely_on(stream_clock const* other) const;  // tells the witness that the program relied on covers()
-  void know_complete() const;                 // the same of this stream's completion
+  void know_complete() const;                     // the same of this stream's completion
   // Orders this stream after `s`. No call if covered; else one device wait, after a fence on s.stream if none
   // covers s. Merges s.stream's frontier. lost: the work will never run. invalid: another runtime, or a
   // retired stream.
@@ -165,8 +166,8 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // Remembers a lost device. Returns: its argument. Requires: the answer of a call on this device alone.
   driver::status note(driver::status) const noexcept;
 
-  driver::result<bool> query();      // is all work so far complete? One driver call
-  driver::status synchronize();      // Blocks: until it is complete
+  driver::result<bool> query();  // is all work so far complete? One driver call
+  driver::status synchronize();  // Blocks: until it is complete
 
   // For streams with collectives, which wait for other ranks: weir inserts no wait between two of them.
   void set_carries_collectives(bool yes) noexcept { carries_collectives_.store(yes, base::memory_order_release); }
@@ -178,7 +179,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   friend class clocks;
   struct common;  // what the timelines of one runtime share
   stream_clock(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r,
-           std::shared_ptr<common> c)
+               std::shared_ptr<common> c)
       : id_(id),
         device_(device),
         handle_(h),
@@ -193,27 +194,27 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
     snapshot seen;
   };
   begun begin();
-  bool knows(stamp s) const;                          // the part of covers() under the lock
-  snapshot knowledge() const;                         // the current frontier
-  bool is_complete_up_to(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
+  bool knows(stamp s) const;                                  // the part of covers() under the lock
+  snapshot knowledge() const;                                 // the current frontier
+  bool is_complete_up_to(std::uint64_t n) const noexcept;     // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamps after its last fence
-  driver::status open_for_work() const;               // not retired, device not lost
+  driver::status open_for_work() const;                       // not retired, device not lost
   // Whether a fence can be recorded now, for whatever reason.
   bool may_be_fenced() const noexcept;
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
   driver::status record_outside(clock::fence&, fence_ref const& before);
   driver::status wait_inside(clock::fence const&, stream_clock& from);
-  stream_clock* lane_or_none() noexcept;  // null also without host memory
-  driver::status usable() const;  // open for work and not under capture
+  stream_clock* lane_or_none() noexcept;                 // null also without host memory
+  driver::status usable() const;                         // open for work and not under capture
   driver::result<fence_ref> fence_for(std::uint64_t n);  // a fence that covers n; recorded if there is none
   driver::result<fence_ref> record_fence(bool asked);
-  void publish(fence_ref const&);                     // lists the fence for others
+  void publish(fence_ref const&);  // lists the fence for others
   // Waits even if it is covered. Requires: one runtime, not a captured fence
   driver::status wait_for(fence_ref const&, stream_clock& recorded_on);
   // Whether this answer to a query of the event makes the fence worthless.
   static bool in_vain(clock::fence&, driver::status answer);
   void merge(stream_clock const& from, clock::fence const&);
-  void observe(std::uint64_t n, snapshot const&);     // the fence n with that frontier is complete
+  void observe(std::uint64_t n, snapshot const&);  // the fence n with that frontier is complete
   // Whether the fence is complete. One driver call. not_ready: the fence became stale meanwhile
   driver::result<bool> ask(fence_ref const&);
   driver::result<bool> poll(std::uint64_t n);
@@ -232,11 +233,11 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> tenure_;
   base::atomic<life> life_;
   mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
-  base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
+  base::atomic<std::uint64_t> last_{0};                  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
   static constexpr std::uint32_t free_batch = 32, young = 1000;
-  static constexpr std::size_t large_free = 1 << 20;  // bytes: one such free is a batch
+  static constexpr std::size_t large_free = 1 << 20;    // bytes: one such free is a batch
   base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
   base::atomic<std::int32_t> live_blocks_{0};
   base::atomic<bool> marked_{false};
@@ -245,19 +246,21 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // read.
   bool note_captured(bool yes, std::uint32_t seen) const noexcept {
     bool const changes = (seen & 1) != yes;
-    if (!capture_seen_.compare_exchange(seen, (seen | 1) + 1 + yes, base::memory_order_relaxed)) return false;
-    if (changes) invalidate_fast_paths();
+    if (!capture_seen_.compare_exchange(seen, (seen | 1) + 1 + yes, base::memory_order_relaxed))
+      return false;
+    if (changes)
+      invalidate_fast_paths();
     return true;
   }
 
   mutable base::mutex lock_;
-  snapshot frontier_;        // under lock_
-  fence_list fences_;        // under lock_
+  snapshot frontier_;                                // under lock_
+  fence_list fences_;                                // under lock_
   base::atomic<stream_clock*> lane_{nullptr};        // in the capture where it was last seen
   base::atomic<stream_clock*> stands_for_{nullptr};  // a lane's, and of a stream that was set aside
   base::atomic<std::uint64_t> capture_{0};           // a lane's
   std::shared_ptr<void const> stands_for_held_;      // a lane's: so that no other stream gets that object
-  stream_clock* after_ = nullptr;  // the next one in clocks::chain
+  stream_clock* after_ = nullptr;                    // the next one in clocks::chain
 };
 
 // A call of the program names this stream: until its end the stream exists, even if it is borrowed.
@@ -309,7 +312,7 @@ class clocks {
   // Polls repeatedly, because ranks may wait for each other, and one of them for this thread. Blocks: at most
   // 2 s; on a machine that moves only by hand, 64 polls. not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
-  bool have_passed(std::vector<stamp>&);           // drops those that are complete, or of a lost device: none is left
+  bool have_passed(std::vector<stamp>&);  // drops those that are complete, or of a lost device: none is left
   // Blocks: until all streams of the device are done, external too. not_permitted: one is captured
   driver::status synchronize_device(int device);
   // Not while synchronize_device() looks for captures there, before it makes a call that would spoil this one.
@@ -327,14 +330,16 @@ class clocks {
   // A clock without a stream, for memory that is complete whenever it is free. Throws: bad_alloc
   // Ensures: each of its stamps is complete
   stream_clock& make_idle(int device);
-  void pass(stream_clock& idle) noexcept;  // its next stamp differs from those before
+  void pass(stream_clock& idle) noexcept;          // its next stamp differs from those before
   std::vector<stamp> collectives_given() const;    // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;            // a call on that device answered lost
   void note(int device, driver::status) noexcept;  // Requires: the answer of a call that names this device alone
-  struct counts { std::uint64_t fences = 0, waits = 0, polls = 0; };
+  struct counts {
+    std::uint64_t fences = 0, waits = 0, polls = 0;
+  };
   counts counted() const noexcept;
-  std::vector<std::string> validate() const;       // which invariants (above) do not hold; empty: all hold
-  std::size_t size() const;                        // objects, those of ended registrations included
+  std::vector<std::string> validate() const;  // which invariants (above) do not hold; empty: all hold
+  std::size_t size() const;                   // objects, those of ended registrations included
 
  private:
   void end(stream_clock&);
@@ -367,14 +372,16 @@ constexpr place_of place(std::uint64_t id) noexcept {
 // Of any runtime of this process. Null: its runtime has ended, and its stamps are complete. Threads: any,
 // while that runtime is not being destroyed.
 inline stream_clock* find(std::uint64_t id) noexcept {
-  if (id - 1 >= detail::most_ids) return nullptr;  // also for 0
+  if (id - 1 >= detail::most_ids)
+    return nullptr;  // also for 0
   auto const at = detail::place(id);
   auto* chunk = detail::directory[at.chunk].load(base::memory_order_acquire);
   return chunk ? chunk[at.index].load(base::memory_order_acquire) : nullptr;
 }
 
 inline std::uint64_t stream_clock::last_wanted(std::uint64_t n) const noexcept {
-  if (life_.load(base::memory_order_acquire) != life::retired) return n;
+  if (life_.load(base::memory_order_acquire) != life::retired)
+    return n;
   std::uint64_t const last = last_.load(base::memory_order_acquire);
   return n < last ? n : last;
 }
@@ -385,21 +392,26 @@ inline bool stream_clock::is_complete_up_to(std::uint64_t n) const noexcept {
 }
 
 inline bool stream_clock::covers(stamp s) const {
-  if (s.stream == id()) return true;
+  if (s.stream == id())
+    return true;
   stream_clock const* const there = find(s.stream);
-  if (!there || there->is_complete_up_to(s.n)) return true;
-  if (seen_captured()) return false;
+  if (!there || there->is_complete_up_to(s.n))
+    return true;
+  if (seen_captured())
+    return false;
   // passed() comes last: a stamp that has completed meanwhile is no longer in the frontier.
   return knows({s.stream, there->last_wanted(s.n)}) || there->is_complete_up_to(s.n);
 }
 
 inline std::uint64_t stream_clock::covers_up_to(stream_clock const& of) const {
   constexpr std::uint64_t all = ~std::uint64_t{0};
-  if (&of == this) return all;
+  if (&of == this)
+    return all;
   std::uint64_t known = 0;
   if (!seen_captured()) {
     base::lock_guard const hold(lock_);
-    if (frontier_) known = frontier_->of(of.id());
+    if (frontier_)
+      known = frontier_->of(of.id());
   }
   std::uint64_t const n = std::max(known, of.done_.load(base::memory_order_acquire));  // read last, see covers()
   return of.last_wanted(all) <= n ? all : n;

@@ -10,7 +10,7 @@
 #include "runtime/core/parts.h"
 
 namespace {
-struct copy_mark {  // read by other versions of weir: members are added at the end
+struct copy_mark {        // read by other versions of weir: members are added at the end
   std::uint32_t process;  // the last one that made a runtime; a forked child has none yet
   std::uint32_t runtimes;
 };
@@ -35,7 +35,9 @@ namespace {
 
 constexpr std::uint32_t note_type = 1;  // as in the note
 
-std::uint32_t this_process() noexcept { return static_cast<std::uint32_t>(os::process_id()); }
+std::uint32_t this_process() noexcept {
+  return static_cast<std::uint32_t>(os::process_id());
+}
 
 base::mutex& counting() noexcept {
   static base::lasting<base::mutex> m;
@@ -62,14 +64,16 @@ copy_in_use::copy_in_use(source_location at) {
   std::string other;
   os::each_note("weir", note_type, [&](std::string const& file, void const* text, std::size_t bytes) {
     std::int64_t distance = 0;
-    if (bytes < sizeof distance) return;
+    if (bytes < sizeof distance)
+      return;
     std::memcpy(&distance, text, sizeof distance);
-    auto* const mark = reinterpret_cast<copy_mark*>(reinterpret_cast<std::uintptr_t>(text) +
-                                                    static_cast<std::uintptr_t>(distance));
+    auto* const mark =
+        reinterpret_cast<copy_mark*>(reinterpret_cast<std::uintptr_t>(text) + static_cast<std::uintptr_t>(distance));
     if (mark != &weir_copy_mark && base::load_acquire(mark->runtimes) != 0 && mark->process == this_process())
       other = file;
   });
-  if (other.empty()) return;
+  if (other.empty())
+    return;
   leave();
   throw invalid_use("runtime",
                     base::text("two copies of weir in one process: ", other, " is in use, and ",
@@ -78,6 +82,8 @@ copy_in_use::copy_in_use(source_location at) {
                     at, error_id{146});
 }
 
-copy_in_use::~copy_in_use() { leave(); }
+copy_in_use::~copy_in_use() {
+  leave();
+}
 
 }  // namespace weir

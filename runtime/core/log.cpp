@@ -29,9 +29,12 @@ std::string log_line::str() const {
                 static_cast<int>(day_us / 60'000'000 % 60), static_cast<int>(day_us / 1'000'000 % 60),
                 static_cast<int>(day_us % 1'000'000));
   std::string out = "weir " + std::string(time) + ' ' + std::string(log_levels[static_cast<size_t>(level)]);
-  if (device >= 0) out += " gpu:" + std::to_string(device);
-  if (stream) out += " stream " + std::to_string(stream);
-  if (bytes) out += ", " + bytes_text(bytes);
+  if (device >= 0)
+    out += " gpu:" + std::to_string(device);
+  if (stream)
+    out += " stream " + std::to_string(stream);
+  if (bytes)
+    out += ", " + bytes_text(bytes);
   return out + ": " + std::string(text);
 }
 
@@ -40,7 +43,8 @@ void log(log_level level, log_about of, std::string_view text) noexcept {
     log_line const line{base::calendar_ns(), level, of.device, of.stream, of.bytes, text};
     sink& to = the_sink();
     base::lock_guard const one_at_a_time(to.lock);
-    if (to.tell) return to.tell(line);
+    if (to.tell)
+      return to.tell(line);
     std::fputs((line.str() + '\n').c_str(), stderr);
   } catch (std::bad_alloc const&) {}  // no memory for the line
 }

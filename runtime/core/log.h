@@ -6,7 +6,9 @@
 
 namespace weir {
 
-inline bool logs(runtime::impl const& r, log_level at) noexcept { return r.options().log >= at; }
+inline bool logs(runtime::impl const& r, log_level at) noexcept {
+  return r.options().log >= at;
+}
 struct log_about {
   int device = -1;
   std::uint64_t stream = 0;

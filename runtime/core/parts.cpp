@@ -18,7 +18,8 @@ int detail::new_part_slot() noexcept {
   base::no_switch const here;
   static base::atomic<int> next{0};
   int const slot = next.fetch_add(1);
-  if (slot >= part_slots) std::abort();  // raise part_slots
+  if (slot >= part_slots)
+    std::abort();  // raise part_slots
   return slot;
 }
 
@@ -35,16 +36,20 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
       device_count_(driver_->device_count()),
       opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
   check_options(options_, at);
-  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
-  if (!options_.nvtx_memory) return;
+  if (logs(*this, log_level::info))
+    log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
+  if (!options_.nvtx_memory)
+    return;
   (void)driver_->nvtx_memory();
   options_.launch_blocking = true;  // so that no kernel uses a block once it is freed
 }
 
 runtime::impl::~impl() {
-  if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " ends");
+  if (logs(*this, log_level::info))
+    log(log_level::info, {}, "runtime " + std::to_string(id_) + " ends");
   life_->store(nullptr, base::memory_order_release);
-  for (auto const& [part, let_go] : before_the_end_) let_go(part);
+  for (auto const& [part, let_go] : before_the_end_)
+    let_go(part);
   while (!made_.empty()) {
     made_part const last = made_.back();
     last.destroy(last.part);  // may still use the parts below it
@@ -54,7 +59,8 @@ runtime::impl::~impl() {
 }
 
 runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, source_location at) const {
-  if (auto* const r = if_alive()) return *r;
+  if (auto* const r = if_alive())
+    return *r;
   throw invalid_use(std::string(operation), what + ", whose runtime has ended", "Keep the runtime until its last use",
                     at, error_id{147});
 }
@@ -74,11 +80,13 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
   struct leave {
     base::atomic<std::uint64_t>* owner;
     ~leave() {
-      if (owner) owner->store(0, base::memory_order_relaxed);
+      if (owner)
+        owner->store(0, base::memory_order_relaxed);
     }
   } const on_exit{nested ? nullptr : &making_thread_};
   auto& at = slots_[static_cast<std::size_t>(slot)];
-  if (void* there = at.load(base::memory_order_acquire)) return there;
+  if (void* there = at.load(base::memory_order_acquire))
+    return there;
   made_.reserve(made_.size() + 1 + static_cast<std::size_t>(detail::part_slots));
   void* const part = make(*this);
   made_.push_back({slot, part, destroy});
@@ -94,7 +102,8 @@ void runtime::impl::open(int device, std::string_view operation, source_location
                                     : "Set WEIR_DEVICES=sim for simulated devices",
                       at, error_id{148});
   auto& opened = opened_[static_cast<std::size_t>(device)];
-  if (opened.load(base::memory_order_acquire)) return;
+  if (opened.load(base::memory_order_acquire))
+    return;
   require(driver_->open(device), operation, base::gpu_name(device),
           "Check with `nvidia-smi` that the GPU is healthy and free", at);
   opened.store(true, base::memory_order_release);
@@ -106,7 +115,8 @@ void runtime::impl::open(int device, std::string_view operation, source_location
 
 void runtime::impl::open_any(int likely, std::string_view operation, source_location at) {
   for (int d = 0; d < device_count_; ++d)
-    if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire)) return;
+    if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire))
+      return;
   open(likely, operation, at);
 }
 
@@ -152,8 +162,10 @@ namespace {
 // Reports unknown WEIR_* variables once, at any log level, because one may have been meant to set it.
 void tell_of_unknown_variables() {
   static base::atomic<bool> told{false};
-  if (told.exchange(true)) return;
-  for (std::string const& line : unknown_variables()) log(log_level::warning, {}, line);
+  if (told.exchange(true))
+    return;
+  for (std::string const& line : unknown_variables())
+    log(log_level::warning, {}, line);
 }
 void begin_in_process() {
   watch_process();
@@ -189,18 +201,22 @@ std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver> machine, o
 }
 
 runtime::~runtime() {
-  if (process_is_ending() || process_was_forked()) return;  // the driver may be unloaded; the system frees everything
+  if (process_is_ending() || process_was_forked())
+    return;  // the driver may be unloaded; the system frees everything
   delete impl_;
 }
 
-runtime& runtime::current(source_location at) { return runtime_of_thread(at); }
+runtime& runtime::current(source_location at) {
+  return runtime_of_thread(at);
+}
 
 namespace {
 constinit base::atomic<runtime*> process_default_made{nullptr};
 }  // namespace
 
 runtime& runtime_of_thread(source_location const& at) {
-  if (runtime* const r = guarded_runtime()) [[unlikely]] return *r;
+  if (runtime* const r = guarded_runtime()) [[unlikely]]
+    return *r;
   static runtime* const process_default = [&at] {
     base::no_switch const whole;
     auto* const made = new runtime(options::from_environment(at), at);
@@ -215,10 +231,16 @@ runtime* runtime_if_made() noexcept {
   return guarded ? guarded : process_default_made.load();
 }
 
-bool runtime::is_simulated() const noexcept { return impl_->machine().simulated(); }
-std::string const& runtime::description() const noexcept { return impl_->why(); }
+bool runtime::is_simulated() const noexcept {
+  return impl_->machine().simulated();
+}
+std::string const& runtime::description() const noexcept {
+  return impl_->why();
+}
 
 runtime_guard::runtime_guard(runtime& r) noexcept : found_(std::exchange(guarded_runtime(), &r)) {}
-runtime_guard::~runtime_guard() { guarded_runtime() = found_; }
+runtime_guard::~runtime_guard() {
+  guarded_runtime() = found_;
+}
 
 }  // namespace weir

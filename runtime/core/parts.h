@@ -136,7 +136,8 @@ inline known_runtime::known_runtime(runtime::impl& r) noexcept : of_(r.life_) {}
                                 source_location);
 inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy,
                     source_location at) {
-  if (!s.ok()) [[unlikely]] throw_refusal(s, operation, std::move(operands), std::move(remedy), at);
+  if (!s.ok()) [[unlikely]]
+    throw_refusal(s, operation, std::move(operands), std::move(remedy), at);
 }
 
 }  // namespace weir

@@ -10,9 +10,15 @@ namespace {
 using depth = base::thread_value<inside_work, int>;  // used until the process has ended, also on CUDA's threads
 }  // namespace
 
-inside_work::inside_work() noexcept { ++depth::value; }
-inside_work::~inside_work() { --depth::value; }
-bool inside_work::here() noexcept { return depth::value > 0; }
+inside_work::inside_work() noexcept {
+  ++depth::value;
+}
+inside_work::~inside_work() {
+  --depth::value;
+}
+bool inside_work::here() noexcept {
+  return depth::value > 0;
+}
 
 std::string_view name_of(code c) noexcept {
   return base::name_in({"ok", "not ready", "out of memory", "invalid", "not permitted", "not supported", "device lost",
@@ -21,7 +27,9 @@ std::string_view name_of(code c) noexcept {
 }
 
 #ifndef WEIR_WITH_CUDA
-opened open_cuda() { return {nullptr, "weir was built without the CUDA toolkit"}; }
+opened open_cuda() {
+  return {nullptr, "weir was built without the CUDA toolkit"};
+}
 #endif
 
 }  // namespace weir::driver

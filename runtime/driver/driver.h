@@ -30,15 +30,15 @@ namespace weir::driver {
 
 enum class code : std::uint8_t {
   ok,
-  not_ready,         // a query: the work is not complete; not an error
-  out_of_memory,     // of the device, or of pinnable host memory
-  invalid,           // an argument: no such device, handle or range; a pageable address in a copy
-  not_permitted,     // not here or now: inside a host function, in a capture
-  not_supported,     // never on this machine
-  lost,              // sticky: this device is unusable until the process ends
-  forked,            // this process is a fork of the one that made the driver
-  unloading,         // the process is ending; the driver may be gone
-  failed,            // any other error; see native
+  not_ready,      // a query: the work is not complete; not an error
+  out_of_memory,  // of the device, or of pinnable host memory
+  invalid,        // an argument: no such device, handle or range; a pageable address in a copy
+  not_permitted,  // not here or now: inside a host function, in a capture
+  not_supported,  // never on this machine
+  lost,           // sticky: this device is unusable until the process ends
+  forked,         // this process is a fork of the one that made the driver
+  unloading,      // the process is ending; the driver may be gone
+  failed,         // any other error; see native
 };
 std::string_view name_of(code) noexcept;
 
@@ -62,8 +62,8 @@ struct result {
 // created or destroyed. Legacy work runs after all earlier work of the device's blocking streams and before
 // their later work. Per-thread streams are blocking streams.
 enum class stream_handle : std::uintptr_t { none = 0, legacy = 1, per_thread = 2 };
-enum class event_handle : std::uintptr_t { none = 0 };   // CUDA: the CUevent and its device, see native_event
-enum class memory_handle : std::uint64_t { none = 0 };   // physical memory, one `create`
+enum class event_handle : std::uintptr_t { none = 0 };  // CUDA: the CUevent and its device, see native_event
+enum class memory_handle : std::uint64_t { none = 0 };  // physical memory, one `create`
 enum class gate_handle : std::uint64_t { none = 0 };
 enum class graph_handle : std::uint64_t { none = 0 };       // what was captured
 enum class executable_handle : std::uint64_t { none = 0 };  // can be launched any number of times
@@ -71,17 +71,19 @@ using address = std::uintptr_t;
 
 struct device_info {
   std::string name;
-  std::size_t total_memory = 0;      // bytes
-  std::size_t granularity = 0;       // bytes: create and map take multiples of it
+  std::size_t total_memory = 0;        // bytes
+  std::size_t granularity = 0;         // bytes: create and map take multiples of it
   std::size_t shared_granularity = 0;  // bytes, a multiple of it: best for create_shared
   int major = 0, minor = 0, multi_processor_count = 0;
-  int numa_node = -1;                // of the nearest host memory; -1: not known
+  int numa_node = -1;  // of the nearest host memory; -1: not known
   std::string pci_bus_id, uuid;
-  bool maps = true;                  // reserve, create, map and grant work; false: only create_segment does
-  bool multicast = false;            // it can take part in it (NVLink SHARP)
+  bool maps = true;        // reserve, create, map and grant work; false: only create_segment does
+  bool multicast = false;  // it can take part in it (NVLink SHARP)
 };
 // Bytes, of the whole device.
-struct memory_info { std::size_t free = 0, total = 0; };
+struct memory_info {
+  std::size_t free = 0, total = 0;
+};
 inline constexpr int no_device = -1;
 
 enum class stream_kind : std::uint8_t {
@@ -92,16 +94,16 @@ enum class stream_kind : std::uint8_t {
 // Which threads' calls to CUDA (not through this interface) spoil a capture, if CUDA holds them unsafe, such
 // as a query of any event. Calls of this interface never do, in any mode.
 enum class capture_mode : std::uint8_t {
-  global,        // any thread's
-  this_thread,   // those of the thread that began it
-  relaxed,       // none; any thread may end the capture
+  global,       // any thread's
+  this_thread,  // those of the thread that began it
+  relaxed,      // none; any thread may end the capture
 };
 enum class event_kind : std::uint8_t { order_only, timing, timing_blocking_sync, blocking_sync };
 
 enum class where : std::uint8_t { pageable, pinned, device, unknown_device };
-struct place {          // of an address
+struct place {  // of an address
   where in = where::pageable;
-  int device = -1;      // in == device: whose memory
+  int device = -1;  // in == device: whose memory
 };
 
 // An external stream, as it is now. One that is captured has no id: to ask for it would spoil the capture.
@@ -111,7 +113,10 @@ struct identity {
   std::uint64_t id = 0;  // never given to another stream in this process, unlike a handle
 };
 
-struct peer_info { bool access = false, native_atomics = false; int nvlinks = 0; };
+struct peer_info {
+  bool access = false, native_atomics = false;
+  int nvlinks = 0;
+};
 
 // `run` is called each time the stream reaches the work; captured work runs at each launch. `drop` is called
 // exactly once on any thread, also if the call is refused. Captured work is dropped with the last of its
@@ -127,7 +132,11 @@ struct work {
   bool (*ready)(void*) = nullptr;
 };
 // The bytes that work reads or writes, for race checkers.
-struct touch { address at = 0; std::size_t bytes = 0; bool writes = false; };
+struct touch {
+  address at = 0;
+  std::size_t bytes = 0;
+  bool writes = false;
+};
 
 class allocation_observer;
 
@@ -138,7 +147,7 @@ class driver {
   driver(driver const&) = delete;
   driver& operator=(driver const&) = delete;
 
-  virtual driver* behind() noexcept { return nullptr; }      // the driver that this one wraps; null: none
+  virtual driver* behind() noexcept { return nullptr; }  // the driver that this one wraps; null: none
   // After a host wait that answered `failed`: the cycle of waits. Empty: no cycle.
   virtual std::string why_stuck() { return behind() ? behind()->why_stuck() : std::string(); }
   // The observer of allocations and waits (allocation_observer.h). Null: none
@@ -148,11 +157,11 @@ class driver {
   virtual bool simulated() const noexcept = 0;
   // False: a simulated machine whose streams progress only inside calls, or step by step.
   virtual bool moves_by_itself() const noexcept { return true; }
-  virtual int device_count() const noexcept = 0;                       // of CUDA_VISIBLE_DEVICES; creates no context
-  virtual result<device_info> info(int device) = 0;                    // creates no context
+  virtual int device_count() const noexcept = 0;     // of CUDA_VISIBLE_DEVICES; creates no context
+  virtual result<device_info> info(int device) = 0;  // creates no context
   // Makes the device usable (CUDA: retains its primary context). Idempotent. Required by the calls below.
   virtual status open(int device) = 0;
-  virtual result<memory_info> memory(int device) = 0;                  // Requires: open
+  virtual result<memory_info> memory(int device) = 0;  // Requires: open
   // Sets the calling thread's CUDA device: the one call that does. no_device: none is current then.
   virtual status make_current(int device) = 0;
   // The calling thread's CUDA device, also one that weir did not set. no_device: none is current, or one that
@@ -169,7 +178,7 @@ class driver {
   virtual status unreserve(address, std::size_t bytes) = 0;  // Requires: exactly one reservation, nothing mapped in it
   // Physical memory; fresh bytes are arbitrary.
   virtual result<memory_handle> create(int device, std::size_t bytes) = 0;
-  virtual status release(memory_handle) = 0;                           // the memory is freed with its last mapping
+  virtual status release(memory_handle) = 0;  // the memory is freed with its last mapping
   // Maps a whole handle into a reservation, without access until grant. A handle may be mapped several times.
   // Requires: the range is unmapped and aligned to the granularity
   virtual status map(address, std::size_t bytes, memory_handle) = 0;
@@ -199,10 +208,10 @@ class driver {
   // Streams and events --------------------------------------------------------------------------------------
   // priority: 0 is normal, lower values run first; clamped
   virtual result<stream_handle> create_stream(int device, stream_kind, int priority) = 0;
-  virtual status destroy_stream(int device, stream_handle) = 0;        // pending work still runs
-  virtual status query_stream(int device, stream_handle) = 0;          // ok or not_ready
-  virtual status synchronize_stream(int device, stream_handle) = 0;    // Blocks
-  virtual result<bool> capturing(int device, stream_handle) = 0;       // never spoils a capture
+  virtual status destroy_stream(int device, stream_handle) = 0;      // pending work still runs
+  virtual status query_stream(int device, stream_handle) = 0;        // ok or not_ready
+  virtual status synchronize_stream(int device, stream_handle) = 0;  // Blocks
+  virtual result<bool> capturing(int device, stream_handle) = 0;     // never spoils a capture
   // The number of the stream's capture, of all its streams and of no other capture. 0: it is not captured.
   // Never spoils a capture. not_permitted: a spoiled capture, which has no number any more
   virtual result<std::uint64_t> capture_of(int device, stream_handle) = 0;
@@ -218,15 +227,15 @@ class driver {
   virtual result<stream_kind> kind_of(int device, stream_handle) = 0;  // never spoils a capture
   virtual result<CUstream_st*> native(int device, stream_handle) = 0;  // Simulated: not_supported
   virtual result<event_handle> create_event(int device, event_kind) = 0;
-  virtual status destroy_event(int device, event_handle) = 0;          // pending waits and records stay valid
-  virtual result<CUevent_st*> native_event(event_handle) = 0;          // Simulated: not_supported
+  virtual status destroy_event(int device, event_handle) = 0;  // pending waits and records stay valid
+  virtual result<CUevent_st*> native_event(event_handle) = 0;  // Simulated: not_supported
   // Covers the stream's work so far. invalid: event and stream are of different devices
   virtual status record(int device, stream_handle, event_handle) = 0;
   // The stream waits for the latest record so far, of any device. Never recorded: no wait.
   virtual status wait(int device, stream_handle, event_handle) = 0;
   // ok (also if never recorded) or not_ready. A complete event stays complete until recorded again.
   virtual status query_event(event_handle) = 0;
-  virtual status synchronize_event(event_handle) = 0;                  // Blocks
+  virtual status synchronize_event(event_handle) = 0;                          // Blocks
   virtual result<float> elapsed_ms(event_handle start, event_handle end) = 0;  // timing events of one device; not_ready
 
   // Work ----------------------------------------------------------------------------------------------------
@@ -244,7 +253,7 @@ class driver {
   virtual status host_function(int device, stream_handle, work) = 0;
   // Simulated work. CUDA: not_supported
   virtual status enqueue(int device, stream_handle, std::span<touch const>, work) = 0;
-  virtual void recheck() {}                                            // some work's ready() has become true
+  virtual void recheck() {}  // some work's ready() has become true
   // The stream's number in reports: "stream N of gpu:D". Default: numbered in order of creation.
   virtual void number_stream(int /*device*/, stream_handle, std::uint64_t /*number*/) {}
   // The native work just enqueued on the stream touches these. For checkers.
@@ -255,7 +264,7 @@ class driver {
   virtual bool nvtx_memory() { return false; }
   // A block of granted memory. Both calls may be made with locks held.
   virtual void block_taken(address, std::size_t /*bytes*/) {}
-  virtual void block_given_back(address) {}                            // Requires: no work uses the block
+  virtual void block_given_back(address) {}  // Requires: no work uses the block
 
   // Capture -------------------------------------------------------------------------------------------------
   // While a stream is captured, enqueued work goes into a graph and does not run. Every stream that waits for
@@ -271,7 +280,7 @@ class driver {
   // A spoiled capture refuses all work and its end; the end frees its streams.
   // After the end, an event last recorded inside is invalid until it is recorded again. Queries and waits,
   // also inside another capture, answer invalid and spoil nothing.
-  virtual status begin_capture(int device, stream_handle, capture_mode) = 0;   // not_permitted: the legacy stream
+  virtual status begin_capture(int device, stream_handle, capture_mode) = 0;  // not_permitted: the legacy stream
   // Requires: the stream that began the capture, and its thread unless relaxed; else not_permitted, and the
   // capture may be spoiled or gone. not_permitted also if it was spoiled or a stream was not joined. Except
   // after the wrong stream or thread, the streams are as before the capture.
@@ -291,12 +300,12 @@ class driver {
   // changed: the graphs differ in more than the addresses and values of their operations
   virtual status update(int device, executable_handle, graph_handle) = 0;
   virtual status destroy_graph(graph_handle) = 0;
-  virtual status destroy_executable(executable_handle) = 0;            // pending launches still run
+  virtual status destroy_executable(executable_handle) = 0;  // pending launches still run
 
   // For tests -----------------------------------------------------------------------------------------------
   // Later work of the stream waits until the gate opens. not_permitted: 4 gates of the device are closed
   virtual result<gate_handle> hold(int device, stream_handle) = 0;
-  virtual status open_gate(gate_handle) = 0;                           // Requires: closed; ends the handle
+  virtual status open_gate(gate_handle) = 0;  // Requires: closed; ends the handle
 };
 
 struct opened {
@@ -312,7 +321,7 @@ class inside_work {
   static bool here() noexcept;
 };
 
-opened open_cuda();                 // null and why without a usable GPU; never throws
+opened open_cuda();  // null and why without a usable GPU; never throws
 
 namespace sim {
 // Work that waits for other streams' work (work::ready), in words: so that a circle through it can be named.

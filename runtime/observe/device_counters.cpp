@@ -10,7 +10,8 @@ namespace weir::observe {
 void heap_counters::add(change const& out, change const& deferred) noexcept {
   out_.add(out.blocks, out.bytes, out.requested);
   deferred_.add(deferred.blocks, deferred.bytes, deferred.requested);
-  if (!alone_.get()) return;
+  if (!alone_.get())
+    return;
   bytes_left_.add(size_pool::small, -out.bytes);
   requested_left_.add(size_pool::small, -out.requested);
   blocks_left_.add(size_pool::small, -out.blocks);
@@ -23,21 +24,28 @@ void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   if (alone_.get() && !was_aside) {
     bool const rising = rising_;
     falls();
-    if (!rising && cached_left_.least() < 0) note_cached();
+    if (!rising && cached_left_.least() < 0)
+      note_cached();
     rising_ = rising;
   }
   left_.known = false;
   add(out, deferred);
   if (was_aside) {  // all levels were within their peaks until this call
-    if (rooms_up() < 0) note_peaks();
-    if (cached_left_.least() < 0) note_cached();
+    if (rooms_up() < 0)
+      note_peaks();
+    if (cached_left_.least() < 0)
+      note_cached();
   }
-  if (alone_.get()) return;
+  if (alone_.get())
+    return;
   // requested bytes, where slots in caches count whole
   std::int64_t const rise = out.requested - out.bytes + deferred.bytes - deferred.requested;
-  if (rise < 0) falls();
-  else requested_left_.add(size_pool::small, -rise), rising_ = true;
-  if (shared_ && (credit_ -= std::max<std::int64_t>(0, rise)) < 0) publish();
+  if (rise < 0)
+    falls();
+  else
+    requested_left_.add(size_pool::small, -rise), rising_ = true;
+  if (shared_ && (credit_ -= std::max<std::int64_t>(0, rise)) < 0)
+    publish();
 }
 
 void heap_counters::set_aside(grant const& g, int sign) noexcept {
@@ -48,7 +56,8 @@ void heap_counters::set_aside(grant const& g, int sign) noexcept {
 }
 
 bool heap_counters::take_back() noexcept {
-  if (!std::exchange(set_aside_, false)) return false;
+  if (!std::exchange(set_aside_, false))
+    return false;
   set_aside(aside_, -1);
   return true;
 }
@@ -71,8 +80,10 @@ grant heap_counters::left() noexcept {
   note_peaks(), note_cached();
   auto const now = current();
   for (std::size_t k = 0; k < levels; ++k)
-    for (std::size_t i = 0; i < 2; ++i) left_.up[k][i] = peaks_[k][2 * i].get() - now[k][2 * i];
-  for (std::size_t i = 0; i < 2; ++i) left_.down[i] = cached_peak_[2 * i].get() - cached(2 * i);
+    for (std::size_t i = 0; i < 2; ++i)
+      left_.up[k][i] = peaks_[k][2 * i].get() - now[k][2 * i];
+  for (std::size_t i = 0; i < 2; ++i)
+    left_.down[i] = cached_peak_[2 * i].get() - cached(2 * i);
   left_.known = true;
   return left_.least();
 }
@@ -86,10 +97,12 @@ grant heap_counters::left_after(change const& out, change const& deferred) noexc
   std::int64_t const by[levels] = {out.blocks - deferred.blocks, out.blocks, out.bytes - deferred.bytes, out.bytes,
                                    out.requested - deferred.requested};
   auto const fall = [](std::int64_t& left, std::int64_t n, value& peak) {
-    if ((left -= n) < 0) peak.add(-std::exchange(left, 0));
+    if ((left -= n) < 0)
+      peak.add(-std::exchange(left, 0));
   };
   for (std::size_t i = 0; i < 2; ++i) {
-    for (std::size_t k = 0; k < levels; ++k) fall(left_.up[k][i], by[k], peaks_[k][2 * i]);
+    for (std::size_t k = 0; k < levels; ++k)
+      fall(left_.up[k][i], by[k], peaks_[k][2 * i]);
     fall(left_.down[i], -out.bytes, cached_peak_[2 * i]);
   }
   return left_.least();
@@ -105,7 +118,8 @@ grant heap_counters::left_now::least() const noexcept {
 }
 
 void heap_counters::set_alone(bool to) noexcept {
-  if (alone_.get() == to) return;
+  if (alone_.get() == to)
+    return;
   note_peaks(), note_cached();
   alone_.set(to);
   note_peaks(), note_cached();
@@ -114,7 +128,7 @@ void heap_counters::set_alone(bool to) noexcept {
 level_values heap_counters::current() const noexcept {
   level_values out;
   for (std::size_t p = 0; p < all; ++p) {
-    auto const live_of = [&](value sums::* what) { return (taken_[p].*what).get() - (given_[p].*what).get(); };
+    auto const live_of = [&](value sums::*what) { return (taken_[p].*what).get() - (given_[p].*what).get(); };
     out[0][p] = live_of(&sums::blocks);
     out[1][p] = out[0][p] + pending_[p].blocks.get() - reclaimed_[p].blocks.get();
     out[2][p] = live_of(&sums::bytes);
@@ -138,7 +152,8 @@ level_values heap_counters::current() const noexcept {
     out[4][small] +=
         bytes + out_.requested.get() - out_.bytes.get() + deferred_.bytes.get() - deferred_.requested.get();
   }
-  for (by_pool& l : out) l[all] = l[0] + l[1];
+  for (by_pool& l : out)
+    l[all] = l[0] + l[1];
   return out;
 }
 
@@ -153,7 +168,8 @@ void heap_counters::note_peaks() noexcept {
   }
   auto const set = [&](headroom& r, level a, level b) {
     by_pool least = left[static_cast<std::size_t>(a)];
-    for (std::size_t p = 0; p < 3; ++p) least[p] = std::min(least[p], left[static_cast<std::size_t>(b)][p]);
+    for (std::size_t p = 0; p < 3; ++p)
+      least[p] = std::min(least[p], left[static_cast<std::size_t>(b)][p]);
     r.set(least);
   };
   set(blocks_left_, level::allocation, level::active);
@@ -201,7 +217,8 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
       add(pending, level::active_bytes, held, settled);
     }
     for (std::size_t p = 0; p < 3; ++p) {
-      for (std::size_t k = 0; k < levels; ++k) peak[k][p] += peak_here[k][p];
+      for (std::size_t k = 0; k < levels; ++k)
+        peak[k][p] += peak_here[k][p];
       pending[p]->peak += t->pending_peak_[p].get();
       cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
     }
@@ -214,7 +231,8 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
       now[static_cast<std::size_t>(k)][p] += caches.taken - caches.given;
     now[static_cast<std::size_t>(level::allocated_bytes)][p] += caches.total_bytes - caches.given_bytes;
     now[static_cast<std::size_t>(level::requested_bytes)][p] += caches.taken_requested - caches.given_requested;
-    for (auto const& s : {allocation, active}) s[p]->allocated += caches.taken, s[p]->freed += caches.given;
+    for (auto const& s : {allocation, active})
+      s[p]->allocated += caches.taken, s[p]->freed += caches.given;
     allocated[p]->allocated += caches.total_bytes, allocated[p]->freed += caches.given_bytes;
     requested[p]->allocated += caches.taken_requested, requested[p]->freed += caches.given_requested;
     now[static_cast<std::size_t>(level::active)][p] += caches.waited, active[p]->freed -= caches.waited;
@@ -227,7 +245,8 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
       std::int64_t known =
           heap_counts.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
       // exact ones need no help
-      if (k >= static_cast<std::size_t>(level::allocated_bytes)) known = std::min(known, reserved[p]->peak);
+      if (k >= static_cast<std::size_t>(level::allocated_bytes))
+        known = std::min(known, reserved[p]->peak);
       with_peak[k][p]->current = now[k][p];
       with_peak[k][p]->peak = std::max(known, now[k][p]);
     }
@@ -240,7 +259,8 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
     cached[p]->freed = allocated[p]->allocated + reserved[p]->freed;
     cached[p]->peak = std::max(std::min(cached[p]->peak, reserved[p]->peak), cached[p]->current);
   }
-  for (statistic* s : {&out.inactive.all, &out.inactive.large}) s->current = s->allocated - s->freed;
+  for (statistic* s : {&out.inactive.all, &out.inactive.large})
+    s->current = s->allocated - s->freed;
   return out;
 }
 

@@ -30,13 +30,13 @@ enum class size_pool : std::uint8_t { small, large };  // small: a slot of a sla
 
 // What thread caches know better than the tally, which counts the slots they hold as allocated.
 struct cached_slots {
-  std::int64_t held = 0, held_bytes = 0;   // now in a cache
-  std::int64_t waiting_bytes = 0;                        // deferred frees
+  std::int64_t held = 0, held_bytes = 0;  // now in a cache
+  std::int64_t waiting_bytes = 0;         // deferred frees
   // size less requested bytes, of slots allocated from caches less those freed to them
   std::int64_t unused_bytes = 0;
   // totals
   std::int64_t taken = 0, total_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
-  std::int64_t waited = 0, waited_bytes = 0;             // total of deferred frees among those given
+  std::int64_t waited = 0, waited_bytes = 0;  // total of deferred frees among those given
   cached_slots& operator+=(cached_slots const& o) noexcept {
     held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited,
         waited_bytes += o.waited_bytes;
@@ -70,7 +70,8 @@ class heap_counters {
   void freed_pending(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
     at(pending_, p).add(1, as(rounded), 0);
-    for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
+    for (std::size_t q : {index(p), all})
+      pending_peak_[q].raise(pending(q));
     drift(rounded);
   }
   // Deferred frees become pending.
@@ -78,12 +79,14 @@ class heap_counters {
     alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes)
                  : give(size_pool::small, slots, bytes, bytes, returned_);
     sent_.add(slots, bytes, 0);
-    for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
+    for (std::size_t q : {index(size_pool::small), all})
+      pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
   }
   // `bytes` more are deferred frees. Notes the pending peak before a part of it becomes free.
   void also_waiting(std::int64_t bytes) noexcept {
-    for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q) + bytes);
+    for (std::size_t q : {index(size_pool::small), all})
+      pending_peak_[q].raise(pending(q) + bytes);
   }
   void pending_no_more(size_pool p, std::size_t rounded, std::size_t blocks = 1) noexcept {
     falls();
@@ -93,11 +96,13 @@ class heap_counters {
   }
   // Slots move to a thread cache, or back.
   void drawn(std::int64_t slots, std::size_t bytes) noexcept {
-    if (alone_.get()) return at(drawn_, size_pool::small).add(slots, as(bytes), as(bytes));
+    if (alone_.get())
+      return at(drawn_, size_pool::small).add(slots, as(bytes), as(bytes));
     take(size_pool::small, slots, as(bytes), as(bytes), drawn_);
   }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
-    if (alone_.get()) return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
+    if (alone_.get())
+      return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
     give(size_pool::small, slots, as(bytes), as(bytes), returned_);
     regain(bytes);
     fell(size_pool::small, slots, as(bytes), as(bytes));
@@ -119,7 +124,7 @@ class heap_counters {
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
-  void run_cut(std::int64_t bytes) noexcept {  // negative: returned
+  void run_cut(std::int64_t bytes) noexcept {                    // negative: returned
     mapped_[bytes > 0 ? 1 : 0].add(bytes > 0 ? -bytes : bytes);  // decrease first: those bytes were mapped once
     map(bytes > 0 ? size_pool::small : size_pool::large, bytes > 0 ? bytes : -bytes);
   }
@@ -139,7 +144,8 @@ class heap_counters {
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
   // There are other tallies from now on, and this one reports to them.
   void share(shared_levels& with) noexcept {
-    if (shared_) return publish();  // less slack, because there are more tallies
+    if (shared_)
+      return publish();  // less slack, because there are more tallies
     set_alone(false);
     shared_ = &with;
     with.join();
@@ -150,12 +156,16 @@ class heap_counters {
   void reset_peak() noexcept {
     auto const now = current();
     for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
+      for (std::size_t p = 0; p < 3; ++p)
+        peaks_[k][p].set(now[k][p]);
     }
-    for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
-    for (headroom* r : {&bytes_left_, &requested_left_, &blocks_left_, &cached_left_}) r->set({});
+    for (std::size_t p = 0; p < 3; ++p)
+      pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
+    for (headroom* r : {&bytes_left_, &requested_left_, &blocks_left_, &cached_left_})
+      r->set({});
     free_blocks_peak_.set(free_blocks_made_.get() - free_blocks_gone_.get());
-    if (shared_) publish();
+    if (shared_)
+      publish();
   }
 
  private:
@@ -176,9 +186,11 @@ class heap_counters {
     rises();
     at(as_what, p).add(n, bytes, requested);
     bytes_left_.add(p, -bytes), requested_left_.add(p, -requested), blocks_left_.add(p, -n), cached_left_.add(p, bytes);
-    if (!shared_) [[likely]] return;
+    if (!shared_) [[likely]]
+      return;
     credit_ -= bytes, credit_blocks_ -= n;
-    if ((credit_ | credit_blocks_) < 0) [[unlikely]] publish();
+    if ((credit_ | credit_blocks_) < 0) [[unlikely]]
+      publish();
   }
   [[gnu::always_inline]] void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested,
                                    pools& as_what) noexcept {
@@ -187,13 +199,15 @@ class heap_counters {
   }
   [[gnu::always_inline]] void rises() noexcept {
     if (cached_left_.least() < 0) [[unlikely]] {
-      if (!rising_) note_cached();
+      if (!rising_)
+        note_cached();
     }
     rising_ = true;
   }
   [[gnu::always_inline]] void falls() noexcept {  // some level falls from here on
     if (rooms_up() < 0) [[unlikely]] {
-      if (rising_) note_peaks();
+      if (rising_)
+        note_peaks();
     }
     rising_ = false;
   }
@@ -203,17 +217,21 @@ class heap_counters {
   }
   [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_left_.add(p, -bytes); }
   [[gnu::always_inline]] void regain(std::size_t bytes) noexcept {
-    if (!shared_) [[likely]] return;
+    if (!shared_) [[likely]]
+      return;
     credit_ += as(bytes), ++credit_blocks_;
-    if (credit_ > most_credit_) [[unlikely]] publish();
+    if (credit_ > most_credit_) [[unlikely]]
+      publish();
   }
   void drift(std::size_t bytes) noexcept {  // some levels fell, not all
     drifted_ += as(bytes);
-    if (drifted_ > most_drift_ && shared_) publish();
+    if (drifted_ > most_drift_ && shared_)
+      publish();
   }
   void map(size_pool p, std::int64_t bytes) noexcept {
     mapped_[index(p)].add(bytes);
-    if (bytes > 0) note_cached();
+    if (bytes > 0)
+      note_cached();
   }
   std::int64_t of(pools const& s, std::size_t p, value sums::*what) const noexcept {
     return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get();
@@ -237,7 +255,8 @@ class heap_counters {
   level_values peaks() const noexcept {
     level_values out = current();
     for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) out[k][p] = std::max(out[k][p], peaks_[k][p].get());
+      for (std::size_t p = 0; p < 3; ++p)
+        out[k][p] = std::max(out[k][p], peaks_[k][p].get());
     }
     return out;
   }
@@ -263,8 +282,10 @@ class heap_counters {
   class headroom {
    public:
     [[gnu::always_inline]] void add(size_pool p, std::int64_t by) noexcept {
-      if (p == size_pool::large) near_.add(by);
-      else add_small(by);
+      if (p == size_pool::large)
+        near_.add(by);
+      else
+        add_small(by);
     }
     std::int64_t least() const noexcept { return near_.get() | small_passed_; }
     std::int64_t near() const noexcept { return near_.get(); }  // as least(), if only large has changed
@@ -282,8 +303,8 @@ class heap_counters {
       small_ += by, beyond_ += by;
       small_passed_ |= small_ | near_.get();
     }
-    value near_;                                   // a cell, so that the compiler does not merge stores to two rooms
-    std::int64_t small_ = 0, beyond_ = 0;         // beyond_: what is left of all, less what is left of large
+    value near_;                           // a cell, so that the compiler does not merge stores to two rooms
+    std::int64_t small_ = 0, beyond_ = 0;  // beyond_: what is left of all, less what is left of large
     std::int64_t small_passed_ = 0;
   };
   // What every call for a large block reads comes first, in few cache lines.
@@ -291,16 +312,16 @@ class heap_counters {
   headroom requested_left_, blocks_left_, cached_left_;
   pools taken_{};
   shared_levels* shared_ = nullptr;
-  bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
-  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
+  bool rising_ = false;     // the last change was an allocation: peaks may be higher than noted
+  bool set_aside_ = false;  // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
   base::single_writer<bool> alone_{true};  // read without the lock by the sum over all tallies
   pools given_{};
   value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
   pools pending_{}, reclaimed_{}, drawn_{}, returned_{};
-  sums sent_{};                             // small: deferred frees that became pending; the caches counted them before
-  sums out_{}, deferred_{};                   // small: as in told()
-  struct left_now {  // small and all: how far to each peak, and how far cached bytes may rise
-    bool known = false;  // exact, and nothing has changed since
+  sums sent_{};              // small: deferred frees that became pending; the caches counted them before
+  sums out_{}, deferred_{};  // small: as in told()
+  struct left_now {          // small and all: how far to each peak, and how far cached bytes may rise
+    bool known = false;      // exact, and nothing has changed since
     std::array<std::array<std::int64_t, 2>, levels> up{};
     std::array<std::int64_t, 2> down{};
     grant least() const noexcept;
@@ -321,14 +342,16 @@ class device_counters {
   // them. Returns: false, without a change, if reserved would exceed the limit.
   bool charge(std::size_t bytes) {
     lock_guard hold(lock_);
-    if (limit_ && charged() + bytes > limit_) return false;
+    if (limit_ && charged() + bytes > limit_)
+      return false;
     under_way_ += bytes;
     return true;
   }
   // Charges as many of `bytes`, in multiples of `unit`, as the limit and `most` in all permit.
   std::size_t charge_within(std::size_t bytes, std::size_t most, std::size_t unit) {
     lock_guard hold(lock_);
-    if (limit_) most = std::min(most, limit_);
+    if (limit_)
+      most = std::min(most, limit_);
     std::size_t const now = charged(), taken = most > now ? std::min(bytes, most - now) / unit * unit : 0;
     under_way_ += taken;
     return taken;
@@ -336,7 +359,8 @@ class device_counters {
   void gave(std::size_t bytes, std::size_t refused) {  // Requires: both were charged
     lock_guard hold(lock_);
     under_way_ -= bytes + refused;
-    if (bytes) add(now_.reserved_bytes, false, as(bytes));
+    if (bytes)
+      add(now_.reserved_bytes, false, as(bytes));
   }
   void refund(std::size_t bytes) {  // released to the driver
     lock_guard hold(lock_);
@@ -352,15 +376,27 @@ class device_counters {
   void handle_gone() {
     edit([](memory_statistics& n) { add(n.segment, false, -1); });
   }
-  void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // an arena block becomes a slab's run
+  void run_cut(std::size_t bytes) { move_run(as(bytes)); }  // an arena block becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
-  void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
-  void recovered_by(std::size_t rung) { edit([rung](memory_statistics& n) { ++n.recovered_by[rung]; }); }
-  void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
-  void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.late_waits += behind_all; }); }
-  void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
+  void retried() {
+    edit([](memory_statistics& n) { ++n.num_alloc_retries; });
+  }
+  void recovered_by(std::size_t rung) {
+    edit([rung](memory_statistics& n) { ++n.recovered_by[rung]; });
+  }
+  void ran_out() {
+    edit([](memory_statistics& n) { ++n.num_ooms; });
+  }
+  void waited(bool behind_all) {
+    edit([&](memory_statistics& n) { ++n.waits_inserted, n.late_waits += behind_all; });
+  }
+  void fenced() {
+    edit([](memory_statistics& n) { ++n.fences; });
+  }
   // An allocation had to call the driver for memory.
-  void missed() { edit([&](memory_statistics&) { ++misses_; }); }
+  void missed() {
+    edit([&](memory_statistics&) { ++misses_; });
+  }
 
   void set_limit(std::size_t bytes) {
     lock_guard hold(lock_);
@@ -392,7 +428,8 @@ class device_counters {
   void reset_peak() {
     edit([this](memory_statistics& n) {
       for (statistic_by_size* s : {&n.segment, &n.reserved_bytes}) {
-        for (statistic* t : parts(*s)) t->peak = t->current;
+        for (statistic* t : parts(*s))
+          t->peak = t->current;
       }
       shared_.lower();
     });
@@ -414,7 +451,8 @@ class device_counters {
     auto const now = each(n), then = each(base);
     for (std::size_t i = 0; i < now.size(); ++i) {
       auto const a = parts(*now[i]), b = parts(*then[i]);
-      for (std::size_t p = 0; p < 3; ++p) a[p]->allocated -= b[p]->allocated, a[p]->freed -= b[p]->freed;
+      for (std::size_t p = 0; p < 3; ++p)
+        a[p]->allocated -= b[p]->allocated, a[p]->freed -= b[p]->freed;
     }
     return n;
   }
@@ -436,8 +474,8 @@ class device_counters {
   }
 
   mutable base::mutex lock_;
-  memory_statistics now_{};   // segment, reserved_bytes and plain numbers; the tallies have the rest
-  memory_statistics base_{};  // totals at the last reset
+  memory_statistics now_{};                // segment, reserved_bytes and plain numbers; the tallies have the rest
+  memory_statistics base_{};               // totals at the last reset
   std::size_t limit_ = 0, under_way_ = 0;  // bytes; under_way_: charged, not yet confirmed or refused
   std::uint64_t misses_ = 0;
   shared_levels shared_;

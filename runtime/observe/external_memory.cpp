@@ -18,29 +18,37 @@ base::guarded<std::vector<external_memory const*>>& in_process() noexcept {
 
 }  // namespace
 
-external_memory::external_memory(runtime::impl&) { in_process().lock()->push_back(this); }
-external_memory::~external_memory() { std::erase(*in_process().lock(), this); }
+external_memory::external_memory(runtime::impl&) {
+  in_process().lock()->push_back(this);
+}
+external_memory::~external_memory() {
+  std::erase(*in_process().lock(), this);
+}
 
 statistic* external_memory::of(books& b, int device, sharing kind) noexcept {
   auto const d = static_cast<std::size_t>(device);
-  if (d >= b.devices.size()) return nullptr;
+  if (d >= b.devices.size())
+    return nullptr;
   return kind == sharing::exported ? &b.devices[d].exported : &b.devices[d].imported;
 }
 
 void external_memory::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   try {
-    if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
+    if (b->devices.size() <= static_cast<std::size_t>(device))
+      b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
   } catch (...) {}
-  if (statistic* const s = of(*b, device, kind)) add(*s, static_cast<std::int64_t>(bytes));
+  if (statistic* const s = of(*b, device, kind))
+    add(*s, static_cast<std::int64_t>(bytes));
 }
 
 void external_memory::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
-  if (statistic* const s = of(*b, device, kind)) add(*s, -static_cast<std::int64_t>(bytes));
+  if (statistic* const s = of(*b, device, kind))
+    add(*s, -static_cast<std::int64_t>(bytes));
 }
 
 void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested,
@@ -48,19 +56,24 @@ void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t re
   auto b = books_.lock();
   try {
     auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
-    if (!first) is->second.requested = std::max(is->second.requested, requested), ++is->second.holders;
+    if (!first)
+      is->second.requested = std::max(is->second.requested, requested), ++is->second.holders;
     auto const next = std::next(is);
     bool const inside = is != b->blocks.begin() && at - std::prev(is)->first < std::prev(is)->second.requested;
-    if (!inside && (next == b->blocks.end() || next->first - at >= requested)) return;
-    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end()) in->second.overlaps = true;
+    if (!inside && (next == b->blocks.end() || next->first - at >= requested))
+      return;
+    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
+      in->second.overlaps = true;
   } catch (...) {
-    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
+    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
+      in->second.partly_known = true;
   }
 }
 
 void external_memory::given_back(std::uintptr_t at) noexcept {
   auto b = books_.lock();
-  if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
+  if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0)
+    b->blocks.erase(is);
 }
 
 bool external_memory::pinned(std::uintptr_t at, std::size_t bytes, source_location from) noexcept {
@@ -76,7 +89,8 @@ bool external_memory::pinned(std::uintptr_t at, std::size_t bytes, source_locati
 std::optional<external_memory::block> external_memory::unpinned(std::uintptr_t at) noexcept {
   auto b = books_.lock();
   auto const is = b->pins.find(at);
-  if (is == b->pins.end()) return std::nullopt;
+  if (is == b->pins.end())
+    return std::nullopt;
   block const out = is->second;
   b->pins.erase(is);
   return out;
@@ -90,16 +104,19 @@ void external_memory::opened(std::uintptr_t at, int reader) noexcept {
 
 void external_memory::sent(std::uintptr_t at) noexcept {
   auto b = books_.lock();
-  if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.was_sent = true;
+  if (auto const found = b->mapped.find(at); found != b->mapped.end())
+    found->second.was_sent = true;
 }
 
 std::size_t external_memory::idle(int device) const noexcept {
   auto const b = books_.lock();
   std::size_t bytes = 0;
   for (auto const& [at, its] : b->mapped) {
-    if (its.device != device || its.kind != sharing::exported || its.was_sent || its.partly_known) continue;
+    if (its.device != device || its.kind != sharing::exported || its.was_sent || its.partly_known)
+      continue;
     auto const first = b->blocks.lower_bound(at);
-    if (first == b->blocks.end() || first->first >= at + its.bytes) bytes += its.bytes;
+    if (first == b->blocks.end() || first->first >= at + its.bytes)
+      bytes += its.bytes;
   }
   return bytes;
 }
@@ -110,31 +127,36 @@ std::optional<external_memory::place> external_memory::find(void const* where) c
   if (auto const pin = base::holder_of(b->pins, at); pin != b->pins.end())
     return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
   auto const in = base::holder_of(b->mapped, at);
-  if (in == b->mapped.end()) return std::nullopt;
+  if (in == b->mapped.end())
+    return std::nullopt;
   auto const& its = in->second;
   auto is = base::at_or_before(b->blocks, at);
   auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
   for (auto one = is;
        its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
     --one;
-    if (end_of(one) > end_of(is)) is = one;
+    if (end_of(one) > end_of(is))
+      is = one;
   }
   if (is != b->blocks.end() && at - is->first < is->second.requested)
     return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
-  if (its.partly_known) return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
+  if (its.partly_known)
+    return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};
 }
 
 std::optional<external_memory::place> external_memory::find_in_process(void const* where) noexcept {
   auto const all = in_process().lock();
   for (auto const* one : *all)
-    if (auto const found = one->find(where)) return found;
+    if (auto const found = one->find(where))
+      return found;
   return std::nullopt;
 }
 
 void external_memory::add_to(int device, memory_statistics& out) const {
   auto const b = books_.lock();
-  if (static_cast<std::size_t>(device) >= b->devices.size()) return;
+  if (static_cast<std::size_t>(device) >= b->devices.size())
+    return;
   out.exported_bytes = b->devices[static_cast<std::size_t>(device)].exported;
   out.imported_bytes = b->devices[static_cast<std::size_t>(device)].imported;
 }
@@ -142,24 +164,28 @@ void external_memory::add_to(int device, memory_statistics& out) const {
 void external_memory::reset_peak(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported})
-    if (statistic* const s = of(*b, device, kind)) s->peak = s->current;
+    if (statistic* const s = of(*b, device, kind))
+      s->peak = s->current;
 }
 
 void external_memory::reset_accumulated(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported})
-    if (statistic* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
+    if (statistic* const s = of(*b, device, kind))
+      s->allocated = s->freed = 0;
 }
 
 std::vector<external_memory::segment> external_memory::segments(int device) const {
   auto const b = books_.lock();
   std::vector<segment> out;
   for (auto const& [at, its] : b->mapped) {
-    if (its.device != device) continue;
+    if (its.device != device)
+      continue;
     segment& s =
         out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
     auto const end = b->blocks.lower_bound(at + its.bytes);
-    for (auto one = b->blocks.lower_bound(at); one != end; ++one) s.blocks.push_back(one->second);
+    for (auto one = b->blocks.lower_bound(at); one != end; ++one)
+      s.blocks.push_back(one->second);
   }
   return out;
 }

@@ -43,8 +43,8 @@ class external_memory {  // a part of the runtime
   bool pinned(std::uintptr_t at, std::size_t bytes, source_location) noexcept;
   std::optional<block> unpinned(std::uintptr_t at) noexcept;  // the range that begins there
 
-  struct place {  // where an address lies
-    int device = -1;            // -1: host memory
+  struct place {      // where an address lies
+    int device = -1;  // -1: host memory
     sharing kind = sharing::exported;
     std::uint64_t readers = 0;  // bit d: device d may access it
     bool in_use = false;        // in a block that is in use

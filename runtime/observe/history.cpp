@@ -42,7 +42,8 @@ struct history::log {
     h.logs_.push_back(this);
   }
   ~log() {
-    if (process_was_forked()) return;
+    if (process_was_forked())
+      return;
     history& h = process();
     base::lock_guard hold(h.lock_);
     try {
@@ -100,7 +101,8 @@ struct history::book {
       }
       std::uint32_t const line = clock_of(e);
       auto const [at, fresh] = live.try_emplace(e.at);
-      if (!fresh) end(at->second);  // its end was not recorded: it was freed while the history was off
+      if (!fresh)
+        end(at->second);  // its end was not recorded: it was freed while the history was off
       at->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
       count_taken(line, e.bytes, true);
     } else if (e.what == action::free) {
@@ -110,7 +112,8 @@ struct history::book {
         return;
       }
       live_entry const& began = found->second;
-      if (began.ticks > e.ticks) return;  // of an earlier block there, which has already ended
+      if (began.ticks > e.ticks)
+        return;  // of an earlier block there, which has already ended
       place const& its = places[lines[began.line].place];
       e.bytes = began.bytes, e.stream = began.stream, e.runtime = its.runtime, e.device = its.device;
       end(began);
@@ -125,8 +128,10 @@ struct history::book {
   void count_taken(std::uint32_t line, std::uint64_t bytes, bool lives) {
     line_sums& s = lines[line].sums;
     s.total_blocks += 1, s.total_bytes += static_cast<std::int64_t>(bytes);
-    if (lives) change(line, 1, static_cast<std::int64_t>(bytes));
-    else s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
+    if (lives)
+      change(line, 1, static_cast<std::int64_t>(bytes));
+    else
+      s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
   }
   // A line's numbers at the peak are saved when they first change after it: unchanged lines still have them.
   void change(std::uint32_t line, std::int64_t blocks, std::int64_t bytes) {
@@ -135,10 +140,12 @@ struct history::book {
     keep(l, p);
     l.sums.blocks += blocks, l.sums.bytes += bytes;
     p.bytes += bytes;
-    if (p.bytes > p.peak) p.peak = p.bytes, ++p.peaks;
+    if (p.bytes > p.peak)
+      p.peak = p.bytes, ++p.peaks;
   }
   static void keep(line_entry& l, place const& p) {
-    if (l.kept == p.peaks) return;
+    if (l.kept == p.peaks)
+      return;
     l.kept = p.peaks;
     l.sums.blocks_at_peak = l.sums.blocks, l.sums.bytes_at_peak = l.sums.bytes;
   }
@@ -147,7 +154,8 @@ struct history::book {
     if (last_line < lines.size()) {  // mostly the same as before
       line_sums const& l = lines[last_line].sums;
       place const& p = places[lines[last_line].place];
-      if (l.line == e.line && l.file == e.file && p.device == e.device && p.runtime == e.runtime) return last_line;
+      if (l.line == e.line && l.file == e.file && p.device == e.device && p.runtime == e.runtime)
+        return last_line;
     }
     std::uint32_t const where = place_of(e.runtime, e.device);
     auto const [at, fresh] =
@@ -163,7 +171,8 @@ struct history::book {
   }
   std::uint32_t place_of(std::uint32_t runtime, std::int16_t device) {
     for (std::uint32_t i = 0; i < places.size(); ++i)
-      if (places[i].runtime == runtime && places[i].device == device) return i;
+      if (places[i].runtime == runtime && places[i].device == device)
+        return i;
     places.push_back({runtime, device});
     return static_cast<std::uint32_t>(places.size() - 1);
   }
@@ -188,16 +197,20 @@ void history::start(std::size_t events, bool stacks) {
   base::lock_guard hold(lock_);
   auto fresh = std::make_unique<book>();
   fresh->ring.set_capacity(std::max<std::size_t>(events, 1));
-  for (log* l : logs_) l->gathered = l->count.load(base::memory_order_acquire);
+  for (log* l : logs_)
+    l->gathered = l->count.load(base::memory_order_acquire);
   book_ = std::move(fresh);
   stacks_.store(stacks);
   turn(true);
 }
 
-void history::stop() noexcept { turn(false); }
+void history::stop() noexcept {
+  turn(false);
+}
 
 void history::turn(bool on) noexcept {
-  if (on_.exchange(on) != on) note_all_blocks(on);
+  if (on_.exchange(on) != on)
+    note_all_blocks(on);
 }
 
 void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime,
@@ -227,7 +240,8 @@ void history::take_back(std::uintptr_t at) noexcept try {
   log& l = mine();
   base::lock_guard const hold(lock_);
   std::uint32_t const n = l.count.load(base::memory_order_relaxed);
-  if (n == l.gathered || l.events[n - 1].at != at || l.events[n - 1].what != action::free) return;
+  if (n == l.gathered || l.events[n - 1].at != at || l.events[n - 1].what != action::free)
+    return;
   l.count.store(n - 1, base::memory_order_release);
 } catch (std::bad_alloc const&) {}  // this thread has no log: it has written nothing
 
@@ -242,10 +256,14 @@ void history::gather() {
   for (log* l : logs_) {
     base::switch_point();  // another thread may write between two logs
     std::uint32_t n = l->count.load(base::memory_order_acquire);
-    while (n > l->gathered && l->events[n - 1].ticks > until) --n;
-    if (n == l->gathered) continue;
-    if (++writers == 1) b.only = std::span(l->events).subspan(l->gathered, n - l->gathered);
-    else b.batch.insert(b.batch.end(), l->events.begin() + l->gathered, l->events.begin() + n);
+    while (n > l->gathered && l->events[n - 1].ticks > until)
+      --n;
+    if (n == l->gathered)
+      continue;
+    if (++writers == 1)
+      b.only = std::span(l->events).subspan(l->gathered, n - l->gathered);
+    else
+      b.batch.insert(b.batch.end(), l->events.begin() + l->gathered, l->events.begin() + n);
     l->gathered = n;
   }
   if (writers > 1) {
@@ -254,7 +272,8 @@ void history::gather() {
     b.only = b.batch;
   }
   if (writers) {
-    for (event const& e : b.only) b.enter(e);
+    for (event const& e : b.only)
+      b.enter(e);
   }
   b.earlier_ends.clear();
 }
@@ -267,7 +286,8 @@ std::uint32_t history::number_of_stack() noexcept {
   base::lock_guard hold(lock_);
   book& b = *book_;
   auto const [at, fresh] = b.stack_numbers.try_emplace(key, static_cast<std::uint32_t>(b.stacks.size()));
-  if (fresh) b.stacks.push_back(found);
+  if (fresh)
+    b.stacks.push_back(found);
   return at->second;
 }
 
@@ -276,7 +296,8 @@ std::vector<event> history::events(std::uint32_t runtime, int device) {
   gather();
   std::vector<event> out;
   for (event const& e : book_->ring)
-    if (e.runtime == runtime && e.device == device) out.push_back(e);
+    if (e.runtime == runtime && e.device == device)
+      out.push_back(e);
   std::stable_sort(out.begin(), out.end(), [](event const& x, event const& y) { return x.ticks < y.ticks; });
   return out;
 }
@@ -287,7 +308,8 @@ std::vector<line_sums> history::lines(std::uint32_t runtime, int device) {
   std::uint32_t const where = book_->place_of(runtime, static_cast<std::int16_t>(device));
   std::vector<line_sums> out;
   for (book::line_entry& l : book_->lines) {
-    if (l.place != where) continue;
+    if (l.place != where)
+      continue;
     book::keep(l, book_->places[where]);
     out.push_back(l.sums);
   }

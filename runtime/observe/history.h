@@ -35,7 +35,7 @@ struct event {
   char const* function = nullptr;
   std::uint32_t line = 0;
   std::uint32_t runtime = 0;
-  std::uint32_t stack = 0;     // number of a stack; 0: none was recorded
+  std::uint32_t stack = 0;  // number of a stack; 0: none was recorded
   std::uint32_t thread = 0;
   std::int16_t device = 0;
   action what = action::alloc;
@@ -45,8 +45,8 @@ struct line_sums {  // of one line of the program and one device
   char const* file = nullptr;
   char const* function = nullptr;
   std::uint32_t line = 0;
-  std::int64_t blocks = 0, bytes = 0;                    // live now
-  std::int64_t blocks_at_peak = 0, bytes_at_peak = 0;    // when the device's live bytes were at their peak
+  std::int64_t blocks = 0, bytes = 0;                  // live now
+  std::int64_t blocks_at_peak = 0, bytes_at_peak = 0;  // when the device's live bytes were at their peak
   std::int64_t total_blocks = 0, total_bytes = 0, given_blocks = 0, given_bytes = 0;
 };
 struct live_block {
@@ -88,12 +88,12 @@ class history {
   std::uint64_t forgotten();                                   // events dropped from the ring
 
  private:
-  struct log;    // of one thread
-  struct book;   // the gathered events
+  struct log;   // of one thread
+  struct book;  // the gathered events
   history();
   static void turn(bool on) noexcept;
   static log& mine();  // Throws: bad_alloc, at the thread's first event
-  void gather();  // Requires: lock_
+  void gather();       // Requires: lock_
   std::uint32_t number_of_stack() noexcept;
 
   inline static constinit base::atomic<bool> on_{false};

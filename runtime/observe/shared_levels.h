@@ -27,11 +27,11 @@ class shared_levels {
   struct published_levels {
     level_values upto{};
     std::int64_t slack = 0, slack_blocks = 0;  // how far a level of bytes, or of blocks, may rise after a report
-    std::int64_t extra = 0;              // bytes of slack beyond the equal share of an eighth of the peak
+    std::int64_t extra = 0;                    // bytes of slack beyond the equal share of an eighth of the peak
   };
   // A tally reports that it is at `now`. Sets its slack.
   void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
-            std::int64_t slack_blocks) noexcept {
+               std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
     std::int64_t const n = std::max(heaps_, few);
     constexpr auto most = static_cast<std::size_t>(level::active_bytes);
@@ -53,13 +53,16 @@ class shared_levels {
       }
     };
     constexpr auto first_of_bytes = static_cast<std::size_t>(level::allocated_bytes);
-    for (std::size_t k = 0; k < first_of_bytes; ++k) publish_level(k, last.slack_blocks);
-    for (std::size_t k = first_of_bytes; k < levels; ++k) publish_level(k, last.slack);
+    for (std::size_t k = 0; k < first_of_bytes; ++k)
+      publish_level(k, last.slack_blocks);
+    for (std::size_t k = first_of_bytes; k < levels; ++k)
+      publish_level(k, last.slack);
   }
   void raise(level_values const& to) noexcept {
     base::lock_guard const hold(lock_);
     for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p] = std::max(peaks_[k][p], to[k][p]);
+      for (std::size_t p = 0; p < 3; ++p)
+        peaks_[k][p] = std::max(peaks_[k][p], to[k][p]);
     }
   }
   void lower() noexcept {
@@ -76,7 +79,7 @@ class shared_levels {
   level_values sums_{}, peaks_{};
   static constexpr std::int64_t few = 4;
   std::int64_t heaps_ = 0;
-  std::int64_t extra_ = 0;    // bytes: the sum over all tallies
+  std::int64_t extra_ = 0;  // bytes: the sum over all tallies
 };
 
 }  // namespace weir::observe

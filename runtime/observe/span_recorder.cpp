@@ -23,11 +23,14 @@ void span_recorder::start(std::size_t spans) {
 }
 
 void span_recorder::add(span s) noexcept {
-  if (process_was_forked()) return;  // a thread of the parent may hold the lock
+  if (process_was_forked())
+    return;  // a thread of the parent may hold the lock
   try {
     base::lock_guard const hold(lock_);
-    if (ring_.size() < most_) ring_.push_back(std::move(s));
-    else ring_[next_] = std::move(s), next_ = (next_ + 1) % most_;
+    if (ring_.size() < most_)
+      ring_.push_back(std::move(s));
+    else
+      ring_[next_] = std::move(s), next_ = (next_ + 1) % most_;
   } catch (std::bad_alloc const&) {}  // no memory: the span is dropped
 }
 
@@ -55,7 +58,8 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
     open_->number = base::this_thread_id();
     open_->link = stream ? span_recorder::process().new_link() : 0;
     open_->begin_ns = base::now_ns();
-    if (!call_of_thread::value) call_of_thread::value = open_.get();
+    if (!call_of_thread::value)
+      call_of_thread::value = open_.get();
   } catch (std::bad_alloc const&) {
     open_ = nullptr;
   }
@@ -63,8 +67,10 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
 
 void host_span::end() noexcept {
   open_->end_ns = base::now_ns();
-  if (call_of_thread::value == open_.get()) call_of_thread::value = nullptr;
-  if (span_recorder::on()) span_recorder::process().add(std::move(*open_));
+  if (call_of_thread::value == open_.get())
+    call_of_thread::value = nullptr;
+  if (span_recorder::on())
+    span_recorder::process().add(std::move(*open_));
 }
 
 }  // namespace weir::observe

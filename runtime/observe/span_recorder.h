@@ -19,7 +19,7 @@ struct span {
   std::uint64_t number = 0;               // of the thread or the stream
   std::uint64_t link = 0;                 // a call and its work on a stream share it; 0: none
   std::size_t bytes = 0;
-  std::uint64_t stream = 0;               // of a call: the stream of its work; of a wait: the stream waited for
+  std::uint64_t stream = 0;  // of a call: the stream of its work; of a wait: the stream waited for
   source_location at{nullptr, nullptr, 0};
 };
 
@@ -48,10 +48,12 @@ class span_recorder {
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, source_location at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
-    if (span_recorder::on()) [[unlikely]] begin(name, at, bytes, stream);
+    if (span_recorder::on()) [[unlikely]]
+      begin(name, at, bytes, stream);
   }
   ~host_span() {
-    if (open_) [[unlikely]] end();
+    if (open_) [[unlikely]]
+      end();
   }
   host_span(host_span const&) = delete;
   std::uint64_t link() const noexcept { return open_ ? open_->link : within_; }

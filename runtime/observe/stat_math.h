@@ -17,7 +17,9 @@ inline void add(statistic_by_size& s, bool small, std::int64_t change) noexcept 
   add(s.all, change);
   add(small ? s.small : s.large, change);
 }
-inline std::array<statistic*, 3> parts(statistic_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
+inline std::array<statistic*, 3> parts(statistic_by_size& s) noexcept {
+  return {&s.small, &s.large, &s.all};
+}
 // The quantities that are kept by size.
 inline std::array<statistic_by_size*, 10> each(memory_statistics& n) noexcept {
   return {&n.allocation,      &n.segment,        &n.active,       &n.inactive,      &n.allocated_bytes,

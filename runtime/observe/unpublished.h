@@ -47,8 +47,8 @@ class unpublished {
     set({}, false);
     return now;
   }
-  void allow(grant const& g) noexcept { set(g, true); }      // Requires: take() was the last call
-  void allow_all() noexcept {                                // no report is needed
+  void allow(grant const& g) noexcept { set(g, true); }  // Requires: take() was the last call
+  void allow_all() noexcept {                            // no report is needed
     carried_ += since();
     set({{most_blocks, most_bytes, most_bytes}, most_bytes}, true);
   }
@@ -71,7 +71,8 @@ class unpublished {
   static change read(std::uint64_t word) noexcept {
     constexpr std::int64_t all = std::int64_t{1} << bits_of_bytes;
     auto requested = static_cast<std::int64_t>(word & (all - 1));
-    if (requested >= all / 4 * 3) requested -= all;
+    if (requested >= all / 4 * 3)
+      requested -= all;
     word = (word - static_cast<std::uint64_t>(requested)) >> blocks_shift;
     return {static_cast<std::int64_t>(word & ((1u << bits_of_blocks) - 1)),
             static_cast<std::int64_t>(word >> bits_of_blocks), requested};
@@ -94,10 +95,10 @@ class unpublished {
   }
 
   base::single_writer<std::uint64_t> word_;
-  std::uint64_t floor_ = 0;     // gave() passes below it
-  std::uint64_t base_ = 0;      // the word when it was last set
+  std::uint64_t floor_ = 0;  // gave() passes below it
+  std::uint64_t base_ = 0;   // the word when it was last set
   bool granted_ = false;
-  change carried_;              // changes while everything was allowed
+  change carried_;  // changes while everything was allowed
 };
 
 }  // namespace weir::observe

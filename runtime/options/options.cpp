@@ -79,7 +79,8 @@ constexpr option_row table[] = {
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at,
                          error_id id) {
-  if (operation.starts_with("WEIR_")) at = {};  // no line of the program is wrong
+  if (operation.starts_with("WEIR_"))
+    at = {};  // no line of the program is wrong
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at, id);
 }
 
@@ -91,17 +92,22 @@ template <class T>
 std::optional<T> number_from(std::string_view text) {
   T n{};
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (text.empty() || failed != std::errc{} || end != text.data() + text.size()) return {};
+  if (text.empty() || failed != std::errc{} || end != text.data() + text.size())
+    return {};
   return n;
 }
-std::optional<size_t> whole_number(std::string_view text) { return number_from<size_t>(text); }
+std::optional<size_t> whole_number(std::string_view text) {
+  return number_from<size_t>(text);
+}
 
 std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value,
                     std::string_view where, source_location at) {
   auto const found = std::find(words.begin(), words.end(), value);
-  if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
+  if (found != words.end())
+    return static_cast<std::size_t>(found - words.begin());
   std::string meant = did_you_mean(value, words, std::string(key) + ":");
-  if (!meant.empty()) meant.pop_back();
+  if (!meant.empty())
+    meant.pop_back();
   refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words),
          meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at,
          error_id{167});
@@ -125,7 +131,8 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
 std::optional<std::uint32_t> count_from_text(std::string_view text) {
   std::uint32_t count = 0;
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (failed != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  if (failed != std::errc{} || end != text.data() + text.size())
+    return std::nullopt;
   return count;
 }
 
@@ -156,9 +163,9 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
     else if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at))
       into.** count = required(count_from_text(value), " is not a number", "Write " + name + ":16");
     else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
-      into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
+      into.** policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
     else if (auto const* const level = std::get_if<log_level options::*>(&row.at))
-      into.**level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
+      into.** level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
     else
       into.*std::get<bool options::*>(row.at) =
           required(switch_from_text(value), " is neither true nor false", "Write " + name + ":true");
@@ -169,20 +176,26 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       refuse(std::string(where), in_quotes(key) + " is an option of PyTorch, not of weir",
              std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at, error_id{169});
   std::vector<std::string_view> names;
-  for (option_row const& row : table) names.push_back(row.name);
+  for (option_row const& row : table)
+    names.push_back(row.name);
   refuse(std::string(where), "there is no option " + in_quotes(key),
          did_you_mean(key, names) + "docs/reference/options.md lists the options", at, error_id{170});
 }
 
 // a hundred years fit in a count of nanoseconds
 constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};
-bool is_time(std::chrono::milliseconds t) { return t.count() >= 0 && t <= longest; }
+bool is_time(std::chrono::milliseconds t) {
+  return t.count() >= 0 && t <= longest;
+}
 // False for NaN.
-bool is_part(double part) { return part >= 0 && part <= 1; }
+bool is_part(double part) {
+  return part >= 0 && part <= 1;
+}
 
 std::string in_small_letters(std::string_view text) {
   std::string out(text);
-  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (char& c : out)
+    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return out;
 }
 
@@ -196,13 +209,16 @@ char const* variable(char const* name) {
 std::optional<size_t> size_from_text(std::string_view text) {
   using unit = std::pair<std::string_view, int>;
   for (auto const& [name, shift] : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
-    if (!text.ends_with(name)) continue;
+    if (!text.ends_with(name))
+      continue;
     text.remove_suffix(name.size());
     size_t const most = std::numeric_limits<size_t>::max() >> shift;
-    if (auto const n = whole_number(text)) return *n <= most ? std::optional(*n << shift) : std::nullopt;
+    if (auto const n = whole_number(text))
+      return *n <= most ? std::optional(*n << shift) : std::nullopt;
     auto const decimal = number_from<double>(text);
     bool const plain = text.find_first_not_of("0123456789.") == text.npos;
-    if (!decimal || !plain || *decimal >= static_cast<double>(most)) return {};
+    if (!decimal || !plain || *decimal >= static_cast<double>(most))
+      return {};
     auto const bytes = static_cast<size_t>(*decimal * static_cast<double>(size_t{1} << shift));
     return bytes || *decimal == 0 ? std::optional(bytes) : std::nullopt;  // 0 would mean that there is no limit
   }
@@ -211,18 +227,22 @@ std::optional<size_t> size_from_text(std::string_view text) {
 
 std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
   using unit = std::pair<std::string_view, size_t>;
-  if (text == "0") return std::chrono::milliseconds(0);
+  if (text == "0")
+    return std::chrono::milliseconds(0);
   for (auto const& [name, ms] : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
     auto const n = text.ends_with(name) ? whole_number(text.substr(0, text.size() - name.size())) : std::nullopt;
-    if (n && *n > static_cast<size_t>(longest.count()) / ms) return {};
-    if (n) return std::chrono::milliseconds(*n * ms);
+    if (n && *n > static_cast<size_t>(longest.count()) / ms)
+      return {};
+    if (n)
+      return std::chrono::milliseconds(*n * ms);
   }
   return {};
 }
 
 std::string time_text(std::chrono::milliseconds t) {
   auto const ms = t.count();
-  if (ms % 1000) return std::to_string(ms) + " ms";
+  if (ms % 1000)
+    return std::to_string(ms) + " ms";
   return ms % 60'000 ? std::to_string(ms / 1000) + " s" : std::to_string(ms / 60'000) + " min";
 }
 
@@ -234,9 +254,11 @@ std::optional<double> part_from_text(std::string_view text) {
 std::optional<bool> switch_from_text(std::string_view text) {
   std::string const word = in_small_letters(text);
   for (char const* const yes : {"true", "on", "yes", "1"})
-    if (word == yes) return true;
+    if (word == yes)
+      return true;
   for (char const* const no : {"false", "off", "no", "0"})
-    if (word == no) return false;
+    if (word == no)
+      return false;
   return {};
 }
 
@@ -244,7 +266,8 @@ std::string bytes_text(size_t bytes) {
   char const* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double amount = static_cast<double>(bytes);
   size_t unit = 0;
-  while (amount >= 1024 && unit + 1 < std::size(units)) amount /= 1024, ++unit;
+  while (amount >= 1024 && unit + 1 < std::size(units))
+    amount /= 1024, ++unit;
   char text[32];
   bool const whole = amount == static_cast<double>(static_cast<size_t>(amount));
   std::snprintf(text, sizeof text, whole ? "%.0f %s" : "%.1f %s", amount, units[unit]);
@@ -265,12 +288,14 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
     std::string_view const item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), item.size() + 1));
     std::string_view const pair = trimmed(item);
-    if (pair.empty()) continue;
+    if (pair.empty())
+      continue;
     size_t const colon = pair.find(':');
     if (colon == pair.npos)
       refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value", at, error_id{171});
     size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where, at);
-    if (origin) (*origin)[row] = where;
+    if (origin)
+      (*origin)[row] = where;
   }
 }
 
@@ -301,11 +326,14 @@ options parse_options(std::string_view text, source_location at) {
 // memory each needs 1 MiB for each multiprocessor of 2048 threads.
 size_t driver_reserve_of(options const& o, bool simulated, int multiprocessors) noexcept {
   constexpr size_t mib = 1 << 20;
-  if (o.driver_reserve) return o.driver_reserve > 1 ? o.driver_reserve : 0;
+  if (o.driver_reserve)
+    return o.driver_reserve > 1 ? o.driver_reserve : 0;
   return simulated ? 0 : 64 * mib + mib * static_cast<size_t>(std::max(multiprocessors, 0));
 }
 
-std::span<option_row const> option_table() noexcept { return table; }
+std::span<option_row const> option_table() noexcept {
+  return table;
+}
 
 void check_options(options const& o, source_location at) {
   if (o.deterministic && o.device_idle.count())
@@ -316,7 +344,8 @@ void check_options(options const& o, source_location at) {
       throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at, id);
     };
     auto const one_of = [&](std::size_t n, std::span<std::string_view const> words) {
-      if (n >= words.size()) refuse_it(std::to_string(n), "Choose one of " + all_of(words), error_id{173});
+      if (n >= words.size())
+        refuse_it(std::to_string(n), "Choose one of " + all_of(words), error_id{173});
     };
     if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
       if (!is_time(o.**time))
@@ -343,7 +372,8 @@ std::string option_text(option_row const& row, options const& o) {
     std::snprintf(text, sizeof text, "%g", o.**part);
     return text;
   }
-  if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at)) return std::to_string(o.**count);
+  if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at))
+    return std::to_string(o.**count);
   if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
     return std::string(wait_policies[static_cast<size_t>(o.**policy)]);
   if (auto const* const level = std::get_if<log_level options::*>(&row.at))
@@ -377,7 +407,8 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
     choice.sim.seed = *seed;
     rest = rest.substr(0, end);
   }
-  if (rest.empty()) return choice;
+  if (rest.empty())
+    return choice;
   rest.remove_prefix(1);
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
@@ -385,7 +416,8 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
     refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is not a number of devices", "Write sim:1 to sim:64",
            at, error_id{178});
   choice.sim.devices = static_cast<int>(*devices);
-  if (count.size() == rest.size()) return choice;
+  if (count.size() == rest.size())
+    return choice;
   rest.remove_prefix(count.size() + 1);
   std::string const size(rest);
   auto const bytes = size_from_text(number_from<double>(rest) ? size + "GiB" : size);
@@ -398,11 +430,15 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
 
 race_check races_of_process(source_location at) {
   char const* const text = variable("WEIR_CHECK_RACES");
-  if (!text) return race_check::off;
-  if (auto const given = switch_from_text(text)) return *given ? race_check::report : race_check::off;
+  if (!text)
+    return race_check::off;
+  if (auto const given = switch_from_text(text))
+    return *given ? race_check::report : race_check::off;
   std::string const word = in_small_letters(text);
-  if (word == "report") return race_check::report;
-  if (word == "fail") return race_check::fail;
+  if (word == "report")
+    return race_check::report;
+  if (word == "fail")
+    return race_check::fail;
   static constexpr std::string_view words[] = {"on", "off", "report", "fail"};
   refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail",
          did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at, error_id{180});
@@ -414,7 +450,8 @@ bool races_wanted(options const& o, source_location at) {
 
 bool guard_wanted(options const& o, source_location at) {
   char const* const text = variable("WEIR_SIM_GUARD");
-  if (!text) return races_wanted(o, at);
+  if (!text)
+    return races_wanted(o, at);
   auto const given = switch_from_text(text);
   if (!given)
     refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on", at, error_id{181});
@@ -428,11 +465,15 @@ std::vector<int> visible_devices(std::string_view text, int count) {
     std::size_t const end = std::min(text.find(',', at), text.size());
     std::string_view word = text.substr(at, end - at);
     at = end + 1;
-    while (word.starts_with(' ')) word.remove_prefix(1);
-    while (word.ends_with(' ')) word.remove_suffix(1);
+    while (word.starts_with(' '))
+      word.remove_prefix(1);
+    while (word.ends_with(' '))
+      word.remove_suffix(1);
     auto const n = whole_number(word.starts_with(uuid) ? word.substr(uuid.size()) : word);
-    if (!n || *n >= static_cast<size_t>(count)) break;
-    if (std::find(shown.begin(), shown.end(), static_cast<int>(*n)) != shown.end()) return {};
+    if (!n || *n >= static_cast<size_t>(count))
+      break;
+    if (std::find(shown.begin(), shown.end(), static_cast<int>(*n)) != shown.end())
+      return {};
     shown.push_back(static_cast<int>(*n));
   }
   return shown;
@@ -442,7 +483,8 @@ machine_choice devices_from_environment(source_location at) {
   char const* const text = variable("WEIR_DEVICES");
   machine_choice choice = text ? parse_devices(text, "WEIR_DEVICES", at) : machine_choice{};
   auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // an empty value means: no device
-  if (!visible || choice.which == machine_choice::kind::cuda) return choice;
+  if (!visible || choice.which == machine_choice::kind::cuda)
+    return choice;
   choice.visible = visible_devices(*visible, choice.sim.devices);
   if (choice.visible.empty() && choice.which == machine_choice::kind::simulated)
     throw not_supported("runtime",
@@ -455,26 +497,30 @@ machine_choice devices_from_environment(source_location at) {
 
 found_options find_options(source_location at) {
   found_options found{{}, std::vector<std::string>(std::size(table), "default")};
-  if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found, at);
+  if (char const* const path = variable("WEIR_CONF_FILE"))
+    read_file(path, found, at);
   if (char const* const text = variable("WEIR_CONF"))
     read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
     bool const races = table[i].name == "check_races";
     // CUDA's variable is on for any number except 0
-    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0")) continue;
+    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0"))
+      continue;
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;
   }
   return found;
 }
 
-options options::from_environment(source_location at) { return find_options(at).in_force; }
+options options::from_environment(source_location at) {
+  return find_options(at).in_force;
+}
 
 std::vector<std::string> unknown_variables() {
-  static constexpr std::string_view ours[] = {
-      "WEIR_CONF",      "WEIR_CONF_FILE",  "WEIR_DEVICES", "WEIR_CHECK_RACES",
-      "WEIR_SIM_GUARD", "WEIR_SIM_CENSUS", "WEIR_TORCH",   "WEIR_TORCH_LIBRARY"};  // the last two: interop/torch
+  static constexpr std::string_view ours[] = {"WEIR_CONF",        "WEIR_CONF_FILE",    "WEIR_DEVICES",
+                                              "WEIR_CHECK_RACES", "WEIR_SIM_GUARD",    "WEIR_SIM_CENSUS",
+                                              "WEIR_TORCH",       "WEIR_TORCH_LIBRARY"};  // the last two: interop/torch
   static constexpr std::string_view of_tests_and_tools[] = {
       "WEIR_TEST_",      "WEIR_KILL_",       "WEIR_MISHAP_",       "WEIR_PLANTED_",     "WEIR_PROVE_", "WEIR_FUZZ_",
       "WEIR_CHECKED_",   "WEIR_CHECK_LINES", "WEIR_CHECK_SECONDS", "WEIR_CONFORMANCE_", "WEIR_GPU_",   "WEIR_TRAINER_",
@@ -482,8 +528,10 @@ std::vector<std::string> unknown_variables() {
   std::vector<std::string> lines;
   for (std::string const& name : os::environment_names("WEIR_")) {
     auto const begins = [&](std::string_view with) { return name.starts_with(with); };
-    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
-    if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins)) continue;
+    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours))
+      continue;
+    if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins))
+      continue;
     std::string const meant = did_you_mean(name, ours);
     lines.push_back("weir-112: weir does not read the variable " + in_quotes(name) + ". " +
                     (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));

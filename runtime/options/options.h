@@ -21,13 +21,13 @@ struct machine_choice {
 
 // One row per option. The parser, docs/reference/options.md and `weir doctor` read only this table.
 struct option_row {
-  std::string_view name;      // in WEIR_CONF, and the name of the member
+  std::string_view name;  // in WEIR_CONF, and the name of the member
   std::variant<size_t options::*, std::chrono::milliseconds options::*, bool options::*, double options::*,
                options::wait_policy options::*, log_level options::*, std::uint32_t options::*>
       at;
-  std::string_view nothing;   // the meaning of a size or time of 0
-  char const* variable;       // an environment variable that switches it on; null: none
-  std::string_view meaning;   // one or two sentences for people
+  std::string_view nothing;  // the meaning of a size or time of 0
+  char const* variable;      // an environment variable that switches it on; null: none
+  std::string_view meaning;  // one or two sentences for people
 };
 // Bytes that options::driver_reserve leaves on a device.
 size_t driver_reserve_of(options const&, bool simulated, int multiprocessors) noexcept;

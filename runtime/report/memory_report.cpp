@@ -14,7 +14,8 @@ std::string in_units(size_t bytes) {
   constexpr std::array<char const*, 4> names{"B", "KiB", "MiB", "GiB"};
   double value = static_cast<double>(bytes);
   size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < names.size(); ++unit) value /= 1024;
+  for (; value >= 1024 && unit + 1 < names.size(); ++unit)
+    value /= 1024;
   char text[32];
   std::snprintf(text, sizeof text, unit ? "%.2f %s" : "%.0f %s", value, names[unit]);
   return text;
@@ -27,23 +28,33 @@ memory_cause likeliest_cause(memory_report const& r, bool addresses) {
   size_t const within = limited ? r.limit : others_leave;  // the most that may be reserved
   size_t const held = r.allocated + r.pending, cached = r.reserved - held;
   size_t const outside = r.other_processes - std::min(r.other_processes, r.exported);
-  if (r.rounded > r.capacity) return memory_cause::too_large;
-  if (r.host_kept != 0 && r.rounded + r.host_kept > r.host_available) return memory_cause::host;
-  if (addresses) return memory_cause::addresses;
-  if (r.limit != 0 && r.rounded > r.limit) return memory_cause::limit;
-  if (r.limit != 0 && r.allocated + r.rounded > r.limit && r.limit < r.capacity) return memory_cause::limit;
-  if (r.exported > r.capacity / 2) return memory_cause::shared;
-  if (outside > r.capacity / 2) return memory_cause::outside;
+  if (r.rounded > r.capacity)
+    return memory_cause::too_large;
+  if (r.host_kept != 0 && r.rounded + r.host_kept > r.host_available)
+    return memory_cause::host;
+  if (addresses)
+    return memory_cause::addresses;
+  if (r.limit != 0 && r.rounded > r.limit)
+    return memory_cause::limit;
+  if (r.limit != 0 && r.allocated + r.rounded > r.limit && r.limit < r.capacity)
+    return memory_cause::limit;
+  if (r.exported > r.capacity / 2)
+    return memory_cause::shared;
+  if (outside > r.capacity / 2)
+    return memory_cause::outside;
   // less is the rest of a page here and there
-  if (held + r.rounded <= within && r.largest_free < r.rounded && cached >= within / 64) return memory_cause::survivors;
-  if (r.pending > r.rounded) return memory_cause::pending;
+  if (held + r.rounded <= within && r.largest_free < r.rounded && cached >= within / 64)
+    return memory_cause::survivors;
+  if (r.pending > r.rounded)
+    return memory_cause::pending;
   return limited ? memory_cause::limit : memory_cause::in_use;
 }
 
 std::string sentence(memory_report const& r, memory_cause why) {
   switch (why) {
     case memory_cause::too_large:
-      if (r.requested > ~size_t{0} / 2) return "The size has overflowed: check the product it was made from.\n";
+      if (r.requested > ~size_t{0} / 2)
+        return "The size has overflowed: check the product it was made from.\n";
       return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
     case memory_cause::host: {
       if (r.host_kept == 0)
@@ -127,9 +138,12 @@ std::string memory_report::text() const {
   row("capacity", capacity);
   size_t const outside = other_processes - std::min(other_processes, exported);
   row("outside weir", outside);
-  if (exported) row("shared", exported);
-  if (driver_reserve) row("for the driver", driver_reserve);
-  if (limit != 0 && limit < capacity) row("limit", limit);
+  if (exported)
+    row("shared", exported);
+  if (driver_reserve)
+    row("for the driver", driver_reserve);
+  if (limit != 0 && limit < capacity)
+    row("limit", limit);
   if (host_kept != 0) {
     row("available", host_available);
     row("  for others", host_kept);
@@ -140,7 +154,8 @@ std::string memory_report::text() const {
   row("  cached", cached);
   row("largest free", largest_free);
   if (!pool.name.empty()) {
-    if (pool.limit) row("limit of pool", pool.limit);
+    if (pool.limit)
+      row("limit of pool", pool.limit);
     row("reserved there", pool.reserved);
     row("  allocated", pool.allocated);
     row("  pending", pool.pending);
@@ -153,7 +168,8 @@ std::string memory_report::text() const {
       continue;
     }
     bool const waited = tried.name.starts_with("waited");  // frees no bytes, but later steps may find some
-    if (!std::exchange(listed, true)) out += "  recovery steps\n";
+    if (!std::exchange(listed, true))
+      out += "  recovery steps\n";
     out += "    " + std::string(tried.name) + ": " +
            (waited ? (tried.gave_bytes ? "completed" : "none was pending") : in_units(tried.gave_bytes)) + " in " +
            std::to_string(tried.ns / 1000) + " us\n";

@@ -47,7 +47,8 @@ class page {
   }
   void sample_of_pool(std::string const& device, std::string_view pool, std::string_view state, std::size_t n) {
     std::string name;
-    for (char const c : pool) name += c == '\\' ? "\\\\" : c == '"' ? "\\\"" : c == '\n' ? "\\n" : std::string(1, c);
+    for (char const c : pool)
+      name += c == '\\' ? "\\\\" : c == '"' ? "\\\"" : c == '\n' ? "\\n" : std::string(1, c);
     out_ += name_ + "{device=\"" + device + "\",pool=\"" + name + '"' +
             (state.empty() ? "" : ",state=\"" + std::string(state) + '"') + "} " + std::to_string(n) + '\n';
   }
@@ -64,10 +65,12 @@ std::string metrics(std::span<measured const> all) {
   out.family("weir_memory_bytes", "gauge",
              "Reserved device memory, by state. The states add up to all reserved memory.");
   for (measured const& m : all)
-    for (level const& l : levels) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.current);
+    for (level const& l : levels)
+      out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.current);
   out.family("weir_memory_peak_bytes", "gauge", "Peak memory since the last reset.");
   for (measured const& m : all)
-    for (level const& l : peaks) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
+    for (level const& l : peaks)
+      out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
   if (std::ranges::any_of(all, [](measured const& m) { return !m.pools.empty(); })) {
     out.family("weir_pool_bytes", "gauge", "Reserved device memory of a pool, by state. Part of weir_memory_bytes.");
     for (measured const& m : all) {
@@ -79,7 +82,8 @@ std::string metrics(std::span<measured const> all) {
     }
     out.family("weir_pool_limit_bytes", "gauge", "The limit of a pool's reserved memory; 0: none.");
     for (measured const& m : all)
-      for (pool_memory_use const& p : m.pools) out.sample_of_pool(m.device, p.name, "", p.limit);
+      for (pool_memory_use const& p : m.pools)
+        out.sample_of_pool(m.device, p.name, "", p.limit);
   }
   out.family("weir_shared_bytes", "gauge",
              "Device memory shared with other processes, not part of reserved memory: exported by this process, or "
@@ -99,10 +103,12 @@ std::string metrics(std::span<measured const> all) {
     out.sample(m.device, "size", "large", m.numbers.allocation.large.allocated);
   }
   out.family("weir_allocated_bytes_total", "counter", "Bytes allocated, after rounding.");
-  for (measured const& m : all) out.sample(m.device, "", "", m.numbers.allocated_bytes.all.allocated);
+  for (measured const& m : all)
+    out.sample(m.device, "", "", m.numbers.allocated_bytes.all.allocated);
   for (count const& c : counts) {
     out.family(c.name, "counter", c.help);
-    for (measured const& m : all) out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
+    for (measured const& m : all)
+      out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
   }
   out.family("weir_recovered_allocations_total", "counter", "Allocations served by a recovery step, by step.");
   for (measured const& m : all)

@@ -27,8 +27,10 @@ std::vector<stretch> joined(std::vector<stretch> all) {
   std::sort(all.begin(), all.end(), [](stretch a, stretch b) { return a.from < b.from; });
   std::vector<stretch> out;
   for (stretch const s : all) {
-    if (!out.empty() && s.from <= out.back().to) out.back().to = std::max(out.back().to, s.to);
-    else out.push_back(s);
+    if (!out.empty() && s.from <= out.back().to)
+      out.back().to = std::max(out.back().to, s.to);
+    else
+      out.push_back(s);
   }
   return out;
 }
@@ -36,7 +38,8 @@ std::vector<stretch> joined(std::vector<stretch> all) {
 std::int64_t within(stretch s, std::vector<stretch> const& others) {
   std::int64_t sum = 0;
   auto at = std::partition_point(others.begin(), others.end(), [&](stretch o) { return o.to <= s.from; });
-  for (; at != others.end() && at->from < s.to; ++at) sum += std::min(at->to, s.to) - std::max(at->from, s.from);
+  for (; at != others.end() && at->from < s.to; ++at)
+    sum += std::min(at->to, s.to) - std::max(at->from, s.from);
   return sum;
 }
 
@@ -55,14 +58,16 @@ struct device_times {
 
 std::int64_t sum_of(std::vector<observe::span const*> const& spans) {
   std::int64_t sum = 0;
-  for (observe::span const* const s : spans) sum += s->end_ns - s->begin_ns;
+  for (observe::span const* const s : spans)
+    sum += s->end_ns - s->begin_ns;
   return sum;
 }
 
 // The share that ran while a kernel ran, and the line that spent most without one.
 std::string share_hidden(hidden_work const& work, std::vector<stretch> const& kernels) {
   std::int64_t const all = sum_of(work.spans);
-  if (all == 0) return "";
+  if (all == 0)
+    return "";
   struct line {
     std::int64_t alone = 0, whole = 0;
     std::size_t bytes = 0, count = 0;
@@ -77,12 +82,13 @@ std::string share_hidden(hidden_work const& work, std::vector<stretch> const& ke
     l.alone += whole - both, l.whole += whole, l.bytes += s->bytes;
     l.count += s->link == 0 || l.calls.insert(s->link).second;
   }
-  std::string const out = base::text("Of the ", work.many, ", ", overlapped * 100 / all,
-                                     " % of the time overlapped with a kernel.\n");
+  std::string const out =
+      base::text("Of the ", work.many, ", ", overlapped * 100 / all, " % of the time overlapped with a kernel.\n");
   auto const worst = std::max_element(lines.begin(), lines.end(),
                                       [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
   line const& l = worst->second;
-  if (l.alone * 50 < all) return out;
+  if (l.alone * 50 < all)
+    return out;
   std::string file = worst->first.first;
   file = file.substr(file.rfind('/') + 1);
   std::string const what = l.count == 1 ? base::text("1 ", work.one, " of ", bytes_text(l.bytes))
@@ -94,12 +100,15 @@ std::string share_hidden(hidden_work const& work, std::vector<stretch> const& ke
 std::string sentences(int device, device_times const& d) {
   auto const kernels = joined(d.kernels);
   std::int64_t computing = 0;
-  for (stretch const k : kernels) computing += k.to - k.from;
+  for (stretch const k : kernels)
+    computing += k.to - k.from;
   std::string_view const what = d.graphs ? ": kernels and graphs ran for " : ": kernels ran for ";
   std::string out = base::text(base::gpu_name(device), what, time_text(computing), ", copies for ",
                                time_text(sum_of(d.copies.spans)));
-  if (!d.collectives.spans.empty()) out += ", collectives for " + time_text(sum_of(d.collectives.spans));
-  if (d.on_host != 0) out += ", host functions for " + time_text(d.on_host);
+  if (!d.collectives.spans.empty())
+    out += ", collectives for " + time_text(sum_of(d.collectives.spans));
+  if (d.on_host != 0)
+    out += ", host functions for " + time_text(d.on_host);
   out += ", streams waited for each other for " + time_text(d.waited) + ".\n";
   return out + share_hidden(d.copies, kernels) + share_hidden(d.collectives, kernels);
 }
@@ -107,11 +116,16 @@ std::string sentences(int device, device_times const& d) {
 // By the names that the streams' calls give their spans: what is none of these is a collective, named by its calls.
 void add_span(observe::span const& s, device_times& d) {
   std::int64_t const ns = s.end_ns - s.begin_ns;
-  if (s.name == "copy" || s.name == "fill") d.copies.spans.push_back(&s);
-  else if (s.name == "wait") d.waited += ns;
-  else if (s.name == "launch_host") d.on_host += ns;
-  else if (s.name == "launch" || s.name == "graph") d.kernels.push_back({s.begin_ns, s.end_ns});
-  else d.collectives.spans.push_back(&s);
+  if (s.name == "copy" || s.name == "fill")
+    d.copies.spans.push_back(&s);
+  else if (s.name == "wait")
+    d.waited += ns;
+  else if (s.name == "launch_host")
+    d.on_host += ns;
+  else if (s.name == "launch" || s.name == "graph")
+    d.kernels.push_back({s.begin_ns, s.end_ns});
+  else
+    d.collectives.spans.push_back(&s);
   d.graphs |= s.name == "graph";
 }
 
@@ -120,11 +134,13 @@ void add_span(observe::span const& s, device_times& d) {
 std::string overlap(std::span<observe::span const> spans) {
   std::map<int, device_times> devices;
   for (observe::span const& s : spans) {
-    if (s.where != observe::span::on::stream) continue;
+    if (s.where != observe::span::on::stream)
+      continue;
     add_span(s, devices[s.device]);
   }
   std::string out;
-  for (auto const& [device, d] : devices) out += sentences(device, d);
+  for (auto const& [device, d] : devices)
+    out += sentences(device, d);
   return out.empty() ? "Nothing was recorded: call record_timeline() first.\n" : out;
 }
 

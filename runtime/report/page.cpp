@@ -17,7 +17,8 @@ enum class kind : std::uint8_t { alloc, free, ask, settle, map, unmap, oom };  /
 
 std::string plain(std::string_view text) {  // escapes text between tags
   std::string out;
-  for (char const c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
+  for (char const c : text)
+    out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
   return out;
 }
 
@@ -29,7 +30,8 @@ std::string base64(std::string_view bytes) {
     std::uint32_t three = 0;
     for (std::size_t k = 0; k < 3; ++k)
       three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
-    for (std::size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : letters[three >> (18 - 6 * k) & 63];
+    for (std::size_t k = 0; k < 4; ++k)
+      out += i + k > bytes.size() ? '=' : letters[three >> (18 - 6 * k) & 63];
   }
   return out;
 }
@@ -37,13 +39,15 @@ std::string base64(std::string_view bytes) {
 // The innermost folder, the file and the line.
 std::string short_name(std::string_view file, unsigned line) {
   if (std::size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
-    if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
+    if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos)
+      file.remove_prefix(folder + 1);
   }
   return std::string(file) + (line ? ":" + std::to_string(line) : "");
 }
 constexpr char const* no_line = "(line not known)";
 std::string full_name(source_location const& at) {
-  if (!at.file_name()) return no_line;
+  if (!at.file_name())
+    return no_line;
   return std::string(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
 }
 
@@ -52,17 +56,20 @@ std::string full_name(source_location const& at) {
 class names {
  public:
   explicit names(std::span<stack_of const> stacks) {
-    for (stack_of const& s : stacks) stacks_[s.number] = &s;
+    for (stack_of const& s : stacks)
+      stacks_[s.number] = &s;
   }
   std::uint32_t site(source_location const& at, std::uint32_t stack) {
     auto const [found, fresh] = numbers_.try_emplace({at.file_name() ? at.file_name() : "", at.line(), stack},
                                                      static_cast<std::uint32_t>(numbers_.size()));
-    if (fresh) sites_ += base::text(sites_.empty() ? "[" : ",[", line(at, stack), ',', innermost_call(at, stack), ']');
+    if (fresh)
+      sites_ += base::text(sites_.empty() ? "[" : ",[", line(at, stack), ',', innermost_call(at, stack), ']');
     return found->second;
   }
   std::uint32_t stream(std::uint64_t id) {
     auto const [found, fresh] = streams_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));
-    if (fresh) stream_list_ += (stream_list_.empty() ? "" : ",") + base::json_text(std::to_string(id));
+    if (fresh)
+      stream_list_ += (stream_list_.empty() ? "" : ",") + base::json_text(std::to_string(id));
     return found->second;
   }
   std::string json() const {
@@ -80,11 +87,13 @@ class names {
     std::string name = label(at, stack);
     std::string key = at.file_name() ? base::text(at.file_name(), ':', at.line()) : name;
     auto const [found, fresh] = line_numbers_.try_emplace(std::move(key), line_numbers_.size());
-    if (fresh) lines_ += (lines_.empty() ? "" : ",") + base::json_text(name);
+    if (fresh)
+      lines_ += (lines_.empty() ? "" : ",") + base::json_text(name);
     return static_cast<std::uint32_t>(found->second);
   }
   std::string label(source_location const& at, std::uint32_t stack) const {
-    if (at.file_name()) return short_name(at.file_name(), at.line());
+    if (at.file_name())
+      return short_name(at.file_name(), at.line());
     auto const* const frames = frames_of(stack);
     return frames ? frames->front().name : no_line;
   }
@@ -99,17 +108,22 @@ class names {
         has_line |= named && f->line == at.line() && f->file == at.file_name();
       }
     }
-    if (has_line) return call;
+    if (has_line)
+      return call;
     return this->call(call, {at.function_name() ? at.function_name() : "", at.file_name(), at.line()});
   }
   std::size_t call(std::size_t outer, frame const& f) {
     std::string text = f.name;
-    if (!f.file.empty() && f.file != "??") text += "\n  " + f.file;
-    if (f.line) text += base::text(':', f.line);
+    if (!f.file.empty() && f.file != "??")
+      text += "\n  " + f.file;
+    if (f.line)
+      text += base::text(':', f.line);
     auto const [its_text, new_text] = frame_numbers_.try_emplace(std::move(text), frame_numbers_.size());
-    if (new_text) frames_ += (frames_.empty() ? "" : ",") + base::json_text(its_text->first);
+    if (new_text)
+      frames_ += (frames_.empty() ? "" : ",") + base::json_text(its_text->first);
     auto const [found, fresh] = call_numbers_.try_emplace({outer, its_text->second}, call_numbers_.size() + 1);
-    if (fresh) calls_ += base::text(calls_.empty() ? "" : ",", outer, ',', its_text->second);
+    if (fresh)
+      calls_ += base::text(calls_.empty() ? "" : ",", outer, ',', its_text->second);
     return found->second;
   }
 
@@ -133,7 +147,8 @@ using ranges = std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>>;
 // Removes a range, and cuts the ranges that it overlaps.
 void cut(ranges& all, std::uintptr_t at, std::size_t bytes) {
   auto found = all.upper_bound(at);
-  if (found != all.begin()) --found;
+  if (found != all.begin())
+    --found;
   while (found != all.end() && found->first < at + bytes) {
     auto const [from, what] = *found;
     std::uintptr_t const to = from + what.first;
@@ -142,8 +157,10 @@ void cut(ranges& all, std::uintptr_t at, std::size_t bytes) {
       continue;
     }
     found = all.erase(found);
-    if (from < at) all[from] = {at - from, what.second};
-    if (to > at + bytes) all[at + bytes] = {to - at - bytes, what.second};
+    if (from < at)
+      all[from] = {at - from, what.second};
+    if (to > at + bytes)
+      all[at + bytes] = {to - at - bytes, what.second};
   }
 }
 
@@ -162,11 +179,16 @@ beginning before_the_trace(device_snapshot const& d) {
   }
   for (std::size_t i = d.trace.size(); i-- > 0;) {
     trace_entry const& e = d.trace[i];
-    if (e.action == "alloc") b.blocks.erase(e.at);
-    else if (e.action == "free_completed") b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, true};
-    else if (e.action == "free_requested") b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, false};
-    else if (e.action == "segment_map" || e.action == "segment_alloc") cut(b.mapped, e.at, e.bytes);
-    else if (e.action == "segment_unmap" || e.action == "segment_free") b.mapped[e.at] = {e.bytes, e.stream};
+    if (e.action == "alloc")
+      b.blocks.erase(e.at);
+    else if (e.action == "free_completed")
+      b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, true};
+    else if (e.action == "free_requested")
+      b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, false};
+    else if (e.action == "segment_map" || e.action == "segment_alloc")
+      cut(b.mapped, e.at, e.bytes);
+    else if (e.action == "segment_unmap" || e.action == "segment_free")
+      b.mapped[e.at] = {e.bytes, e.stream};
   }
   return b;
 }
@@ -179,10 +201,12 @@ class writer {
     std::int64_t const first = d.trace.empty() ? 0 : d.trace.front().us;
     beginning const before = before_the_trace(d);
     us_ = first;
-    for (auto const& [at, what] : before.mapped) range(kind::map, first, at, what.first, what.second);
+    for (auto const& [at, what] : before.mapped)
+      range(kind::map, first, at, what.first, what.second);
     for (auto const& [at, b] : before.blocks) {
       take(first, at, b.bytes, b.stream, names_.site(b.where, 0));
-      if (b.given_back) give(kind::ask, first, at, 0);
+      if (b.given_back)
+        give(kind::ask, first, at, 0);
     }
     before_ = events_;
     for (std::size_t i = 0; i < d.trace.size(); ++i)
@@ -206,8 +230,10 @@ class writer {
       joined_ = false;
       return;
     }
-    if (e.action == "alloc") return take(e.us, e.at, e.bytes, e.stream, names_.site(e.where, e.stack));
-    if (e.action == "oom") return no_memory(e);
+    if (e.action == "alloc")
+      return take(e.us, e.at, e.bytes, e.stream, names_.site(e.where, e.stack));
+    if (e.action == "oom")
+      return no_memory(e);
     if (e.action == "segment_map" || e.action == "segment_alloc")
       return range(kind::map, e.us, e.at, e.bytes, e.stream);
     if (e.action == "segment_unmap" || e.action == "segment_free")
@@ -216,19 +242,24 @@ class writer {
       joined_ = next && next->action == "free_completed" && next->at == e.at;
       return give(joined_ ? kind::free : kind::ask, e.us, e.at, e.user);
     }
-    if (e.action == "free_completed") give(kind::settle, e.us, e.at, 0);
+    if (e.action == "free_completed")
+      give(kind::settle, e.us, e.at, 0);
   }
   void take(std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t site) {
-    if (there_.contains(at)) give(kind::free, us, at, 0);  // its end was not recorded
+    if (there_.contains(at))
+      give(kind::free, us, at, 0);  // its end was not recorded
     event(kind::alloc, us).near(at, block_at_).number(bytes).number(site).number(names_.stream(stream));
     there_[at] = blocks_++;
   }
   void give(kind k, std::int64_t us, std::uintptr_t at, std::uint64_t user) {
     auto const found = there_.find(at);
-    if (found == there_.end()) return;  // an unknown block
+    if (found == there_.end())
+      return;  // an unknown block
     event(k, us).number(blocks_ - found->second);
-    if (k == kind::ask) number(user ? names_.stream(user) + 1 : 0);
-    else there_.erase(found);
+    if (k == kind::ask)
+      number(user ? names_.stream(user) + 1 : 0);
+    else
+      there_.erase(found);
   }
   void range(kind k, std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream) {
     event(k, us).near(at, range_at_).number(bytes).number(names_.stream(stream));
@@ -251,7 +282,8 @@ class writer {
     return number(static_cast<std::uint64_t>(away) << 1 ^ static_cast<std::uint64_t>(away >> 63));
   }
   writer& number(std::uint64_t n) {
-    for (; n >= 128; n >>= 7) out_ += static_cast<char>(n | 128);
+    for (; n >= 128; n >>= 7)
+      out_ += static_cast<char>(n | 128);
     out_ += static_cast<char>(n);
     return *this;
   }
@@ -282,7 +314,8 @@ std::map<std::string, line_use> live_lines(device_snapshot const& d) {
   std::map<std::string, line_use> all;
   for (memory_segment const& s : d.segments) {
     for (memory_block const& b : s.blocks) {
-      if (b.state != block_state::active_allocated) continue;
+      if (b.state != block_state::active_allocated)
+        continue;
       line_use& line = all[b.where.file_name() ? short_name(b.where.file_name(), b.where.line()) : no_line];
       line.bytes += b.requested ? b.requested : b.bytes;
       ++line.blocks;
@@ -300,7 +333,8 @@ peak_of_recording peak_of(device_snapshot const& d) {
   std::map<std::uintptr_t, held> live;
   std::size_t now = 0;
   for (auto const& [at, b] : before_the_trace(d).blocks) {
-    if (b.given_back) continue;
+    if (b.given_back)
+      continue;
     live[at] = {b.bytes, full_name(b.where)};
     now += b.bytes;
   }
@@ -315,7 +349,8 @@ peak_of_recording peak_of(device_snapshot const& d) {
         now -= known->second.bytes;
         live.erase(known);
       }
-      if (e.action != "alloc") continue;
+      if (e.action != "alloc")
+        continue;
       live[e.at] = {e.bytes, full_name(e.where)};
       now += e.bytes;
       then(i, e);
@@ -324,7 +359,8 @@ peak_of_recording peak_of(device_snapshot const& d) {
   auto const first = live;
   std::size_t const began = now;
   play(d.trace.size(), [&](std::size_t i, trace_entry const& e) {
-    if (now <= peak.live) return;
+    if (now <= peak.live)
+      return;
     peak.live = now, peak.us = e.us, at_event = i + 1;
   });
   live = first, now = began;
@@ -341,7 +377,8 @@ namespace {
 
 std::string earlier_json(std::span<device_snapshot const> all, int device) {
   for (device_snapshot const& d : all) {
-    if (d.device != device) continue;
+    if (d.device != device)
+      continue;
     std::string out;
     for (auto const& [name, use] : live_lines(d))
       out += base::text(out.empty() ? "[" : ",[", base::json_text(name), ',', use.bytes, ']');
@@ -357,7 +394,8 @@ std::string page(std::span<device_snapshot const> devices, std::span<stack_of co
   names all(stacks);
   std::string recordings;
   for (device_snapshot const& d : devices) {
-    if (d.trace.empty() && d.segments.empty()) continue;
+    if (d.trace.empty() && d.segments.empty())
+      continue;
     writer w(all);
     w.write(d);
     recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device, d.pools, earlier_json(more.earlier, d.device));

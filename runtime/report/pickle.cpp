@@ -4,15 +4,19 @@
 namespace weir::report {
 
 pickle& pickle::number(std::int64_t n) {
-  if (n >= 0 && n < 256) return put('K').put(static_cast<char>(n));
-  if (n >= 0 && n < 65536) return put('M').little_endian(static_cast<std::uint64_t>(n), 2);
-  if (n >= INT32_MIN && n <= INT32_MAX) return put('J').little_endian(static_cast<std::uint32_t>(n), 4);
+  if (n >= 0 && n < 256)
+    return put('K').put(static_cast<char>(n));
+  if (n >= 0 && n < 65536)
+    return put('M').little_endian(static_cast<std::uint64_t>(n), 2);
+  if (n >= INT32_MIN && n <= INT32_MAX)
+    return put('J').little_endian(static_cast<std::uint32_t>(n), 4);
   return put('\x8a').put('\x08').little_endian(static_cast<std::uint64_t>(n), 8);
 }
 
 pickle& pickle::text(std::string_view s) {
   auto const [at, fresh] = texts_.try_emplace(std::string(s), remembered_);
-  if (!fresh) return again(at->second);
+  if (!fresh)
+    return again(at->second);
   put('X').little_endian(s.size(), 4);
   out_ += s;
   (void)remember();
@@ -21,8 +25,10 @@ pickle& pickle::text(std::string_view s) {
 
 std::uint32_t pickle::remember() {
   std::uint32_t const number = remembered_++;
-  if (number < 256) put('q').put(static_cast<char>(number));
-  else put('r').little_endian(number, 4);
+  if (number < 256)
+    put('q').put(static_cast<char>(number));
+  else
+    put('r').little_endian(number, 4);
   return number;
 }
 

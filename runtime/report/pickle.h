@@ -41,7 +41,8 @@ class pickle {
     return *this;
   }
   pickle& little_endian(std::uint64_t v, int bytes) {
-    for (int i = 0; i < bytes; ++i) put(static_cast<char>(v >> (8 * i)));
+    for (int i = 0; i < bytes; ++i)
+      put(static_cast<char>(v >> (8 * i)));
     return *this;
   }
   std::string out_;

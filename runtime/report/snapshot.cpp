@@ -15,17 +15,20 @@ namespace {
 class snapshot_writer {
  public:
   explicit snapshot_writer(std::span<stack_of const> stacks) {
-    for (stack_of const& s : stacks) stacks_[s.number] = &s;
+    for (stack_of const& s : stacks)
+      stacks_[s.number] = &s;
   }
 
   std::string write(std::span<device_snapshot const> all, std::string_view settings) && {
     out_.open_dict();
     out_.key("segments").open_list();
     for (device_snapshot const& d : all)
-      for (memory_segment const& s : d.segments) segment(d.device, s);
+      for (memory_segment const& s : d.segments)
+        segment(d.device, s);
     out_.close_list();
     out_.key("device_traces").open_list();
-    for (device_snapshot const& d : all) trace(d);
+    for (device_snapshot const& d : all)
+      trace(d);
     out_.close_list();
     out_.key("allocator_settings").open_dict();
     out_.key("PYTORCH_CUDA_ALLOC_CONF").text(settings);
@@ -37,7 +40,8 @@ class snapshot_writer {
 
  private:
   void item(std::size_t index) {
-    if (index != 0 && index % 1000 == 0) out_.next_thousand();
+    if (index != 0 && index % 1000 == 0)
+      out_.next_thousand();
   }
   pickle& field(std::string_view name, std::uint64_t value) {
     return out_.key(name).number(static_cast<std::int64_t>(value));
@@ -47,8 +51,10 @@ class snapshot_writer {
     item(segments_++);
     std::uint64_t live = 0, pending = 0, requested = 0;
     for (memory_block const& b : s.blocks) {
-      if (b.state == block_state::active_allocated) live += b.bytes;
-      if (b.state == block_state::active_pending_free) pending += b.bytes;
+      if (b.state == block_state::active_allocated)
+        live += b.bytes;
+      if (b.state == block_state::active_pending_free)
+        pending += b.bytes;
       requested += b.requested;
     }
     out_.open_dict();
@@ -86,7 +92,8 @@ class snapshot_writer {
 
   void trace(device_snapshot const& d) {
     out_.open_list();
-    for (std::size_t i = 0; i < d.trace.size(); ++i) entry(i, d.trace[i]);
+    for (std::size_t i = 0; i < d.trace.size(); ++i)
+      entry(i, d.trace[i]);
     out_.close_list();
   }
   void entry(std::size_t index, trace_entry const& e) {
@@ -97,7 +104,8 @@ class snapshot_writer {
     field("size", e.bytes);
     field("stream", e.stream);
     field("time_us", static_cast<std::uint64_t>(e.us));
-    if (e.user) field("still_used_by", e.user);
+    if (e.user)
+      field("still_used_by", e.user);
     out_.key("frames");
     frames(e.where, e.stack);
     out_.close_dict();
@@ -110,9 +118,11 @@ class snapshot_writer {
       return;
     }
     out_.open_list();
-    if (where.file_name()) frame(where.function_name() ? where.function_name() : "", where.file_name(), where.line());
+    if (where.file_name())
+      frame(where.function_name() ? where.function_name() : "", where.file_name(), where.line());
     if (auto const found = stacks_.find(stack); found != stacks_.end()) {
-      for (report::frame const& f : found->second->frames) frame(f.name, f.file, f.line);
+      for (report::frame const& f : found->second->frames)
+        frame(f.name, f.file, f.line);
     }
     out_.close_list();
     at->second = out_.remember();

@@ -19,7 +19,7 @@ struct trace_entry {
   std::uintptr_t at = 0;
   std::size_t bytes = 0;
   std::uint64_t stream = 0;
-  std::int64_t us = 0;      // since 1970
+  std::int64_t us = 0;  // since 1970
   source_location where{nullptr, nullptr, 0};
   std::uint32_t stack = 0;  // number of a stack; 0: none
   std::uint64_t user = 0;   // of a free_requested: the stream that still uses the block; 0: none, or not known
@@ -62,8 +62,8 @@ std::map<std::string, line_use> live_lines(device_snapshot const&);
 
 // The moment of the recording with the most live bytes. It is the end, where there is no history.
 struct peak_of_recording {
-  std::size_t live = 0;  // bytes
-  std::int64_t us = 0;   // since 1970
+  std::size_t live = 0;                   // bytes
+  std::int64_t us = 0;                    // since 1970
   std::map<std::string, line_use> lines;  // by file and line, with the whole path
 };
 peak_of_recording peak_of(device_snapshot const&);

@@ -14,9 +14,11 @@ namespace {
 std::string grouped(std::int64_t n) {  // 1,234,567
   std::string const digits = std::to_string(n < 0 ? -n : n);
   std::string out;
-  if (n < 0) out += '-';
+  if (n < 0)
+    out += '-';
   for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i != 0 && (digits.size() - i) % 3 == 0) out += ',';
+    if (i != 0 && (digits.size() - i) % 3 == 0)
+      out += ',';
     out += digits[i];
   }
   return out;
@@ -29,10 +31,14 @@ std::string row(char const* name, statistic const& s) {
   return text;
 }
 
-std::string in_units(std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); }
+std::string in_units(std::int64_t bytes) {
+  return bytes_text(static_cast<std::size_t>(bytes));
+}
 
 // Noteworthy: at least an eighth of `of`, and at least a page.
-bool worth(std::int64_t bytes, std::int64_t of) { return bytes >= 2 << 20 && bytes >= of / 8; }
+bool worth(std::int64_t bytes, std::int64_t of) {
+  return bytes >= 2 << 20 && bytes >= of / 8;
+}
 
 std::string stream_text(std::uint64_t number) {
   return number ? "stream " + std::to_string(number) : std::string("streams that share pages");
@@ -42,7 +48,8 @@ std::string whose_cached(statistic const& cached, std::int64_t reserved, std::sp
   std::string out = in_units(cached.current) + " of " + in_units(reserved) + " are free";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
-    if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3) continue;
+    if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3)
+      continue;
     out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to " + stream_text(u.stream) +
            (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
   }
@@ -55,8 +62,8 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   for (stream_memory_use const& u : streams)
     for (auto const& w : u.waits_for)
       if (told < 4)
-        out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " +
-                                      stream_text(w.stream));
+        out += (told++ ? "," : "") +
+               (" " + bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " + stream_text(w.stream));
   return out + ".\n";
 }
 
@@ -79,8 +86,10 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
   std::int64_t const rounding = n.allocated_bytes.all.current - n.requested_bytes.all.current;
   auto const hole = static_cast<std::int64_t>(now.largest_free);
   std::string out;
-  if (worth(cached, reserved)) out += whose_cached(n.cached_bytes.all, reserved, streams);
-  if (worth(pending, reserved)) out += what_is_pending(pending, streams);
+  if (worth(cached, reserved))
+    out += whose_cached(n.cached_bytes.all, reserved, streams);
+  if (worth(pending, reserved))
+    out += what_is_pending(pending, streams);
   if (worth(cached, reserved) && hole < cached / 2)
     out += "The largest free block has " + in_units(hole) + " of the " + in_units(cached) +
            " free. A larger allocation merges free memory, or reserves more.\n";
@@ -127,7 +136,8 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
          (now.limit ? bytes_text(now.limit) : "none") + ", outside weir " + in_units(outside(now)) + "\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", recovery attempts " + std::to_string(n.num_alloc_retries) +
          ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " + std::to_string(n.fences) + "\n";
-  for (pool_memory_use const& p : pools) out += pool_row(p);
+  for (pool_memory_use const& p : pools)
+    out += pool_row(p);
   return out + sentences(n, now, streams);
 }
 

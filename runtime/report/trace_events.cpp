@@ -30,12 +30,16 @@ class events_writer {
     time("dur", to - from);
     out_ += ",\"args\":{";
     bool first = true;
-    if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
-    if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
-    if (s.at.file_name()) arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
+    if (s.bytes)
+      arg(first, "bytes", std::to_string(s.bytes));
+    if (s.stream)
+      arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
+    if (s.at.file_name())
+      arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
     out_ += "}}";
     // to the first part of the work
-    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
+    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second))
+      return;
     // an arrow from the call to its work
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
     time("ts", from - origin_);
@@ -46,7 +50,8 @@ class events_writer {
     time("ts", e.ns - origin_);
     out_ += base::text(",\"s\":\"t\",\"args\":{\"device\":", device, ",\"stream\":", e.stream, ",\"bytes\":", e.bytes,
                        ",\"address\":\"", base::address_text(e.address), '"');
-    if (e.where.file_name()) out_ += ",\"line\":" + json_text(base::text(e.where.file_name(), ":", e.where.line()));
+    if (e.where.file_name())
+      out_ += ",\"line\":" + json_text(base::text(e.where.file_name(), ":", e.where.line()));
     out_ += "}}";
     begin("memory of " + base::gpu_name(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);
@@ -76,9 +81,11 @@ class events_writer {
 
 std::int64_t first_time(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
   std::int64_t first = INT64_MAX;
-  for (observe::span const& s : spans) first = std::min(first, s.begin_ns);
+  for (observe::span const& s : spans)
+    first = std::min(first, s.begin_ns);
   for (device_memory_events const& d : memory)
-    if (!d.events.empty()) first = std::min(first, d.events.front().ns);
+    if (!d.events.empty())
+      first = std::min(first, d.events.front().ns);
   return first == INT64_MAX ? 0 : first;
 }
 
@@ -90,7 +97,8 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
   std::map<std::pair<int, std::uint64_t>, std::int64_t> ends;  // of streams: their spans do not overlap
   std::set<std::uint64_t> threads;
   std::vector<observe::span const*> in_order;
-  for (observe::span const& s : spans) in_order.push_back(&s);
+  for (observe::span const& s : spans)
+    in_order.push_back(&s);
   std::stable_sort(in_order.begin(), in_order.end(), [](auto const* a, auto const* b) {
     return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns;
   });
@@ -98,7 +106,8 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     std::int64_t from = s->begin_ns, to = std::max(s->end_ns, from);
     if (s->where == observe::span::on::stream) {
       auto const [last, fresh] = ends.try_emplace({s->device, s->number}, from);
-      if (fresh) out.name("thread_name", 1 + s->device, s->number, "stream " + std::to_string(s->number));
+      if (fresh)
+        out.name("thread_name", 1 + s->device, s->number, "stream " + std::to_string(s->number));
       devices.insert(s->device);
       from = std::max(from, last->second), to = std::max(to, from);  // times are exact to half a microsecond
       last->second = to;
@@ -113,7 +122,8 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
       return e.what == "alloc" ? bytes : e.what == "free" ? -bytes : 0;
     };
     std::int64_t live = d.live_bytes;
-    for (memory_event const& e : d.events) live -= change(e);
+    for (memory_event const& e : d.events)
+      live -= change(e);
     for (memory_event const& e : d.events) {
       live += change(e);
       out.memory(d.device, e, live);
@@ -121,7 +131,8 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     }
   }
   out.name("process_name", 0, 0, "host");
-  for (int const d : devices) out.name("process_name", 1 + d, 0, base::gpu_name(d));
+  for (int const d : devices)
+    out.name("process_name", 1 + d, 0, base::gpu_name(d));
   return std::move(out).finish();
 }
 

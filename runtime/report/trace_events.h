@@ -15,8 +15,8 @@ namespace weir::report {
 
 struct device_memory_events {
   int device = 0;
-  std::vector<memory_event> events;    // oldest first
-  std::int64_t live_bytes = 0;         // after the last
+  std::vector<memory_event> events;  // oldest first
+  std::int64_t live_bytes = 0;       // after the last
 };
 std::string trace_events(std::span<observe::span const>, std::span<device_memory_events const>);
 // The share of a device's copies, and of its collectives, that ran while kernels ran.

@@ -31,13 +31,15 @@ class blocks {
   using map = std::map<address, block>;
   // Returns the first block that overlaps the range, or end().
   map::iterator find(address at, std::size_t bytes) {
-    if (auto const holder = base::holder_of(all_, at); holder != all_.end()) return holder;
+    if (auto const holder = base::holder_of(all_, at); holder != all_.end())
+      return holder;
     auto const after = all_.upper_bound(at);
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   bool is_of_graph(address at, std::size_t bytes) {  // a part of it was the memory of a graph
     for (auto b = find(at, bytes); b != all_.end() && b->first < at + bytes; ++b)
-      if (b->second.of_graph) return true;
+      if (b->second.of_graph)
+        return true;
     return false;
   }
   // The part of a range whose first and last page hold no live bytes beside it. A system call with such bytes fails on
@@ -59,7 +61,8 @@ class blocks {
   std::pair<map::iterator, std::optional<block>> add(address at, block b) {
     std::optional<block> held;
     for (auto old = find(at, b.bytes); old != all_.end(); old = find(at, b.bytes)) {
-      if (old->second.live) held = old->second;
+      if (old->second.live)
+        held = old->second;
       all_.erase(old);
     }
     auto& counter = numbers_[b.device];

@@ -23,9 +23,9 @@ struct recording {
   std::vector<range> uses;
   std::shared_ptr<base::atomic<bool> const> over;  // as access::over
   graph order;
-  std::map<std::uint64_t, shadow> memory;     // by physical::number
-  std::map<stream_id, stream_id> streams;     // stream ids of the checker -> ids of `order`
-  std::vector<stream_id> outside;             // the inverse: outside[s - 1]
+  std::map<std::uint64_t, shadow> memory;  // by physical::number
+  std::map<stream_id, stream_id> streams;  // stream ids of the checker -> ids of `order`
+  std::vector<stream_id> outside;          // the inverse: outside[s - 1]
   stream_id inside(stream_id s) {
     auto const [at, is_new] = streams.try_emplace(s, 0);
     if (is_new) {
@@ -60,29 +60,34 @@ class captures {
     return in ? in->number : 0;
   }
   void about_to_end(stream_id s) {
-    if (recording* const in = of(s)) in->number = 0;
+    if (recording* const in = of(s))
+      in->number = 0;
   }
   void goes_on(stream_id s) {
-    if (recording* const in = of(s)) in->number = ++begun_;
+    if (recording* const in = of(s))
+      in->number = ++begun_;
   }
   // Returns: whether the event is recorded inside a capture. before: number_of before the driver call. If the
   // number has changed since, the answer is unknown: no wait on the event joins a capture then.
   bool recorded(event_handle e, stream_id on, std::uint64_t before) {
     forget(e);
     auto const found = streams_.find(on);
-    if (found == streams_.end() || before == 0 || found->second->number != before) return false;
+    if (found == streams_.end() || before == 0 || found->second->number != before)
+      return false;
     recording& in = *found->second;
     in.order.recorded(e, in.order.now(in.inside(on)));
     events_[static_cast<std::uintptr_t>(e)] = found->second;
     return true;
   }
   void forget(event_handle e) {
-    if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
+    if (!events_.empty())
+      events_.erase(static_cast<std::uintptr_t>(e));
   }
   // The stream waits for the event and joins its capture. false: it was recorded outside a capture.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
-    if (found == events_.end()) return false;
+    if (found == events_.end())
+      return false;
     recording& in = *found->second;
     streams_[s] = found->second;
     in.order.waited(in.inside(s), in.order.record_of(e), trust::promised);
@@ -90,7 +95,8 @@ class captures {
   }
   captured_graph end(stream_id s) {  // ends it for all its streams. Null: none
     auto const found = streams_.find(s);
-    if (found == streams_.end()) return {};
+    if (found == streams_.end())
+      return {};
     auto const ended = found->second;
     std::erase_if(streams_, [&](auto const& one) { return one.second == ended; });
     std::erase_if(events_, [&](auto const& one) { return one.second == ended; });

@@ -6,9 +6,11 @@
 namespace weir::driver::check {
 
 bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base::site site) {
-  if (captured.empty()) [[likely]] return false;
+  if (captured.empty()) [[likely]]
+    return false;
   recording* const in = captured.of(s);
-  if (!in) return false;
+  if (!in)
+    return false;
   in->uses.insert(in->uses.end(), ranges.begin(), ranges.end());
   stream_id const local = in->inside(s);
   moment const now = in->order.now(local);
@@ -17,13 +19,15 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
     return in->order.ordered({old.stream, old.n}, local, now.seen, trust::promised);
   };
   for (range const& r : ranges) {
-    if (r.bytes == 0) continue;
+    if (r.bytes == 0)
+      continue;
     access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
     a->captured = true;
     access outside = *a;
     outside.stream = s;
     for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b)
-      if (!b->second.live) report_use_after_free(outside, b);
+      if (!b->second.live)
+        report_use_after_free(outside, b);
     auto const clash = [&](access const& old, part const& p) {
       access first = old, second = *a;  // translated to stream ids outside the capture
       first.stream = in->outside[old.stream - 1];
@@ -57,17 +61,23 @@ void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::ite
 // True: the block is memory of that graph, and the free is noted there. An earlier block becomes the graph's.
 bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const> behind, base::site site) {
   recording* in = nullptr;
-  for (stream_id const s : behind) in = in ? in : captured.of(s);
-  if (!in) return false;
+  for (stream_id const s : behind)
+    in = in ? in : captured.of(s);
+  if (!in)
+    return false;
   bool const own = std::exchange(b->second.of_graph, true);
-  if (!own) return false;
+  if (!own)
+    return false;
   access_ref a;
   std::vector<moment> ends;
   for (stream_id const s : behind) {
-    if (captured.of(s) != in) continue;
+    if (captured.of(s) != in)
+      continue;
     ends.push_back(in->order.now(in->inside(s)));
-    if (!a) a = made(action::frees, ends.back().at, site, b->first, b->second.bytes);
-    else a->also.push_back(ends.back().at);
+    if (!a)
+      a = made(action::frees, ends.back().at, site, b->first, b->second.bytes);
+    else
+      a->also.push_back(ends.back().at);
   }
   a->captured = true;
   auto const past = [&](access const& old) {
@@ -95,20 +105,23 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
   epoch const now = used(s, before, ranges, site, trust::promised, &x.of);
   x.last = {now, before.seen, 0};
   for (range const& r : ranges)
-    if (r.copied) copies_from(now, before, r.at, r.bytes, site);
+    if (r.copied)
+      copies_from(now, before, r.at, r.bytes, site);
   return now;
 }
 
 status checking_driver::begin_capture(int device, stream_handle s, capture_mode mode) {
   status const is = inner_->begin_capture(device, s, mode);
-  if (!is.ok()) return is;
+  if (!is.ok())
+    return is;
   auto const known = judge_.lock();
   known->captured.begin(known->order.find(device, s));
   return is;
 }
 
 result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
-  if (process_was_forked()) return inner_->end_capture(device, s);
+  if (process_was_forked())
+    return inner_->end_capture(device, s);
   {
     auto const known = judge_.lock();
     known->captured.about_to_end(known->order.find(device, s));
@@ -126,7 +139,8 @@ result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
     return r;
   }
   auto kept = known->captured.end(known->order.find(device, s));
-  if (r.ok() && kept.uses) known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(kept);
+  if (r.ok() && kept.uses)
+    known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(kept);
   return r;
 }
 
@@ -146,16 +160,19 @@ status checking_driver::keep_with_graph(int device, stream_handle s, void (*drop
     its->drop(its->state);
   };
   status const is = note(inner_->keep_with_graph(device, s, dropped, both), device);
-  if (!is.ok() || process_was_forked()) return is;
+  if (!is.ok() || process_was_forked())
+    return is;
   auto const known = judge_.lock();
   recording* const in = known->captured.of(known->order.find(device, s));
-  if (in && !in->over) in->over = over;
+  if (in && !in->over)
+    in->over = over;
   return is;
 }
 
 result<executable_handle> checking_driver::instantiate(int device, graph_handle g) {
   auto const r = noted(inner_->instantiate(device, g), device);
-  if (!r.ok()) return r;
+  if (!r.ok())
+    return r;
   auto const known = judge_.lock();
   if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
       found != known->captured.graphs.end())
@@ -165,7 +182,8 @@ result<executable_handle> checking_driver::instantiate(int device, graph_handle 
 
 status checking_driver::update(int device, executable_handle x, graph_handle g) {
   status const is = note(inner_->update(device, x, g), device);
-  if (!is.ok()) return is;
+  if (!is.ok())
+    return is;
   auto const known = judge_.lock();
   auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
   if (found != known->captured.graphs.end())
@@ -176,24 +194,30 @@ status checking_driver::update(int device, executable_handle x, graph_handle g) 
 status checking_driver::launch_graph(int device, stream_handle s, executable_handle x) {
   moment const now = before(device, s);
   status const is = inner_->launch_graph(device, s, x);
-  if (!is.ok()) return note(is, device);
-  if (!now.at.stream) return is;
+  if (!is.ok())
+    return note(is, device);
+  if (!now.at.stream)
+    return is;
   auto const known = judge_.lock();
   base::site in = base::this_call().in;
-  if (!in.operation) in.operation = "graph launch";
+  if (!in.operation)
+    in.operation = "graph launch";
   executable& launched = known->captured.executables[static_cast<std::uint64_t>(x)];
   epoch const e = known->launched(launched, now, in);
-  if (launched.of.uses) keep_host_away(*known, e, *launched.of.uses, in);
+  if (launched.of.uses)
+    keep_host_away(*known, e, *launched.of.uses, in);
   return is;
 }
 
 status checking_driver::destroy_graph(graph_handle g) {
-  if (!process_was_forked()) judge_.lock()->captured.graphs.erase(static_cast<std::uint64_t>(g));
+  if (!process_was_forked())
+    judge_.lock()->captured.graphs.erase(static_cast<std::uint64_t>(g));
   return inner_->destroy_graph(g);
 }
 
 status checking_driver::destroy_executable(executable_handle x) {
-  if (!process_was_forked()) judge_.lock()->captured.executables.erase(static_cast<std::uint64_t>(x));
+  if (!process_was_forked())
+    judge_.lock()->captured.executables.erase(static_cast<std::uint64_t>(x));
   return inner_->destroy_executable(x);
 }
 

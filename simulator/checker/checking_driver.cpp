@@ -12,10 +12,13 @@ namespace {
 
 base::site site_of(char const* operation) {
   base::site s = base::this_call().in;
-  if (!s.operation) s.operation = operation;
+  if (!s.operation)
+    s.operation = operation;
   return s;
 }
-trust trust_here() { return base::this_call().internal_ordering ? trust::known : trust::promised; }
+trust trust_here() {
+  return base::this_call().internal_ordering ? trust::known : trust::promised;
+}
 
 // All live checkers. The default runtime's is never destroyed.
 base::guarded<std::vector<checking_driver*>>& alive() noexcept {
@@ -23,8 +26,8 @@ base::guarded<std::vector<checking_driver*>>& alive() noexcept {
   return *all;
 }
 base::atomic<bool> any_found{false}, any_printed{false};
-base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
-base::guarded<unjudged>& unseen_by_all() {   // the same
+base::atomic<std::uint64_t> uses_seen{0};   // by checkers that have ended or printed
+base::guarded<unjudged>& unseen_by_all() {  // the same
   static base::lasting<base::guarded<unjudged>> all;
   return *all;
 }
@@ -32,20 +35,22 @@ constexpr int status_of_reports = 66;  // as in other sanitizers
 
 // A call in a forked child returns early: a thread that is not in the child may hold the lock.
 void print_at_exit() {
-  if (process_was_forked()) return;
+  if (process_was_forked())
+    return;
   {
     auto const all = alive().lock();
-    for (checking_driver* c : *all) c->print_findings();
+    for (checking_driver* c : *all)
+      c->print_findings();
   }
   try {
     race_check const wanted = races_of_process();
-    if (wanted == race_check::off) return;
+    if (wanted == race_check::off)
+      return;
     if (!any_found.load()) {
       std::uint64_t const n = uses_seen.load();
       std::string const scope = unseen_by_all().lock()->text();
       os::print_error("weir-434: the race checker found no error" +
-                      (n ? " in " + std::to_string(n) + " uses of memory"
-                         : std::string(", and saw no use of memory")) +
+                      (n ? " in " + std::to_string(n) + " uses of memory" : std::string(", and saw no use of memory")) +
                       (scope.empty() ? "" : ". " + scope) + "\n");
     } else if (any_printed.load() && wanted == race_check::fail) {
       os::end_process(status_of_reports);
@@ -56,17 +61,20 @@ void print_at_exit() {
 std::string block_at(address at) {  // after a fault; never blocks on a checker's lock
   auto const all = alive().lock();
   for (checking_driver* c : *all)
-    if (auto said = c->describe(at); !said.empty()) return said;
+    if (auto said = c->describe(at); !said.empty())
+      return said;
   return {};
 }
 void shield_met(std::uint64_t shield, os::bad_access const& a) {
   auto const all = alive().lock();
   for (checking_driver* c : *all)
-    if (c->met_shield(shield, a)) return;
+    if (c->met_shield(shield, a))
+      return;
 }
 void print_at_a_fault() {
   auto const all = alive().lock();
-  for (checking_driver* c : *all) c->print_findings_at_a_fault();
+  for (checking_driver* c : *all)
+    c->print_findings_at_a_fault();
 }
 
 }  // namespace
@@ -74,16 +82,19 @@ void print_at_a_fault() {
 constinit base::atomic<int> detail::checkers{0};
 
 void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
-  if (process_was_forked() || base::this_call().running) return;  // work on a stream is no host use
+  if (process_was_forked() || base::this_call().running)
+    return;  // work on a stream is no host use
   try {
     auto const all = alive().lock();
-    for (checking_driver* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
+    for (checking_driver* c : *all)
+      c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
   } catch (...) {}  // out of memory: this use is missed
 }
 
 void print_all_findings() noexcept {
   auto const all = alive().lock();
-  for (checking_driver* c : *all) c->print_findings();
+  for (checking_driver* c : *all)
+    c->print_findings();
 }
 
 wrapped wrap(std::unique_ptr<driver> inner) {
@@ -94,7 +105,8 @@ wrapped wrap(std::unique_ptr<driver> inner) {
 
 control* control_of(driver& d) noexcept {
   for (driver* at = &d; at; at = at->behind())
-    if (auto* const c = dynamic_cast<checking_driver*>(at)) return c;
+    if (auto* const c = dynamic_cast<checking_driver*>(at))
+      return c;
   return nullptr;
 }
 
@@ -110,7 +122,8 @@ checking_driver::checking_driver(std::unique_ptr<driver> inner)
 }
 
 checking_driver::~checking_driver() {
-  if (process_was_forked()) return;
+  if (process_was_forked())
+    return;
   detail::checkers.fetch_sub(1);
   std::erase(*alive().lock(), this);
   print_findings();
@@ -120,9 +133,11 @@ void checking_driver::print(knowledge& known) {
   uses_seen.fetch_add(std::exchange(known.uses, 0));
   *unseen_by_all().lock() += known.unseen();
   known.handed_out.clear(), known.of_program.clear(), known.events_handed_out.clear();
-  if (known.found.empty()) return;
+  if (known.found.empty())
+    return;
   any_found.store(true);
-  if (std::exchange(known.taken, true)) return;
+  if (std::exchange(known.taken, true))
+    return;
   any_printed.store(true);
   std::size_t const n = known.found.size();
   os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));
@@ -139,7 +154,8 @@ void checking_driver::print_findings() noexcept {
 
 void checking_driver::print_findings_at_a_fault() noexcept {
   try {
-    if (auto const known = judge_.try_lock()) print(**known);
+    if (auto const known = judge_.try_lock())
+      print(**known);
   } catch (...) {}
 }
 
@@ -150,25 +166,28 @@ template <class Then>
 auto checking_driver::of_program(int device, stream_handle s, Then then) {
   auto const kind = noted(inner_->kind_of(device, s), device);
   auto const known = judge_.lock();
-  stream_id const id = known->order.knows(device, s) ? known->order.find(device, s)
-                                                     : known->order.add(device, s, graph::joins::unasked);
+  stream_id const id =
+      known->order.knows(device, s) ? known->order.find(device, s) : known->order.add(device, s, graph::joins::unasked);
   if (kind.ok())
     known->order.set_joins(id, kind.value == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
   return then(*known, id);
 }
 
 moment checking_driver::before(int device, stream_handle s) {
-  if (process_was_forked()) return {};
+  if (process_was_forked())
+    return {};
   {
     auto const known = judge_.lock();
     stream_id const id = known->order.find(device, s);
-    if (!known->order.is_unasked(id)) [[likely]] return known->order.now(id);
+    if (!known->order.is_unasked(id)) [[likely]]
+      return known->order.now(id);
   }
   return of_program(device, s, [](knowledge& known, stream_id id) { return known.order.now(id); });
 }
 
 status checking_driver::note(status is, int device) {
-  if (is.what != code::lost || process_was_forked()) return is;
+  if (is.what != code::lost || process_was_forked())
+    return is;
   {
     auto m = made_.lock();
     m->lost.resize(std::max(m->lost.size(), static_cast<std::size_t>(device) + 1));
@@ -182,19 +201,24 @@ status checking_driver::note(status is, int device) {
 }
 
 status checking_driver::after(status is, int device, moment const& before, std::span<range const> ranges,
-                      char const* operation) {
-  if (!is.ok()) return note(is, device);
-  if (!before.at.stream) return is;
+                              char const* operation) {
+  if (!is.ok())
+    return note(is, device);
+  if (!before.at.stream)
+    return is;
   base::site const site = site_of(operation);
   auto const known = judge_.lock();
-  if (known->keep_for_graph(before.at.stream, ranges, site)) return is;
+  if (known->keep_for_graph(before.at.stream, ranges, site))
+    return is;
   keep_host_away(*known, known->used(before.at.stream, before, ranges, site, trust::promised), ranges, site);
   return is;
 }
 
 status checking_driver::seen(status is, int device, moment const& what) {
-  if (!is.ok()) return note(is, device);
-  if (what.at.stream) saw_complete(what);
+  if (!is.ok())
+    return note(is, device);
+  if (what.at.stream)
+    saw_complete(what);
   return is;
 }
 
@@ -208,10 +232,12 @@ void checking_driver::saw_complete(moment const& what) {
 // If a wait on the machine answers failed, the machine's last finding names the circle.
 status checking_driver::note_stuck(status is) {
   auto* const machine = is.what == code::failed && !process_was_forked() ? sim::controls_of(*inner_) : nullptr;
-  if (!machine) return is;
+  if (!machine)
+    return is;
   auto const said = machine->findings();
   constexpr std::string_view word = "stuck: ";
-  if (said.empty() || !said.back().starts_with(word) || said.size() == stuck_said_.exchange(said.size())) return is;
+  if (said.empty() || !said.back().starts_with(word) || said.size() == stuck_said_.exchange(said.size()))
+    return is;
   judge_.lock()->stuck(said.back().substr(word.size()), site_of("a wait of the host"));
   return is;
 }
@@ -232,48 +258,61 @@ result<stream_handle> checking_driver::create_stream(int device, stream_kind kin
 
 void checking_driver::number_stream(int device, stream_handle s, std::uint64_t number) {
   inner_->number_stream(device, s, number);
-  if (process_was_forked()) return;
+  if (process_was_forked())
+    return;
   auto const known = judge_.lock();
   known->order.set_number(known->order.find(device, s), number);
 }
 
 status checking_driver::destroy_stream(int device, stream_handle s) {
-  if (process_was_forked()) return inner_->destroy_stream(device, s);
+  if (process_was_forked())
+    return inner_->destroy_stream(device, s);
   // Removed first: the driver may give the same handle to another thread at once.
   bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
   stream_id const id = judge_.lock()->order.unlink(device, s);
   status const is = inner_->destroy_stream(device, s);
-  if (is.ok()) return is;
-  if (was_made) made_.lock()->streams[{device, s}] = device;
-  if (id) judge_.lock()->order.link(device, s, id);
+  if (is.ok())
+    return is;
+  if (was_made)
+    made_.lock()->streams[{device, s}] = device;
+  if (id)
+    judge_.lock()->order.link(device, s, id);
   return note(is, device);
 }
 
 result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   auto const r = noted(inner_->adopt(device, native), device);
-  if (!r.ok() || process_was_forked()) return r;
+  if (!r.ok() || process_was_forked())
+    return r;
   bool const is_predefined = r.value == stream_handle::legacy || r.value == stream_handle::per_thread;
-  if (is_predefined || made_.lock()->streams.contains({device, r.value})) return r;
+  if (is_predefined || made_.lock()->streams.contains({device, r.value}))
+    return r;
   of_program(device, r.value, [](knowledge& known, stream_id id) { known.of_program.insert(id); });
   return r;
 }
 
 result<event_handle> checking_driver::create_event(int device, event_kind kind) {
   auto const r = inner_->create_event(device, kind);
-  if (!r.ok()) note(r.is, device);
-  else made_.lock()->events[static_cast<std::uintptr_t>(r.value)] = device;
+  if (!r.ok())
+    note(r.is, device);
+  else
+    made_.lock()->events[static_cast<std::uintptr_t>(r.value)] = device;
   return r;
 }
 
 status checking_driver::destroy_event(int device, event_handle e) {
-  if (process_was_forked()) return inner_->destroy_event(device, e);
+  if (process_was_forked())
+    return inner_->destroy_event(device, e);
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
   judge_.lock()->captured.forget(e);
   status const is = inner_->destroy_event(device, e);
-  if (is.ok()) return is;
-  if (was_made) made_.lock()->events[static_cast<std::uintptr_t>(e)] = device;
-  if (last.at.stream) judge_.lock()->order.recorded(e, last);
+  if (is.ok())
+    return is;
+  if (was_made)
+    made_.lock()->events[static_cast<std::uintptr_t>(e)] = device;
+  if (last.at.stream)
+    judge_.lock()->order.recorded(e, last);
   return note(is, device);
 }
 
@@ -281,8 +320,10 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
   moment const now = before(device, s);
   std::uint64_t const in = now.at.stream ? judge_.lock()->captured.number_of(now.at.stream) : 0;
   status const is = inner_->record(device, s, e);
-  if (!is.ok()) return note(is, device);
-  if (!now.at.stream) return is;
+  if (!is.ok())
+    return note(is, device);
+  if (!now.at.stream)
+    return is;
   auto const known = judge_.lock();
   if (known->captured.recorded(e, now.at.stream, in)) {
     known->order.recorded(e, moment{{}, now.seen, 0});
@@ -294,19 +335,23 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
 }
 
 status checking_driver::wait(int device, stream_handle s, event_handle e) {
-  if (process_was_forked()) return inner_->wait(device, s, e);
+  if (process_was_forked())
+    return inner_->wait(device, s, e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
-  if (!is.ok()) return is;  // other calls report which device is lost
+  if (!is.ok())
+    return is;  // other calls report which device is lost
   auto const known = judge_.lock();
   stream_id const id = known->order.find(device, s);
-  if (!known->captured.waited(id, e) && !known->captured.of(id)) known->order.waited(id, what, trust_here());
+  if (!known->captured.waited(id, e) && !known->captured.of(id))
+    known->order.waited(id, what, trust_here());
   return is;
 }
 
 // so_far(), not now(): completion of one of a blocking and the legacy stream says nothing about the other.
 moment checking_driver::given(int device, stream_handle s) {
-  if (process_was_forked()) return {};
+  if (process_was_forked())
+    return {};
   auto const known = judge_.lock();
   return known->order.so_far(known->order.find(device, s));
 }
@@ -326,17 +371,21 @@ status checking_driver::synchronize_device(int device) {
   if (!process_was_forked()) {
     auto const known = judge_.lock();
     for (stream_id s = 1; s <= known->order.streams(); ++s)
-      if (known->order.device_of(s) == device) all.push_back(known->order.now(s));
+      if (known->order.device_of(s) == device)
+        all.push_back(known->order.now(s));
   }
   status const is = note_stuck(inner_->synchronize_device(device));
-  if (!is.ok()) return note(is, device);
-  for (moment const& m : all) seen(is, device, m);
+  if (!is.ok())
+    return note(is, device);
+  for (moment const& m : all)
+    seen(is, device, m);
   return is;
 }
 
 // An event that answers lost means that the device of its recording stream is lost.
 status checking_driver::note_of_recorder(status is, moment const& what) {
-  if (is.what != code::lost) return is;
+  if (is.what != code::lost)
+    return is;
   int const device = judge_.lock()->order.device_of(what.at.stream);
   return note(is, device);
 }
@@ -344,12 +393,16 @@ status checking_driver::note_of_recorder(status is, moment const& what) {
 // If the event was recorded again meanwhile, the answer may concern either record.
 template <class Ask>
 status checking_driver::of_event(event_handle e, Ask ask) {
-  if (process_was_forked()) return ask();
+  if (process_was_forked())
+    return ask();
   moment const what = judge_.lock()->order.record_of(e);
   status const is = ask();
-  if (!what.at.stream) return is;
-  if (!is.ok()) return note_of_recorder(is, what);
-  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
+  if (!what.at.stream)
+    return is;
+  if (!is.ok())
+    return note_of_recorder(is, what);
+  if (judge_.lock()->order.record_of(e).version == what.version)
+    saw_complete(what);
   return is;
 }
 
@@ -365,13 +418,16 @@ status checking_driver::synchronize_event(event_handle e) {
 
 status checking_driver::after_copy(status is, int device, moment const& before, void* dst, void const* src,
                                    std::size_t bytes) {
-  if (!is.ok()) return note(is, device);
-  if (!before.at.stream || bytes == 0) return is;
+  if (!is.ok())
+    return note(is, device);
+  if (!before.at.stream || bytes == 0)
+    return is;
   auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
   range const uses[] = {{from, bytes, false, true}, {to, bytes, true}};
   base::site const site = site_of("copy");
   auto const known = judge_.lock();
-  if (known->keep_for_graph(before.at.stream, uses, site)) return is;
+  if (known->keep_for_graph(before.at.stream, uses, site))
+    return is;
   epoch const e = known->used(before.at.stream, before, uses, site, trust::promised);
   known->copies_from(e, before, from, bytes, site);
   keep_host_away(*known, e, uses, site);
@@ -388,12 +444,13 @@ status checking_driver::copy_peer(int device, stream_handle s, void* dst, int ds
                                   int src_device, std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
-  if (!is.ok()) return is;  // three devices are involved; any may be lost
+  if (!is.ok())
+    return is;  // three devices are involved; any may be lost
   return after_copy(is, device, now, dst, src, bytes);
 }
 
 status checking_driver::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
-                     std::size_t count) {
+                             std::size_t count) {
   moment const now = before(device, s);
   status const is = inner_->fill(device, s, dst, pattern, pattern_bytes, count);
   range const uses[] = {
@@ -404,7 +461,8 @@ status checking_driver::fill(int device, stream_handle s, void* dst, std::uint32
 status checking_driver::host_function(int device, stream_handle s, work w) {
   moment const now = before(device, s);
   status const is = inner_->host_function(device, s, w);
-  if (!is.ok() || !now.at.stream) return note(is, device);
+  if (!is.ok() || !now.at.stream)
+    return note(is, device);
   auto const known = judge_.lock();
   known->host_function(known->used(now.at.stream, now, {}, {}, trust::promised));
   return is;
@@ -413,7 +471,8 @@ status checking_driver::host_function(int device, stream_handle s, work w) {
 status checking_driver::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
   moment const now = before(device, s);
   boost::container::small_vector<range, 8> uses;
-  for (touch const& t : touches) uses.push_back({t.at, t.bytes, t.writes});
+  for (touch const& t : touches)
+    uses.push_back({t.at, t.bytes, t.writes});
   return after(inner_->enqueue(device, s, touches, w), device, now, {uses.data(), uses.size()}, "enqueue");
 }
 
@@ -421,7 +480,8 @@ void checking_driver::touched(int device, stream_handle s, std::span<touch const
   inner_->touched(device, s, touches);
   moment const now = before(device, s);
   boost::container::small_vector<range, 8> uses;
-  for (touch const& t : touches) uses.push_back({t.at, t.bytes, t.writes});
+  for (touch const& t : touches)
+    uses.push_back({t.at, t.bytes, t.writes});
   after({}, device, now, {uses.data(), uses.size()}, "native work");
 }
 

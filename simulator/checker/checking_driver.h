@@ -91,9 +91,9 @@ class checking_driver final : public driver_front<checking_driver>, public contr
 
   void host_uses(address, std::size_t bytes, host_use, base::site);
   bool met_shield(std::uint64_t shield, os::bad_access const&);  // false: not a shield of this machine
-  void print_findings() noexcept;  // only if findings() was never called
-  void print_findings_at_a_fault() noexcept;  // the same, unless a thread holds the checker's lock
-  std::string describe(address);   // the block there, for a report. Empty: none, or the lock is held
+  void print_findings() noexcept;                                // only if findings() was never called
+  void print_findings_at_a_fault() noexcept;                     // the same, unless a thread holds the checker's lock
+  std::string describe(address);  // the block there, for a report. Empty: none, or the lock is held
 
  private:
   friend class driver_front<checking_driver>;
@@ -104,28 +104,29 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   moment before(int device, stream_handle);
   template <class Then>
   auto of_program(int device, stream_handle, Then);  // then(knowledge&, stream_id), under the lock
-  moment given(int device, stream_handle);         // complete once the driver reports the stream done
+  moment given(int device, stream_handle);           // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // a successful call proves `moment` complete
   status note(status, int device);                 // notes a lost device
   result<memory_handle> created(result<memory_handle>, int device, std::size_t bytes);
-  template <class T> result<T> noted(result<T> r, int device) {
+  template <class T>
+  result<T> noted(result<T> r, int device) {
     (void)note(r.is, device);
     return r;
   }
   status note_of_recorder(status, moment const&);
   template <class Ask>
   status of_event(event_handle, Ask);
-  status note_stuck(status);                       // for calls in which the host waits
+  status note_stuck(status);  // for calls in which the host waits
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
   // Require: the checker's lock.
   void keep_host_away(knowledge&, epoch, std::span<range const>, base::site);
-  void let_host_back(knowledge&);                               // lowers the shields of work that is complete
-  void let_host_back(knowledge&, address, std::size_t bytes);   // lowers the shields of that memory
+  void let_host_back(knowledge&);                              // lowers the shields of work that is complete
+  void let_host_back(knowledge&, address, std::size_t bytes);  // lowers the shields of that memory
   void print(knowledge&);
 
-  sim::controls* const machine_;                   // null: not simulated
+  sim::controls* const machine_;  // null: not simulated
   mutable race_judge judge_;
   struct made {
     std::map<std::pair<int, stream_handle>, int> streams;
@@ -133,7 +134,7 @@ class checking_driver final : public driver_front<checking_driver>, public contr
     std::vector<bool> lost;                          // by device
   };
   base::guarded<made> made_;
-  base::atomic<std::size_t> stuck_said_{0};        // number of machine findings at the last noted circle
+  base::atomic<std::size_t> stuck_said_{0};  // number of machine findings at the last noted circle
 };
 
 }  // namespace weir::driver::check

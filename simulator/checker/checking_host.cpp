@@ -13,7 +13,8 @@ void checking_driver::host_uses(address at, std::size_t bytes, host_use how, bas
     known->reading.forget([&](source const& s) { return s.copy.stream == a->stream && s.copy.n == a->n; });
     std::erase_if(known->shields, [&](knowledge::shielded const& s) {
       bool const same = s.use->stream == a->stream && s.use->n == a->n;
-      if (same) machine_->unshield(s.number);
+      if (same)
+        machine_->unshield(s.number);
       return same;
     });
   }
@@ -21,16 +22,20 @@ void checking_driver::host_uses(address at, std::size_t bytes, host_use how, bas
 
 // weir's own copies have no shields: weir may know more than it promises (base::unpromised).
 void checking_driver::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
-  if (base::this_call().internal_ordering) return;
+  if (base::this_call().internal_ordering)
+    return;
   for (range const& r : ranges) {
     auto const [own, all] = known.memory.on_pages_of_its_own(r.at, r.bytes);
-    if (all == 0) continue;
+    if (all == 0)
+      continue;
     auto const [at, bytes] = known.blocks.alone_on_pages(own, all, os::page_size());
-    if (bytes == 0) continue;
+    if (bytes == 0)
+      continue;
     std::uint64_t const number = machine_ ? machine_->shield({at, bytes, r.writes}) : 0;
     if (number)
       known.shields.push_back({number, check::made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes)});
-    else known.open_to_host = true;
+    else
+      known.open_to_host = true;
   }
 }
 
@@ -39,7 +44,8 @@ void checking_driver::let_host_back(knowledge& known) {
     return;
   std::erase_if(known.shields, [&](knowledge::shielded const& s) {
     bool const over = known.order.complete({s.use->stream, s.use->n}, trust::promised);
-    if (over) machine_->unshield(s.number);
+    if (over)
+      machine_->unshield(s.number);
     return over;
   });
 }
@@ -47,7 +53,8 @@ void checking_driver::let_host_back(knowledge& known) {
 void checking_driver::let_host_back(knowledge& known, address at, std::size_t bytes) {
   std::erase_if(known.shields, [&](knowledge::shielded const& s) {
     bool const there = s.use->at < at + bytes && at < s.use->at + s.use->bytes;
-    if (there) machine_->unshield(s.number);
+    if (there)
+      machine_->unshield(s.number);
     return there;
   });
 }
@@ -60,13 +67,16 @@ bool checking_driver::met_shield(std::uint64_t shield, os::bad_access const& a) 
   base::running_work const* const work = base::this_call().running;
   if (shield == sim::shields::of_confined) {
     auto const at = reinterpret_cast<address>(a.at);
-    if (!known->memory.is_pinned(at, 1)) return false;
-    if (work) known->report_undeclared(*work, how, at);  // else a thread of weir itself
+    if (!known->memory.is_pinned(at, 1))
+      return false;
+    if (work)
+      known->report_undeclared(*work, how, at);  // else a thread of weir itself
     return true;
   }
   auto const met = std::find_if(known->shields.begin(), known->shields.end(),
                                 [&](knowledge::shielded const& s) { return s.number == shield; });
-  if (met == known->shields.end()) return false;
+  if (met == known->shields.end())
+    return false;
   access_ref const use = met->use;
   machine_->unshield(shield);  // reported once
   known->shields.erase(met);

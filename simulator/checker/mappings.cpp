@@ -7,7 +7,9 @@
 
 namespace weir::driver::check {
 namespace {
-std::string of_device(int device) { return device < 0 ? " of host memory" : " of gpu:" + std::to_string(device); }
+std::string of_device(int device) {
+  return device < 0 ? " of host memory" : " of gpu:" + std::to_string(device);
+}
 }  // namespace
 
 std::shared_ptr<physical> places::make(int device, std::size_t bytes) {
@@ -24,7 +26,8 @@ void places::create(memory_handle h, int device, std::size_t bytes) {
 
 std::shared_ptr<physical> places::release(memory_handle h) {
   auto const found = handles_.find(static_cast<std::uint64_t>(h));
-  if (found == handles_.end()) return nullptr;
+  if (found == handles_.end())
+    return nullptr;
   auto p = std::move(found->second);
   handles_.erase(found);
   return p;
@@ -41,7 +44,8 @@ void places::map(address at, std::size_t bytes, as how, int device) {
 
 std::optional<places::region> places::take(address at) {
   auto const found = regions_.find(at);
-  if (found == regions_.end()) return std::nullopt;
+  if (found == regions_.end())
+    return std::nullopt;
   region r = std::move(found->second);
   regions_.erase(found);
   return r;
@@ -72,20 +76,25 @@ bool places::is_pinned(address at, std::size_t bytes) const {
 
 touch places::begins_in_pin(address at, std::size_t bytes) {
   auto const found = base::holder_of(regions_, at);
-  if (found == regions_.end() || found->second.how != as::pin) return {};
+  if (found == regions_.end() || found->second.how != as::pin)
+    return {};
   auto& [from, in] = *found;
   std::size_t const page = os::page_size();
   bool const all = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
-  if (all) in.own_from = at, in.own_to = at + bytes;
-  if (std::exchange(in.used, true) && !all) return {};
+  if (all)
+    in.own_from = at, in.own_to = at + bytes;
+  if (std::exchange(in.used, true) && !all)
+    return {};
   auto const [first, length] = on_pages_of_its_own(from, in.bytes);
   return {first, length, false};
 }
 
 std::pair<address, std::size_t> places::on_pages_of_its_own(address at, std::size_t bytes) const {
-  if (!is_pinned(at, bytes)) return {at, 0};
+  if (!is_pinned(at, bytes))
+    return {at, 0};
   region const& in = std::prev(regions_.upper_bound(at))->second;
-  if (in.own_to == 0) return {at, bytes};
+  if (in.own_to == 0)
+    return {at, bytes};
   address const page = os::page_size();
   address const from = std::max(at, (in.own_from + page - 1) / page * page),
                 to = std::min(at + bytes, in.own_to / page * page);
@@ -97,10 +106,12 @@ void places::census(std::vector<std::string>& found, std::vector<bool> const& lo
     return device >= 0 && static_cast<std::size_t>(device) < lost.size() && lost[static_cast<std::size_t>(device)];
   };
   bool const host_answers = lost.empty() || std::find(lost.begin(), lost.end(), false) != lost.end();
-  for (auto const& [at, bytes] : reservations_) found.push_back("a reservation of " + std::to_string(bytes) + " bytes");
+  for (auto const& [at, bytes] : reservations_)
+    found.push_back("a reservation of " + std::to_string(bytes) + " bytes");
   for (auto const& [at, r] : regions_) {
     bool const gone = r.how == as::segment ? is_lost(r.shows->device) : r.how == as::pin && !host_answers;
-    if (gone) continue;
+    if (gone)
+      continue;
     char const* const what = r.how == as::mapping   ? "a mapping of "
                              : r.how == as::segment ? "a segment of "
                                                     : "a pin of ";

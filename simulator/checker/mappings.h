@@ -32,7 +32,7 @@ class places {
     std::shared_ptr<physical> shows;
     // the bytes of a pin whose first and last page may also hold other data; 0, 0: no such pin
     address own_from = 0, own_to = 0;
-    bool used = false;                 // a block began in it
+    bool used = false;  // a block began in it
   };
 
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
@@ -49,7 +49,7 @@ class places {
   void put_back(address at, region r) { regions_[at] = std::move(r); }
 
   using parts = boost::container::small_vector<part, 4>;
-  parts find(address, std::size_t bytes);  // an unknown range is `elsewhere_`
+  parts find(address, std::size_t bytes);            // an unknown range is `elsewhere_`
   bool is_pinned(address, std::size_t bytes) const;  // all within one pin
   // A host block as long as its pin may be the program's own memory, pinned in place.
   // Returns: the pages of its pin that hold nothing else, if not reported yet. bytes 0: none.
@@ -58,8 +58,10 @@ class places {
   std::pair<address, std::size_t> on_pages_of_its_own(address, std::size_t bytes) const;
   template <class F>
   void each_physical(F visit) {
-    for (auto& [h, p] : handles_) visit(*p);
-    for (auto& [at, r] : regions_) visit(*r.shows);
+    for (auto& [h, p] : handles_)
+      visit(*p);
+    for (auto& [at, r] : regions_)
+      visit(*r.shows);
     visit(elsewhere_);
   }
   void census(std::vector<std::string>&, std::vector<bool> const& lost) const;

@@ -8,32 +8,41 @@ view const& nothing() {
   static view const empty = std::make_shared<vector_clock const>();
   return empty;
 }
-std::size_t index(int device) noexcept { return static_cast<std::size_t>(device); }
-bool joins_legacy(graph::joins how) noexcept { return how == graph::joins::legacy || how == graph::joins::is_legacy; }
+std::size_t index(int device) noexcept {
+  return static_cast<std::size_t>(device);
+}
+bool joins_legacy(graph::joins how) noexcept {
+  return how == graph::joins::legacy || how == graph::joins::is_legacy;
+}
 }  // namespace
 
 // Bounded by what is known: a promise beyond that is ignored.
 void graph::promise(stream_id waiter, stream_id other) {
   auto const as_known = [&](epoch e) {
     std::uint64_t n = std::min(e.n, at(e.stream).known_done);
-    if (waiter) n = std::max(n, std::min(e.n, at(waiter).seen.known->of(e.stream)));
+    if (waiter)
+      n = std::max(n, std::min(e.n, at(waiter).seen.known->of(e.stream)));
     return epoch{e.stream, n};
   };
   std::vector<epoch> kept{as_known({other, at(other).given})};
-  for (epoch const e : at(other).seen.promised->entries()) kept.push_back(as_known(e));
+  for (epoch const e : at(other).seen.promised->entries())
+    kept.push_back(as_known(e));
   if (!waiter) {
-    for (epoch const e : kept) raise_done(e, trust::promised);
+    for (epoch const e : kept)
+      raise_done(e, trust::promised);
     return;
   }
   auto next = std::make_shared<vector_clock>(*at(waiter).seen.promised);
   for (epoch const e : kept)
-    if (e.n) next->raise(e);
+    if (e.n)
+      next->raise(e);
   prune(*next, trust::promised);
   at(waiter).seen.promised = std::move(next);
 }
 
 void graph::make_room(int device) {
-  if (index(device) < lost_.size()) return;
+  if (index(device) < lost_.size())
+    return;
   legacy_.resize(index(device) + 1);
   joined_by_legacy_.resize(index(device) + 1);
   lost_.resize(index(device) + 1);
@@ -48,24 +57,30 @@ stream_id graph::add(int device, stream_handle h, joins how) {
   auto const id = static_cast<stream_id>(streams_.size());
   by_handle_[key(device, h)] = id;
   make_room(device);
-  if (how == joins::is_legacy) legacy_[index(device)] = id;
-  if (how == joins::legacy) joined_by_legacy_[index(device)].push_back(id);
+  if (how == joins::is_legacy)
+    legacy_[index(device)] = id;
+  if (how == joins::legacy)
+    joined_by_legacy_[index(device)].push_back(id);
   return id;
 }
 
 void graph::set_joins(stream_id id, joins how) {
   stream_state& s = at(id);
-  if (s.how == how) return;
+  if (s.how == how)
+    return;
   auto& joined = joined_by_legacy_[index(s.device)];
-  if (s.how == joins::legacy) std::erase(joined, id);
-  if (how == joins::legacy) joined.push_back(id);
+  if (s.how == joins::legacy)
+    std::erase(joined, id);
+  if (how == joins::legacy)
+    joined.push_back(id);
   s.how = how;
   s.at_last = s.seen;
 }
 
 stream_id graph::find(int device, stream_handle h) {
   auto const found = by_handle_.find(key(device, h));
-  if (found != by_handle_.end()) return found->second;
+  if (found != by_handle_.end())
+    return found->second;
   return add(device, h,
              h == stream_handle::legacy       ? joins::is_legacy
              : h == stream_handle::per_thread ? joins::legacy
@@ -74,7 +89,8 @@ stream_id graph::find(int device, stream_handle h) {
 
 stream_id graph::unlink(int device, stream_handle h) {
   auto const found = by_handle_.find(key(device, h));
-  if (found == by_handle_.end()) return 0;
+  if (found == by_handle_.end())
+    return 0;
   stream_id const id = found->second;
   by_handle_.erase(found);
   return id;
@@ -88,7 +104,8 @@ view graph::joined(view const& a, view const& b, epoch e, trust t) const {
   if (complete(e, t) || a->of(e.stream) >= e.n) {
     bool const adds_nothing = std::all_of(b->entries().begin(), b->entries().end(),
                                           [&](epoch x) { return complete(x, t) || a->of(x.stream) >= x.n; });
-    if (adds_nothing) return a;
+    if (adds_nothing)
+      return a;
   }
   auto out = std::make_shared<vector_clock>(*a);
   out->merge(*b);
@@ -102,13 +119,15 @@ moment graph::now(stream_id id) {
   stream_state& s = at(id);
   auto const join = [&](stream_id other) {
     stream_state const& o = at(other);
-    if (other == id || o.given == 0) return;
+    if (other == id || o.given == 0)
+      return;
     epoch const e{other, o.given};
     s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised),
               joined(s.seen.known, o.seen.known, e, trust::known)};
   };
   if (s.how == joins::is_legacy) {
-    for (stream_id const other : joined_by_legacy_[index(s.device)]) join(other);
+    for (stream_id const other : joined_by_legacy_[index(s.device)])
+      join(other);
   } else if (s.how == joins::legacy && legacy_[index(s.device)]) {
     join(legacy_[index(s.device)]);
   }
@@ -122,7 +141,8 @@ moment graph::so_far(stream_id id) const {
 
 void graph::recorded_on(stream_id id) noexcept {
   stream_state& s = at(id);
-  if (joins_legacy(s.how)) s.at_last = s.seen;
+  if (joins_legacy(s.how))
+    s.at_last = s.seen;
 }
 
 epoch graph::enqueued(stream_id id) {
@@ -136,7 +156,8 @@ views graph::with(views const& v, moment const& m) const {
 }
 
 void graph::follows(stream_id id, moment const& m) {
-  if (m.at.stream) at(id).seen = with(at(id).seen, m);
+  if (m.at.stream)
+    at(id).seen = with(at(id).seen, m);
 }
 
 void graph::recorded(event_handle e, moment const& m) {
@@ -159,24 +180,30 @@ moment graph::forget(event_handle e) {
 void graph::waited(stream_id id, moment const& m, trust t) {
   stream_state& s = at(id);
   ++s.given;
-  if (!m.at.stream || m.at.stream == id) return recorded_on(id);
+  if (!m.at.stream || m.at.stream == id)
+    return recorded_on(id);
   s.seen.known = joined(s.seen.known, m.seen.known, m.at, trust::known);
-  if (t == trust::promised) s.seen.promised = joined(s.seen.promised, m.seen.promised, m.at, trust::promised);
+  if (t == trust::promised)
+    s.seen.promised = joined(s.seen.promised, m.seen.promised, m.at, trust::promised);
   recorded_on(id);
 }
 
 void graph::raise_done(epoch e, trust t) noexcept {
   stream_state& s = at(e.stream);
   s.known_done = std::max(s.known_done, e.n);
-  if (t == trust::promised) s.done = std::max(s.done, e.n);
+  if (t == trust::promised)
+    s.done = std::max(s.done, e.n);
 }
 
 // Completion of an operation implies completion of all it came after.
 void graph::saw_complete(moment const& m, trust t) {
-  if (!m.at.stream) return;
-  for (epoch const e : m.seen.known->entries()) raise_done(e, trust::known);
+  if (!m.at.stream)
+    return;
+  for (epoch const e : m.seen.known->entries())
+    raise_done(e, trust::known);
   if (t == trust::promised) {
-    for (epoch const e : m.seen.promised->entries()) raise_done(e, trust::promised);
+    for (epoch const e : m.seen.promised->entries())
+      raise_done(e, trust::promised);
   }
   raise_done(m.at, t);
 }
@@ -187,13 +214,15 @@ void graph::lost(int device) {
 }
 
 bool graph::complete(epoch e, trust t) const noexcept {
-  if (e.n == 0 || e.stream == 0) return true;
+  if (e.n == 0 || e.stream == 0)
+    return true;
   stream_state const& s = streams_[e.stream - 1];
   return (t == trust::promised ? s.done : s.known_done) >= e.n || lost_[index(s.device)];
 }
 
 bool graph::ordered(epoch e, stream_id later, views const& seen, trust t) const noexcept {
-  if (e.stream == later || complete(e, t)) return true;
+  if (e.stream == later || complete(e, t))
+    return true;
   return (t == trust::promised ? seen.promised : seen.known)->of(e.stream) >= e.n;
 }
 

@@ -28,12 +28,12 @@ class graph {
   enum class joins : std::uint8_t { nothing, legacy, is_legacy, unasked };
 
   stream_id add(int device, stream_handle, joins);
-  stream_id find(int device, stream_handle);  // adds an unknown stream
+  stream_id find(int device, stream_handle);    // adds an unknown stream
   stream_id unlink(int device, stream_handle);  // the driver may reuse the handle. 0: not known
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   bool is_unasked(stream_id s) const noexcept { return streams_[s - 1].how == joins::unasked; }
-  void set_joins(stream_id, joins);           // a handle may come back as a stream of the other kind
+  void set_joins(stream_id, joins);  // a handle may come back as a stream of the other kind
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
   // the number in reports
   std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }
@@ -45,23 +45,23 @@ class graph {
   void set_weirs(stream_id s) noexcept { at(s).made = {nullptr, nullptr, 0}, at(s).is_weirs = true; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
-  moment now(stream_id);                      // what the stream's next operation comes after
+  moment now(stream_id);  // what the stream's next operation comes after
   // the last operation and what it came after: all complete when the stream is done
   moment so_far(stream_id) const;
-  void recorded_on(stream_id) noexcept;       // an operation without memory uses
+  void recorded_on(stream_id) noexcept;  // an operation without memory uses
   std::uint64_t given(stream_id s) const noexcept { return streams_[s - 1].given; }
-  epoch enqueued(stream_id);                  // one more operation
+  epoch enqueued(stream_id);  // one more operation
 
   void recorded(event_handle, moment const&);
-  moment record_of(event_handle) const;       // at.stream 0: never recorded
-  moment forget(event_handle);                // returns its last record
+  moment record_of(event_handle) const;  // at.stream 0: never recorded
+  moment forget(event_handle);           // returns its last record
   void waited(stream_id, moment const&, trust);
-  void follows(stream_id, moment const&);     // the stream's next operations come after it as well
+  void follows(stream_id, moment const&);  // the stream's next operations come after it as well
   views with(views const&, moment const&) const;
-  void saw_complete(moment const&, trust);    // the host did
+  void saw_complete(moment const&, trust);  // the host did
   // Promises what is known about `other`: its order before the waiter, or (waiter 0) its completion.
   void promise(stream_id waiter, stream_id other);
-  void lost(int device);                      // its enqueued work counts as complete
+  void lost(int device);  // its enqueued work counts as complete
 
   bool complete(epoch, trust) const noexcept;
   // Does e come before the next operation of `later`, given that `later` has seen `seen`?
@@ -93,9 +93,9 @@ class graph {
   std::map<name, stream_id> by_handle_;
   std::unordered_map<std::uintptr_t, moment> events_;
   std::uint64_t next_version_ = 1;
-  std::vector<stream_id> legacy_;     // by device; 0: never used
+  std::vector<stream_id> legacy_;                         // by device; 0: never used
   std::vector<std::vector<stream_id>> joined_by_legacy_;  // by device
-  std::vector<bool> lost_;            // by device
+  std::vector<bool> lost_;                                // by device
 };
 
 }  // namespace weir::driver::check

@@ -36,7 +36,7 @@ struct finding {
     stuck,             // the host waits for something that cannot happen
   };
   kind what{};
-  std::string text;    // full sentences: the bytes, both uses, the remedy
+  std::string text;  // full sentences: the bytes, both uses, the remedy
   // file_name() null: unknown, or there is only one place
   source_location first{nullptr, nullptr, 0}, second{nullptr, nullptr, 0};
   std::uint64_t times = 1;  // occurrences at these two places
@@ -50,10 +50,10 @@ struct managed_block {
     std::size_t offset = 0, bytes = 0;
     std::string name;  // "gradient \"w\" (gradient 3) in bucket 1"
   };
-  std::vector<part> parts;      // by offset; disjoint
+  std::vector<part> parts;  // by offset; disjoint
   int device = -1;
-  stream_handle stream{};       // weir's
-  std::string work;             // "the reductions of rank 0"
+  stream_handle stream{};                    // weir's
+  std::string work;                          // "the reductions of rank 0"
   std::string_view call_before, call_after;  // weir's use comes after the first, the program's after the second
 };
 
@@ -65,7 +65,7 @@ struct unjudged {
   std::uint64_t program_streams = 0;  // made by the program, and named to weir
   bool host_pointers = false;         // work used pinned memory that the machine does not guard
   unjudged& operator+=(unjudged const&) noexcept;
-  std::string text() const;           // "Not judged: …"; empty: all was
+  std::string text() const;  // "Not judged: …"; empty: all was
 };
 
 class control {

@@ -10,33 +10,42 @@ constexpr shadow::offset everywhere = ~shadow::offset{0};
 }  // namespace
 
 race_judge::locked::~locked() {
-  if (of_.all_.to_tell.empty()) [[likely]] return;
+  if (of_.all_.to_tell.empty()) [[likely]]
+    return;
   auto const news = std::exchange(of_.all_.to_tell, {});
   auto const listener = of_.all_.listener;
   hold_.unlock();
-  if (!listener) return;
-  for (finding const& f : news) listener(f);
+  if (!listener)
+    return;
+  for (finding const& f : news)
+    listener(f);
 }
 
 epoch knowledge::used(stream_id s, moment const& before, std::span<range const> ranges, base::site site, trust t,
                       captured_graph const* of) {
   epoch const now = order.enqueued(s);
   for (range const& r : ranges) {
-    if (r.bytes == 0) continue;
+    if (r.bytes == 0)
+      continue;
     ++uses;
     access_ref const a = made(r.writes ? action::writes : action::reads, now, site, r.at, r.bytes);
-    if (of) a->of_launch = true, a->over = of->over;
+    if (of)
+      a->of_launch = true, a->over = of->over;
     a->moves_a_pool = base::this_call().moves_a_pool;
     bool gone = false;
     for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
-      if (b->second.live || a->moves_a_pool || (of && b->second.of_graph)) continue;
-      if (!std::exchange(gone, true)) report_use_after_free(*a, b);
+      if (b->second.live || a->moves_a_pool || (of && b->second.of_graph))
+        continue;
+      if (!std::exchange(gone, true))
+        report_use_after_free(*a, b);
     }
-    if (gone) continue;  // a use after free; adding it would also clash with the next owner
+    if (gone)
+      continue;  // a use after free; adding it would also clash with the next owner
     auto const past = [&](access const& old) {
       return old.is_over() || old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
     };
-    if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
+    if (r.writes && !reading.empty())
+      drop_sources(r.at, r.bytes);
     struct clash {
       access_ref old;
       address from, to;
@@ -47,28 +56,35 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
         address const to = p.at + (p.to - p.from);
         auto const known =
             std::find_if(clashes.begin(), clashes.end(), [&](clash const& c) { return c.old.get() == &old; });
-        if (known == clashes.end()) clashes.push_back({access_ref(const_cast<access*>(&old)), p.at, to});
-        else known->from = std::min(known->from, p.at), known->to = std::max(known->to, to);
+        if (known == clashes.end())
+          clashes.push_back({access_ref(const_cast<access*>(&old)), p.at, to});
+        else
+          known->from = std::min(known->from, p.at), known->to = std::max(known->to, to);
       });
       ++added;
     }
     for (clash const& c : clashes) {
       address const from = std::max(c.from, c.old->at), to = std::min(c.to, c.old->at + c.old->bytes);
-      if (from < to) report_race(*c.old, *a, from, to - from);
-      else report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory through another address
+      if (from < to)
+        report_race(*c.old, *a, from, to - from);
+      else
+        report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory through another address
     }
   }
-  if (added >= sweep_at) sweep();
+  if (added >= sweep_at)
+    sweep();
   return now;
 }
 
 // An allocation counts as a write of the block. The use before it is judged by what weir knew.
 void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, source_location where) {
-  if (bytes == 0) return;
+  if (bytes == 0)
+    return;
   recording* const in = captured.empty() || !home ? nullptr : captured.of(home);
   moment const now = home ? order.now(home) : moment{};
   auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, in != nullptr, where, {nullptr, nullptr, 0}});
-  if (held) report_handed_out_early({}, b, held);
+  if (held)
+    report_handed_out_early({}, b, held);
   if (in) {
     allocated_inside(*in, home, b, {"allocate", where});
     home = 0;  // a launch may be anywhere: earlier use must be complete
@@ -76,7 +92,8 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
   auto const past = [&](access const& old) {
     // Before the call ends the block may be saved with its pool: nothing needs the bytes that it has then.
-    if (old.moves_a_pool && old.how == action::reads) return true;
+    if (old.moves_a_pool && old.how == action::reads)
+      return true;
     return old.is_over() || old.all_epochs([&](epoch e) {
       return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known);
     });
@@ -84,8 +101,10 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   for (part const& p : memory.find(at, bytes)) {
     if (in) {  // no use of its own outside; launches there are of graphs that share the memory
       p.of->uses.each(p.from, p.to, [&](access const& old) {
-        if (old.of_launch) return true;
-        if (!past(old)) report_handed_out_early(old, b, std::nullopt);
+        if (old.of_launch)
+          return true;
+        if (!past(old))
+          report_handed_out_early(old, b, std::nullopt);
         return false;
       });
       continue;
@@ -97,18 +116,23 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
 // Forgets uses that are complete or ordered before the free. The next owner comes after `behind`.
 void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
                       std::span<stream_id const> counted, source_location where) {
-  if (bytes == 0) return;
+  if (bytes == 0)
+    return;
   auto const b = blocks.find(at, bytes);
-  if (b == blocks.end() || b->first != at) return;  // allocated before the checker existed
+  if (b == blocks.end() || b->first != at)
+    return;  // allocated before the checker existed
   b->second.live = false;
   b->second.freed = where;
-  if (!captured.empty() && freed_inside(b, behind, {"deallocate", where})) return;
+  if (!captured.empty() && freed_inside(b, behind, {"deallocate", where}))
+    return;
   std::vector<moment> ends;
-  for (stream_id const s : behind) ends.push_back(order.now(s));
+  for (stream_id const s : behind)
+    ends.push_back(order.now(s));
   access_ref a;
   if (!ends.empty()) {
     a = made(action::frees, ends.front().at, {"deallocate", where}, at, bytes);
-    for (std::size_t i = 1; i < ends.size(); ++i) a->also.push_back(ends[i].at);
+    for (std::size_t i = 1; i < ends.size(); ++i)
+      a->also.push_back(ends[i].at);
   }
   auto const is_over = [&](epoch e) {
     return order.complete(e, trust::promised) || std::any_of(ends.begin(), ends.end(), [&](moment const& m) {
@@ -118,11 +142,16 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
-      if (old.is_over() || old.all_epochs(is_over)) return false;
-      if (b->second.of_graph && old.of_launch) return true;  // the memory stays with the graph
-      if (old.moves_a_pool) return true;  // no block gets the memory before the copy is complete
-      if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;
-      if (told.insert(&old).second) report_freed_in_use(old, behind, b);
+      if (old.is_over() || old.all_epochs(is_over))
+        return false;
+      if (b->second.of_graph && old.of_launch)
+        return true;  // the memory stays with the graph
+      if (old.moves_a_pool)
+        return true;  // no block gets the memory before the copy is complete
+      if (std::find(counted.begin(), counted.end(), old.stream) != counted.end())
+        return true;
+      if (told.insert(&old).second)
+        report_freed_in_use(old, behind, b);
       return false;
     });
     if (a && !b->second.of_graph)
@@ -134,7 +163,8 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
 // The new stream must come after all uses so far. The handover itself is no use.
 void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_location where) {
   auto const b = blocks.find(at, bytes);
-  if (bytes == 0 || b == blocks.end() || b->first != at) return;
+  if (bytes == 0 || b == blocks.end() || b->first != at)
+    return;
   b->second.home = to;
   moment const now = order.now(to);
   access_ref const a = made(action::takes_over, now.at, {"set_stream", where}, at, bytes);
@@ -142,7 +172,8 @@ void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& old) {
       bool const past = old.all_epochs([&](epoch e) { return order.ordered(e, to, now.seen, trust::known); });
-      if (!past && told.insert(&old).second) report_race(old, *a, p.at, p.to - p.from);
+      if (!past && told.insert(&old).second)
+        report_race(old, *a, p.at, p.to - p.from);
       return true;
     });
 }
@@ -154,13 +185,15 @@ void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& a) {
       (void)a.all_epochs([&](epoch e) {
-        if (e.stream == other && e.n <= covered) last = std::max(last, e.n);
+        if (e.stream == other && e.n <= covered)
+          last = std::max(last, e.n);
         return true;
       });
       return true;
     });
   ++over.waits;
-  if (last && covered > last) over.operations += covered - last;
+  if (last && covered > last)
+    over.operations += covered - last;
 }
 
 void knowledge::unmapped(places::region const& gone, address at, base::site site) {
@@ -168,7 +201,8 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
   gone.shows->uses.each(0, gone.bytes, [&](access const& a) {
     bool const through_here = a.at < at + gone.bytes && at < a.at + a.bytes;
     bool const over_now = a.is_over() || a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
-    if (through_here && !over_now && told.insert(&a).second) report_unmapped(a, site, at, gone.bytes);
+    if (through_here && !over_now && told.insert(&a).second)
+      report_unmapped(a, site, at, gone.bytes);
     return !over_now && !through_here;
   });
   blocks.forget(at, gone.bytes);
@@ -176,9 +210,11 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
 
 // Only if the bytes are final: no pending work before the copy may still write them.
 void knowledge::copies_from(epoch copy, moment const& before, address at, std::size_t bytes, base::site site) {
-  if (bytes == 0 || !memory.is_pinned(at, bytes)) return;
+  if (bytes == 0 || !memory.is_pinned(at, bytes))
+    return;
   for (auto const& [s, last] : host_functions)
-    if (!order.complete(last, trust::known) && order.ordered(last, copy.stream, before.seen, trust::known)) return;
+    if (!order.complete(last, trust::known) && order.ordered(last, copy.stream, before.seen, trust::known))
+      return;
   bool to_be_written = false;
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& a) {
@@ -187,7 +223,8 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
       to_be_written |= device_writes;
       return true;
     });
-  if (!to_be_written) reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
+  if (!to_be_written)
+    reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }
 
 // A host function may write anything: sources of copies before it are no longer checked.
@@ -199,7 +236,8 @@ void knowledge::host_function(epoch e) {
 
 std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
   std::vector<access_ref> early;
-  if (bytes == 0) return early;
+  if (bytes == 0)
+    return early;
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access& a) {
       bool const of_work = a.how == action::reads || a.how == action::writes;
@@ -225,13 +263,16 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
 std::uint64_t knowledge::hash_behind_shields(address at, std::size_t bytes) {
   std::uint64_t hash = 0;
   auto const look = [&] { hash = hash_of(reinterpret_cast<void const*>(at), bytes); };
-  if (machine) machine->look_behind_shields({at, bytes}, look);
-  else look();
+  if (machine)
+    machine->look_behind_shields({at, bytes}, look);
+  else
+    look();
   return hash;
 }
 
 void knowledge::look_at_sources() {
-  if (reading.empty()) [[likely]] return;
+  if (reading.empty()) [[likely]]
+    return;
   reading.settle([&](epoch e) { return order.complete(e, trust::known); },
                  [&](address at, std::size_t bytes) { return hash_behind_shields(at, bytes); },
                  [&](source const& s) { report_changed(s); });
@@ -242,7 +283,9 @@ void knowledge::drop_sources(address at, std::size_t bytes) {
 }
 
 // weir keeps a promise from what it already knew: from now on the program may rely on that order.
-void knowledge::relied_on(stream_id waiter, stream_id other) { order.promise(waiter, other); }
+void knowledge::relied_on(stream_id waiter, stream_id other) {
+  order.promise(waiter, other);
+}
 
 void knowledge::sweep() {
   std::size_t left = 0;

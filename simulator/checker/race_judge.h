@@ -21,25 +21,25 @@ struct knowledge {
   places memory;
   check::blocks blocks;
   captures captured;
-  sources reading;                              // of copies not known to be complete
-  struct shielded {                             // pinned bytes whose pages the machine protects from the host
-    std::uint64_t number = 0;                   // the machine's
+  sources reading;             // of copies not known to be complete
+  struct shielded {            // pinned bytes whose pages the machine protects from the host
+    std::uint64_t number = 0;  // the machine's
     access_ref use;
   };
   std::vector<shielded> shields;
-  sim::controls* machine = nullptr;             // null: not simulated
-  std::map<stream_id, epoch> host_functions;    // the last one of each stream
+  sim::controls* machine = nullptr;           // null: not simulated
+  std::map<stream_id, epoch> host_functions;  // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
   std::function<void(finding const&)> listener;
   control::late_waits over;
-  bool taken = false;                           // findings() was called
-  std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
-  std::uint64_t uses = 0;                       // of memory, that work declared
-  std::set<stream_id> handed_out, of_program;   // streams on which CUDA may get work without weir
+  bool taken = false;                          // findings() was called
+  std::size_t added = 0, sweep_at = 4096;      // accesses since the last sweep
+  std::uint64_t uses = 0;                      // of memory, that work declared
+  std::set<stream_id> handed_out, of_program;  // streams on which CUDA may get work without weir
   std::set<event_handle> events_handed_out;
-  bool open_to_host = false;                    // work used pinned memory that the machine did not guard
+  bool open_to_host = false;  // work used pinned memory that the machine did not guard
   unjudged unseen() const noexcept;
 
   // of: the graph whose launch it is; null: no launch
@@ -62,8 +62,8 @@ struct knowledge {
   // A host use in that call. Returns: the work it should have waited for; each is reported.
   std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
   std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
-  void look_at_sources();                             // after new completion
-  void drop_sources(address, std::size_t bytes);      // memory goes: forget its incomplete copies
+  void look_at_sources();                                         // after new completion
+  void drop_sources(address, std::size_t bytes);                  // memory goes: forget its incomplete copies
   void stuck(std::string circle, base::site);
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
@@ -81,9 +81,9 @@ struct knowledge {
   void note(finding::kind, std::string key, std::string text, source_location first, source_location second,
             std::initializer_list<stream_id> streams = {});
   std::string stream(stream_id) const;
-  std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
+  std::string bytes_of(address, std::size_t);  // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;
-  block const* managed_at(address);               // null: the program alone uses the block there
+  block const* managed_at(address);  // null: the program alone uses the block there
   std::string remedy(access const& before, access const& now, address from);
 };
 
@@ -109,7 +109,8 @@ class race_judge {
   locked lock() { return locked(*this); }
   std::optional<locked> try_lock() {
     base::unique_lock held(lock_, std::try_to_lock);
-    if (!held.owns_lock()) return std::nullopt;
+    if (!held.owns_lock())
+      return std::nullopt;
     return std::optional<locked>(std::in_place, *this, std::move(held));
   }
 

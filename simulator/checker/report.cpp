@@ -9,7 +9,9 @@
 namespace weir::driver::check {
 namespace {
 
-std::string number(std::uint64_t n) { return std::to_string(n); }
+std::string number(std::uint64_t n) {
+  return std::to_string(n);
+}
 
 char const* does(action how) {
   switch (how) {
@@ -33,18 +35,23 @@ std::string key_of(source_location const& h) {
 // ", gradient "w" (gradient 3) in bucket 1, …": the parts of a managed block that the bytes touch; empty: none.
 std::string parts_text(block const& b, std::size_t from, std::size_t bytes) {
   std::string out;
-  if (!b.manages) return out;
+  if (!b.manages)
+    return out;
   int named = 0;
   for (managed_block::part const& p : b.manages->parts) {
-    if (p.offset >= from + bytes || from >= p.offset + p.bytes) continue;
-    if (constexpr int most = 3; named++ < most) out += ", " + p.name;
+    if (p.offset >= from + bytes || from >= p.offset + p.bytes)
+      continue;
+    if (constexpr int most = 3; named++ < most)
+      out += ", " + p.name;
   }
   return named > 3 ? out + " and " + number(static_cast<std::uint64_t>(named - 3)) + " more" : out;
 }
 
 }  // namespace
 
-std::string key_of_call(base::site const& s) { return key_of(s, 0); }
+std::string key_of_call(base::site const& s) {
+  return key_of(s, 0);
+}
 
 std::string_view name_of(finding::kind k) noexcept {
   return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
@@ -53,7 +60,8 @@ std::string_view name_of(finding::kind k) noexcept {
 }
 
 std::string text_of(source_location const& h) {
-  if (!h.file_name()) return "an unknown place";
+  if (!h.file_name())
+    return "an unknown place";
   std::string_view file = h.file_name();
   file = file.substr(file.rfind('/') + 1);
   return h.line() ? std::string(file) + ':' + number(h.line()) : std::string(file);
@@ -74,18 +82,20 @@ unjudged& unjudged::operator+=(unjudged const& more) noexcept {
 }
 
 std::string unjudged::text() const {
-  auto const count = [](std::uint64_t n, char const* what) {
-    return number(n) + ' ' + what + (n == 1 ? "" : "s");
-  };
+  auto const count = [](std::uint64_t n, char const* what) { return number(n) + ' ' + what + (n == 1 ? "" : "s"); };
   std::string text;
   if (direct_work) {
     text = "work given to CUDA itself (";
-    if (streams) text += "on " + count(streams, "stream") + " handed out by native(), ";
-    if (events) text += "with " + count(events, "event") + " handed out by native(), ";
-    if (program_streams) text += "on " + count(program_streams, "stream") + " of the program, ";
+    if (streams)
+      text += "on " + count(streams, "stream") + " handed out by native(), ";
+    if (events)
+      text += "with " + count(events, "event") + " handed out by native(), ";
+    if (program_streams)
+      text += "on " + count(program_streams, "stream") + " of the program, ";
     text += text.back() == '(' ? "without a stream)" : "or without a stream)";
   }
-  if (host_pointers) text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
+  if (host_pointers)
+    text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
   return text.empty() ? text : "Not judged: " + text;
 }
 
@@ -111,7 +121,8 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
   if (auto const b = blocks.find(at, bytes); b != blocks.end() && b->first <= at)
     return range(at - b->first) + " of " + block_text(b) + parts_text(b->second, at - b->first, bytes);
   part const p = memory.find(at, bytes).front();
-  if (p.of->number == 0) return number(bytes) + " bytes of unknown memory";
+  if (p.of->number == 0)
+    return number(bytes) + " bytes of unknown memory";
   return range(p.from) + " of memory " + number(p.of->number) +
          (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
 }
@@ -126,11 +137,14 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
   std::vector<std::pair<source_location, std::string>> made;  // a place, and the numbers of the streams made there
   for (stream_id const s : std::set<stream_id>(streams)) {
     source_location const here = s ? order.made_at(s) : source_location{nullptr, nullptr, 0};
-    if (!here.file_name()) continue;
+    if (!here.file_name())
+      continue;
     auto const known =
         std::find_if(made.begin(), made.end(), [&](auto const& m) { return key_of(m.first) == key_of(here); });
-    if (known == made.end()) made.emplace_back(here, number(order.number_of(s)));
-    else known->second += " and " + number(order.number_of(s));
+    if (known == made.end())
+      made.emplace_back(here, number(order.number_of(s)));
+    else
+      known->second += " and " + number(order.number_of(s));
   }
   for (auto const& [place, all] : made)
     text += (all.find(' ') == std::string::npos ? " Stream " + all + " was" : " Streams " + all + " were") +

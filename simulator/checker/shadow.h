@@ -20,16 +20,16 @@ enum class action : std::uint8_t { reads, writes, allocates, frees, takes_over }
 
 struct access {
   action how = action::reads;
-  std::uint32_t holders = 0;       // of intrusive_ptr; under the checker's lock
+  std::uint32_t holders = 0;  // of intrusive_ptr; under the checker's lock
   stream_id stream = 0;
-  std::uint64_t n = 0;             // position in the stream
+  std::uint64_t n = 0;  // position in the stream
   base::site site;
   address at = 0;
   std::size_t bytes = 0;
-  std::vector<epoch> also;         // frees: further streams whose work it comes after
-  bool captured = false;           // part of a graph
-  bool of_launch = false;          // of a graph
-  bool moves_a_pool = false;       // between the device and where a pool sleeps
+  std::vector<epoch> also;    // frees: further streams whose work it comes after
+  bool captured = false;      // part of a graph
+  bool of_launch = false;     // of a graph
+  bool moves_a_pool = false;  // between the device and where a pool sleeps
   // of a launch: becomes true once the graph and all its launches are gone. Null: not known, or no launch
   std::shared_ptr<base::atomic<bool> const> over;
   bool is_over() const noexcept { return over && over->load(); }
@@ -39,9 +39,12 @@ struct access {
     return holds(epoch{stream, n}) && std::all_of(also.begin(), also.end(), holds);
   }
 };
-inline void intrusive_ptr_add_ref(access* a) noexcept { ++a->holders; }
+inline void intrusive_ptr_add_ref(access* a) noexcept {
+  ++a->holders;
+}
 inline void intrusive_ptr_release(access* a) noexcept {
-  if (--a->holders == 0) delete a;
+  if (--a->holders == 0)
+    delete a;
 }
 using access_ref = boost::intrusive_ptr<access>;
 inline access_ref made(action how, epoch e, base::site site, address at, std::size_t bytes) {
@@ -76,7 +79,8 @@ class shadow {
   using map = std::map<offset, cell>;
   void split(offset);
   static void remember(boost::container::small_vector<access*, 8>& seen, access_ref const& a, auto&& call) {
-    if (std::find(seen.begin(), seen.end(), a.get()) != seen.end()) return;
+    if (std::find(seen.begin(), seen.end(), a.get()) != seen.end())
+      return;
     seen.push_back(a.get());
     call(*a);
   }
@@ -85,9 +89,11 @@ class shadow {
 
 inline void shadow::split(offset x) {
   auto after = cells_.upper_bound(x);
-  if (after == cells_.begin()) return;
+  if (after == cells_.begin())
+    return;
   auto const at = std::prev(after);
-  if (at->first == x || at->second.end <= x) return;
+  if (at->first == x || at->second.end <= x)
+    return;
   cell rest = at->second;
   at->second.end = x;
   cells_.emplace_hint(after, x, std::move(rest));
@@ -95,7 +101,8 @@ inline void shadow::split(offset x) {
 
 template <class Past, class Clash>
 void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash clash) {
-  if (from >= to) return;
+  if (from >= to)
+    return;
   split(from);
   split(to);
   boost::container::small_vector<access*, 8> clashed;
@@ -103,9 +110,11 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
   if (a->writes()) {
     while (at != cells_.end() && at->first < to) {
       cell& c = at->second;
-      if (c.write && !past(*c.write)) remember(clashed, c.write, clash);
+      if (c.write && !past(*c.write))
+        remember(clashed, c.write, clash);
       for (access_ref const& r : c.reads)
-        if (!past(*r)) remember(clashed, r, clash);
+        if (!past(*r))
+          remember(clashed, r, clash);
       at = cells_.erase(at);
     }
     cell c;
@@ -125,7 +134,8 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
       continue;
     }
     cell& c = at->second;
-    if (c.write && !past(*c.write)) remember(clashed, c.write, clash);
+    if (c.write && !past(*c.write))
+      remember(clashed, c.write, clash);
     c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return past(*r); }),
                   c.reads.end());
     c.reads.push_back(a);
@@ -136,12 +146,14 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
 
 template <class Keep>
 void shadow::each(offset from, offset to, Keep keep) {
-  if (from >= to) return;
+  if (from >= to)
+    return;
   split(from);
   split(to);
   for (auto at = cells_.lower_bound(from); at != cells_.end() && at->first < to;) {
     cell& c = at->second;
-    if (c.write && !keep(*c.write)) c.write.reset();
+    if (c.write && !keep(*c.write))
+      c.write.reset();
     c.reads.erase(std::remove_if(c.reads.begin(), c.reads.end(), [&](access_ref const& r) { return !keep(*r); }),
                   c.reads.end());
     at = c.empty() ? cells_.erase(at) : std::next(at);

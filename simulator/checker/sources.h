@@ -19,11 +19,14 @@ inline std::uint64_t hash_of(void const* from, std::size_t bytes) noexcept {
   for (; bytes >= 32; bytes -= 32, at += 32) {
     std::uint64_t word[4];
     std::memcpy(word, at, 32);
-    for (int i = 0; i < 4; ++i) lane[i] = (lane[i] ^ word[i]) * k, lane[i] ^= lane[i] >> 29;
+    for (int i = 0; i < 4; ++i)
+      lane[i] = (lane[i] ^ word[i]) * k, lane[i] ^= lane[i] >> 29;
   }
   std::uint64_t h = 0;
-  for (std::uint64_t const l : lane) h = (h ^ l) * k, h ^= h >> 31;
-  for (; bytes > 0; --bytes, ++at) h = (h ^ *at) * k, h ^= h >> 31;
+  for (std::uint64_t const l : lane)
+    h = (h ^ l) * k, h ^= h >> 31;
+  for (; bytes > 0; --bytes, ++at)
+    h = (h ^ *at) * k, h ^= h >> 31;
   return h;
 }
 
@@ -47,12 +50,15 @@ class sources {
         ++s;
         continue;
       }
-      if (hash(s->at, s->bytes) != s->hash) changed(*s);
+      if (hash(s->at, s->bytes) != s->hash)
+        changed(*s);
       s = all_.erase(s);
     }
   }
   template <class Which>
-  void forget(Which which) { all_.remove_if(which); }
+  void forget(Which which) {
+    all_.remove_if(which);
+  }
 
  private:
   std::list<source> all_;

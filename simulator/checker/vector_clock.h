@@ -23,14 +23,19 @@ class vector_clock {
   }
   void raise(epoch e) {
     auto const at = all_.begin() + (find(e.stream) - all_.begin());
-    if (at != all_.end() && at->stream == e.stream) at->n = std::max(at->n, e.n);
-    else all_.insert(at, e);
+    if (at != all_.end() && at->stream == e.stream)
+      at->n = std::max(at->n, e.n);
+    else
+      all_.insert(at, e);
   }
   void merge(vector_clock const& other) {
-    for (epoch const e : other.all_) raise(e);
+    for (epoch const e : other.all_)
+      raise(e);
   }
   template <class Drop>
-  void prune(Drop drop) { std::erase_if(all_, drop); }
+  void prune(Drop drop) {
+    std::erase_if(all_, drop);
+  }
   std::vector<epoch> const& entries() const noexcept { return all_; }
 
  private:

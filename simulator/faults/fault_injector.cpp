@@ -7,7 +7,8 @@
 namespace weir::driver {
 
 std::uint64_t fault_injector::refuse(order o) {
-  if (o.k == 0 || o.with == code::ok) return 0;
+  if (o.k == 0 || o.with == code::ok)
+    return 0;
   auto orders = orders_.lock();
   orders->push_back({next_number_, o});
   any_orders_.store(true);
@@ -16,7 +17,8 @@ std::uint64_t fault_injector::refuse(order o) {
 
 std::uint64_t fault_injector::fail_call(std::string_view name, std::uint64_t k, code with) {
   auto const found = std::find(weir::driver::call_names.begin(), weir::driver::call_names.end(), name);
-  if (found == weir::driver::call_names.end()) return 0;
+  if (found == weir::driver::call_names.end())
+    return 0;
   return refuse({static_cast<call>(found - weir::driver::call_names.begin()), k, with, 0, false});
 }
 
@@ -39,21 +41,30 @@ status fault_injector::look_through_orders(call c, call_subject subject) {
     auto orders = orders_.lock();
     for (standing& s : *orders) {
       fault_injector::order& o = s.order;
-      if (o.of != c && o.of != call::any) continue;
-      if (o.k > 0 && --o.k > 0) continue;
-      if (!answer.ok() || (o.by_contract && !contract_of(c).has(o.with))) continue;
+      if (o.of != c && o.of != call::any)
+        continue;
+      if (o.k > 0 && --o.k > 0)
+        continue;
+      if (!answer.ok() || (o.by_contract && !contract_of(c).has(o.with)))
+        continue;
       answer = {o.with};
-      if (o.more == 0) s.number = 0;
-      else if (o.more != without_end) --o.more;
+      if (o.more == 0)
+        s.number = 0;
+      else if (o.more != without_end)
+        --o.more;
     }
     std::erase_if(*orders, [](standing const& s) { return s.number == 0; });
-    if (orders->empty()) any_orders_.store(false);
+    if (orders->empty())
+      any_orders_.store(false);
   }
-  if (answer.ok()) return answer;
-  if (watcher* const w = watcher_.load(base::memory_order_acquire)) w->refused(c, answer.what);
+  if (answer.ok())
+    return answer;
+  if (watcher* const w = watcher_.load(base::memory_order_acquire))
+    w->refused(c, answer.what);
   if (answer.what == code::lost) {
     int const device = subject.event == event_handle::none ? subject.device : device_of(subject.event);
-    if (device != no_device) refused_as_lost(device);
+    if (device != no_device)
+      refused_as_lost(device);
   }
   return answer;
 }
@@ -62,7 +73,8 @@ status fault_injector::look_through_orders(call c, call_subject subject) {
 template <class Behind>
 status fault_injector::pass_work(call c, int device, work const& w, Behind&& behind) {
   if (status const refused = refusal(c, device); !refused.ok()) [[unlikely]] {
-    if (w.drop) w.drop(w.state);
+    if (w.drop)
+      w.drop(w.state);
     return refused;
   }
   return with_work(c, w, behind);
@@ -75,7 +87,8 @@ status fault_injector::with_work(call c, work const& w, Behind&& behind) {
     try {
       return behind();
     } catch (std::bad_alloc const&) {
-      if (w.drop) w.drop(w.state);
+      if (w.drop)
+        w.drop(w.state);
       throw;
     }
   });
@@ -113,8 +126,10 @@ void fault_injector::recheck() {  // never refused; the watcher sees it as call:
 result<graph_handle> fault_injector::end_capture(int device, stream_handle s) {
   status const refused = refusal(call::end_capture, device);
   auto const kept = through(call::end_capture, [&] { return inner_->end_capture(device, s); });
-  if (refused.ok()) return kept;
-  if (kept.ok()) static_cast<void>(through(call::destroy_graph, [&] { return inner_->destroy_graph(kept.value); }));
+  if (refused.ok())
+    return kept;
+  if (kept.ok())
+    static_cast<void>(through(call::destroy_graph, [&] { return inner_->destroy_graph(kept.value); }));
   return {refused};
 }
 

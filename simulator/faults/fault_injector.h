@@ -19,11 +19,11 @@ class fault_injector : public driver_front<fault_injector> {
   static constexpr std::uint64_t without_end = ~std::uint64_t{0};
   struct order {
     call of = call::any;
-    std::uint64_t k = 1;       // the k-th call from now; 1 is the next
+    std::uint64_t k = 1;  // the k-th call from now; 1 is the next
     code with = code::failed;
     // further calls to refuse after it. without_end: all. A few: also the calls that unwind the first
     std::uint64_t more = 0;
-    bool by_contract = true;   // only the k-th, or the first after it, whose contract allows the code
+    bool by_contract = true;  // only the k-th, or the first after it, whose contract allows the code
   };
   // A refused call does not reach the inner driver, except end_capture. Orders are independent.
   // Returns: the number for cancel(). 0: nothing is ordered (k is 0, or `with` is ok).
@@ -41,9 +41,9 @@ class fault_injector : public driver_front<fault_injector> {
   class watcher {
    public:
     virtual ~watcher() = default;
-    virtual void comes(call) noexcept {}          // before every call, refused or not
+    virtual void comes(call) noexcept {}  // before every call, refused or not
     virtual void refused(call, code) noexcept {}
-    virtual void enters(call) noexcept {}         // the inner driver
+    virtual void enters(call) noexcept {}  // the inner driver
     virtual void leaves(call) noexcept {}
   };
   void watch(watcher* w) noexcept { watcher_.store(w); }
@@ -88,7 +88,8 @@ class fault_injector : public driver_front<fault_injector> {
   }
   template <class Behind>
   auto pass(call c, call_subject subject, Behind&& behind) -> decltype(behind()) {
-    if (status const refused = refusal(c, subject); !refused.ok()) [[unlikely]] return {refused};
+    if (status const refused = refusal(c, subject); !refused.ok()) [[unlikely]]
+      return {refused};
     return through(c, behind);
   }
   template <class Behind>
@@ -97,8 +98,10 @@ class fault_injector : public driver_front<fault_injector> {
   status with_work(call, work const&, Behind&& behind);
   status refusal(call c, call_subject subject) {
     calls_.fetch_add(1, base::memory_order_relaxed);
-    if (watcher* const w = watcher_.load(base::memory_order_acquire)) [[unlikely]] w->comes(c);
-    if (!any_orders_.load(base::memory_order_acquire)) [[likely]] return {};
+    if (watcher* const w = watcher_.load(base::memory_order_acquire)) [[unlikely]]
+      w->comes(c);
+    if (!any_orders_.load(base::memory_order_acquire)) [[likely]]
+      return {};
     return look_through_orders(c, subject);
   }
   status look_through_orders(call, call_subject);
@@ -113,7 +116,8 @@ class fault_injector : public driver_front<fault_injector> {
 // Returns null if no injector is in front of that driver.
 inline fault_injector* fault_injector_of(driver& d) noexcept {
   for (driver* at = &d; at; at = at->behind())
-    if (auto* const found = dynamic_cast<fault_injector*>(at)) return found;
+    if (auto* const found = dynamic_cast<fault_injector*>(at))
+      return found;
   return nullptr;
 }
 

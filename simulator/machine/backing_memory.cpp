@@ -30,32 +30,39 @@ backing_memory::backing_memory(std::size_t capacity, fresh_bytes f, std::uint64_
     : capacity_(capacity), fresh_(f), seed_(seed) {}
 
 backing_memory::~backing_memory() {
-  if (file_.number < 0) return;
+  if (file_.number < 0)
+    return;
   if (file_.window && file_.generation == os::fork_generation()) {
-    if (file_.end > window_bytes && os::resize_file(file_.number, window_bytes)) file_.end = window_bytes;
+    if (file_.end > window_bytes && os::resize_file(file_.number, window_bytes))
+      file_.end = window_bytes;
     auto files = kept().files.lock();
     if (files->size() < most_kept && file_.end <= window_bytes) {
       files->push_back(file_);
       return;
     }
   }
-  if (file_.window && file_.generation == os::fork_generation()) os::return_addresses(file_.window, window_bytes);
+  if (file_.window && file_.generation == os::fork_generation())
+    os::return_addresses(file_.window, window_bytes);
   os::close_file(file_.number);
 }
 
 bool backing_memory::open() {
-  if (file_.number >= 0) return true;
+  if (file_.number >= 0)
+    return true;
   if (fresh_ == fresh_bytes::arbitrary) {
     auto files = kept().files.lock();
     while (!files->empty() && file_.number < 0) {
-      if (files->back().generation == os::fork_generation()) file_ = files->back();  // else the parent's
+      if (files->back().generation == os::fork_generation())
+        file_ = files->back();  // else the parent's
       files->pop_back();
     }
-    if (file_.number >= 0) return true;
+    if (file_.number >= 0)
+      return true;
   }
   file_.generation = os::fork_generation();
   file_.number = os::make_memory_file("weir simulated device");
-  if (file_.number < 0) return false;
+  if (file_.number < 0)
+    return false;
   if (fresh_ == fresh_bytes::arbitrary && os::resize_file(file_.number, window_bytes)) {
     file_.end = window_bytes;
     void* const at = os::reserve_addresses(window_bytes, 1);
@@ -68,17 +75,20 @@ bool backing_memory::open() {
 }
 
 std::optional<std::uint64_t> backing_memory::take(std::size_t bytes) {
-  if (bytes > free_bytes() || !open()) return std::nullopt;
+  if (bytes > free_bytes() || !open())
+    return std::nullopt;
   auto const hole = std::find_if(holes_.begin(), holes_.end(), [&](auto const& h) { return h.second >= bytes; });
   std::uint64_t offset = end_;
   if (hole != holes_.end()) {
     offset = hole->first;
     std::uint64_t const rest = hole->second - bytes;
     holes_.erase(hole);
-    if (rest) holes_[offset + bytes] = rest;
+    if (rest)
+      holes_[offset + bytes] = rest;
   } else {
     if (end_ + bytes > file_.end) {
-      if (!os::resize_file(file_.number, end_ + bytes)) return std::nullopt;
+      if (!os::resize_file(file_.number, end_ + bytes))
+        return std::nullopt;
       file_.end = end_ + bytes;
     }
     end_ += bytes;
@@ -93,14 +103,16 @@ void backing_memory::fill(std::uint64_t offset, std::size_t bytes, int value) {
   if (file_.window && offset + bytes <= window_bytes) {
     std::memset(static_cast<std::byte*>(file_.window) + offset, value, bytes);
   } else if (void* const at = os::reserve_addresses(bytes, 1)) {
-    if (os::map_file(at, bytes, file_.number, offset)) std::memset(at, value, bytes);
+    if (os::map_file(at, bytes, file_.number, offset))
+      std::memset(at, value, bytes);
     os::return_addresses(at, bytes);
   }
 }
 
 void backing_memory::give_back(std::uint64_t offset, std::size_t bytes) {
   used_ -= bytes;
-  if (fresh_ == fresh_bytes::zero && !os::punch_hole(file_.number, offset, bytes)) fill(offset, bytes, 0);
+  if (fresh_ == fresh_bytes::zero && !os::punch_hole(file_.number, offset, bytes))
+    fill(offset, bytes, 0);
   auto after = holes_.lower_bound(offset);
   std::uint64_t size = bytes;
   if (after != holes_.end() && offset + size == after->first) {
@@ -118,11 +130,14 @@ void backing_memory::give_back(std::uint64_t offset, std::size_t bytes) {
 }
 
 bool backing_memory::count(std::size_t bytes) noexcept {
-  if (bytes > free_bytes()) return false;
+  if (bytes > free_bytes())
+    return false;
   used_ += bytes;
   return true;
 }
-void backing_memory::uncount(std::size_t bytes) noexcept { used_ -= bytes; }
+void backing_memory::uncount(std::size_t bytes) noexcept {
+  used_ -= bytes;
+}
 
 bool backing_memory::map(void* at, std::uint64_t offset, std::size_t bytes) {
   // Few pages with content: one call that maps all is cheaper than one fault a page.
@@ -130,9 +145,15 @@ bool backing_memory::map(void* at, std::uint64_t offset, std::size_t bytes) {
   return os::map_file(at, bytes, file_.number, offset, at_once ? os::pages::now : os::pages::when_touched);
 }
 
-void backing_memory::consume_memory(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
-void backing_memory::others_leave(std::size_t bytes) { others_ -= std::min(bytes, others_); }
+void backing_memory::consume_memory(std::size_t bytes) {
+  others_ += std::min(bytes, free_bytes());
+}
+void backing_memory::others_leave(std::size_t bytes) {
+  others_ -= std::min(bytes, others_);
+}
 
-std::size_t backing_memory::free_bytes() const noexcept { return capacity_ - used_ - others_; }
+std::size_t backing_memory::free_bytes() const noexcept {
+  return capacity_ - used_ - others_;
+}
 
 }  // namespace weir::driver::sim

@@ -22,19 +22,19 @@ class backing_memory {
   // Returns: the offset in the file, or none if the device or the system has no memory.
   std::optional<std::uint64_t> take(std::size_t bytes);
   void give_back(std::uint64_t offset, std::size_t bytes);
-  bool count(std::size_t bytes) noexcept;    // counts bytes that are stored elsewhere as used. false: not enough room
+  bool count(std::size_t bytes) noexcept;  // counts bytes that are stored elsewhere as used. false: not enough room
   void uncount(std::size_t bytes) noexcept;
   bool map(void* at, std::uint64_t offset, std::size_t bytes);  // replaces the mapping there
   void consume_memory(std::size_t bytes);  // simulates another process that allocates as much of the free bytes
-  void others_leave(std::size_t bytes);  // the other process frees them
+  void others_leave(std::size_t bytes);    // the other process frees them
   std::size_t free_bytes() const noexcept;
 
  private:
   struct file {
     int number = -1;
-    std::uint64_t end = 0;            // bytes
-    void* window = nullptr;  // the first bytes of the file, mapped as long as the file lives: for the poison
-    std::uint64_t generation = 0;     // os::fork_generation() of the process that made it
+    std::uint64_t end = 0;         // bytes
+    void* window = nullptr;        // the first bytes of the file, mapped as long as the file lives: for the poison
+    std::uint64_t generation = 0;  // os::fork_generation() of the process that made it
   };
   struct shelf;
   static shelf& kept() noexcept;
@@ -46,9 +46,9 @@ class backing_memory {
   std::uint64_t const seed_;
   std::uint64_t takes_ = 0;
   file file_;
-  std::uint64_t end_ = 0;                          // end of the highest range ever taken
-  std::map<std::uint64_t, std::uint64_t> holes_;   // below end_: offset -> bytes
-  std::size_t used_ = 0, others_ = 0;              // bytes; used + others <= capacity
+  std::uint64_t end_ = 0;                         // end of the highest range ever taken
+  std::map<std::uint64_t, std::uint64_t> holes_;  // below end_: offset -> bytes
+  std::size_t used_ = 0, others_ = 0;             // bytes; used + others <= capacity
 };
 
 }  // namespace weir::driver::sim

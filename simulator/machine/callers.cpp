@@ -35,7 +35,8 @@ struct counted_in {
   int number = os::this_thread();
   std::vector<one> all;
   ~counted_in() {
-    for (one const& its : all) its.threads->lock()->erase(number);
+    for (one const& its : all)
+      its.threads->lock()->erase(number);
   }
 };
 
@@ -43,7 +44,8 @@ void count_this_thread(std::uint64_t machine, std::shared_ptr<numbers> const& th
   static base::per_thread<counted_in> value;
   counted_in& mine = value.get();
   auto const is_it = [&](counted_in::one const& its) { return its.machine == machine; };
-  if (std::any_of(mine.all.rbegin(), mine.all.rend(), is_it)) return;
+  if (std::any_of(mine.all.rbegin(), mine.all.rend(), is_it))
+    return;
   std::erase_if(mine.all, [](counted_in::one const& its) { return its.threads.use_count() == 1; });
   mine.all.reserve(mine.all.size() + 1);  // what may throw comes before the change
   threads->lock()->insert(mine.number);
@@ -62,7 +64,9 @@ std::vector<os::thread_seen> all_but(numbers& known) {
 
 callers::callers() : machine_(last_machine.fetch_add(1) + 1) {}
 
-void callers::add_this_thread() const { count_this_thread(machine_, all_); }
+void callers::add_this_thread() const {
+  count_this_thread(machine_, all_);
+}
 void callers::this_thread_never_calls() noexcept try {
   count_this_thread(no_machine, workers());
 } catch (std::bad_alloc const&) {}  // it is taken for a thread that may call: a stuck program is told later
@@ -78,6 +82,8 @@ bool callers::others_may_come() const {
                      [&](auto const& t) { return std::find(idle->begin(), idle->end(), t) == idle->end(); });
 }
 
-void callers::none_has_come() const { *idle_strangers().lock() = all_but(*all_); }
+void callers::none_has_come() const {
+  *idle_strangers().lock() = all_but(*all_);
+}
 
 }  // namespace weir::driver::sim

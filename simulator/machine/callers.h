@@ -12,7 +12,7 @@ namespace weir::driver::sim {
 class callers {
  public:
   callers();
-  void add_this_thread() const;           // until it ends. Idempotent, quick the second time
+  void add_this_thread() const;                    // until it ends. Idempotent, quick the second time
   static void this_thread_never_calls() noexcept;  // any machine: it is a machine's worker
   int count() const noexcept { return static_cast<int>(all_->lock()->size()); }
   // Whether the process has a thread that has not called, and may: none_has_come() has not seen it, or it has run

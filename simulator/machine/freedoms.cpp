@@ -4,7 +4,9 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr std::uint32_t bit(freedom f) { return 1u << static_cast<int>(f); }
+constexpr std::uint32_t bit(freedom f) {
+  return 1u << static_cast<int>(f);
+}
 constexpr std::uint32_t every = (1u << (freedom_count + 1)) - 2;
 // Correct programs notice these as refusals or missing links, so they are opt-in.
 constexpr std::uint32_t seen_by_right_programs = bit(freedom::room) | bit(freedom::wrong_bytes);
@@ -20,8 +22,10 @@ std::string_view name_of(freedom f) noexcept {
 freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {
   using taken = weir::simulated::allowed;
   bool const seeded = like.schedule == weir::simulated::scheduling::seeded;
-  if (like.nondeterminism == taken::all) on_ = every;
-  if (like.nondeterminism == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
+  if (like.nondeterminism == taken::all)
+    on_ = every;
+  if (like.nondeterminism == taken::usual && seeded)
+    on_ = every & ~seen_by_right_programs;
   // the other freedoms come from the threads themselves
   if (like.schedule == weir::simulated::scheduling::threads)
     on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);

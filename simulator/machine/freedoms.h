@@ -11,17 +11,17 @@
 namespace weir::driver::sim {
 
 enum class freedom : std::uint8_t {
-  overlap = 1,         // F1: work starts late, and overlaps work it is not ordered with
+  overlap = 1,  // F1: work starts late, and overlaps work it is not ordered with
   // F2: streams share hardware connections; a stream that cannot start yet blocks the others
   shared_connections,
-  blocking_calls,      // F3: calls that do not enqueue may wait for all work that can move
-  seen_late,           // F4: a query does not report completed work yet
-  late_errors,         // F5: work has failed, and later calls still succeed
-  reuse,               // F6: handles and addresses are reused at once
-  host_functions,      // F7: host functions start late, and one at a time
-  room,                // F8: an allocation fails although there is room; other processes allocate and free memory
-  wrong_bytes,         // F9: a granted link corrupts bytes
-  time,                // F10: the clock jumps
+  blocking_calls,  // F3: calls that do not enqueue may wait for all work that can move
+  seen_late,       // F4: a query does not report completed work yet
+  late_errors,     // F5: work has failed, and later calls still succeed
+  reuse,           // F6: handles and addresses are reused at once
+  host_functions,  // F7: host functions start late, and one at a time
+  room,            // F8: an allocation fails although there is room; other processes allocate and free memory
+  wrong_bytes,     // F9: a granted link corrupts bytes
+  time,            // F10: the clock jumps
 };
 inline constexpr std::size_t freedom_count = 10;
 std::string_view name_of(freedom) noexcept;
@@ -36,7 +36,8 @@ class freedoms {
   }
   // Draws whether the freedom is taken now, and counts it. Draws nothing if the freedom is off.
   bool takes(freedom f, std::uint32_t percent) noexcept {
-    if (!on(f) || !tape_.coin(percent)) return false;
+    if (!on(f) || !tape_.coin(percent))
+      return false;
     took(f);
     return true;
   }

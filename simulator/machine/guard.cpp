@@ -34,14 +34,18 @@ bool explain(os::bad_access const& a) {
     auto const w = watching().lock();
     then = w->more;
     for (memory* m : w->all)
-      if (!again && owner.empty() && !(again = m->let_through(a, shield))) owner = m->owner_of(where);
+      if (!again && owner.empty() && !(again = m->let_through(a, shield)))
+        owner = m->owner_of(where);
   }
   if (again) {
-    if (shield && then.met_shield) then.met_shield(shield, a);
+    if (shield && then.met_shield)
+      then.met_shield(shield, a);
     return true;
   }
-  if (owner.empty()) return false;
-  if (then.block) more = then.block(where);
+  if (owner.empty())
+    return false;
+  if (then.block)
+    more = then.block(where);
   base::running_work const* const work = base::this_call().running;
   os::print_error(
       "weir-109: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + owner +
@@ -50,7 +54,8 @@ bool explain(os::bad_access const& a) {
               "uses to launch or parallel_for: reads(p), writes(p), updates(p).\n"
             : ", outside work that declares it. Only work on a stream may read and write device memory. Remedy: "
               "declare it to launch or parallel_for, or copy it with weir::copy.\n"));
-  if (then.the_end) then.the_end();
+  if (then.the_end)
+    then.the_end();
   return false;
 }
 
@@ -61,11 +66,19 @@ void watch_faults(memory& m) {
   (void)installed;
   watching().lock()->all.push_back(&m);
 }
-void unwatch_faults(memory& m) noexcept { std::erase(watching().lock()->all, &m); }
-void explain_faults_with(onlooker more) { watching().lock()->more = more; }
+void unwatch_faults(memory& m) noexcept {
+  std::erase(watching().lock()->all, &m);
+}
+void explain_faults_with(onlooker more) {
+  watching().lock()->more = more;
+}
 
-void poison_bytes(address at, std::size_t n) noexcept { ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
-void unpoison_bytes(address at, std::size_t n) noexcept { ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
+void poison_bytes(address at, std::size_t n) noexcept {
+  ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(at), n);
+}
+void unpoison_bytes(address at, std::size_t n) noexcept {
+  ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(at), n);
+}
 
 bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
   return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
@@ -75,13 +88,17 @@ bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) c
 bool memory::open_to(use const& u) {
   bool open = true;
   if (u.everything && open_to_all_++ == 0) {
-    for (auto const& m : mappings_) open &= reach(m, true), unpoison_bytes(m.first, m.second.bytes);
+    for (auto const& m : mappings_)
+      open &= reach(m, true), unpoison_bytes(m.first, m.second.bytes);
   }
-  if (u.what.bytes == 0) return open;
+  if (u.what.bytes == 0)
+    return open;
   for (auto m = base::at_or_before(mappings_, u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes;
        ++m)
-    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) open &= reach(*m, true);
-  if (base::holder_of(mappings_, u.what.at) == mappings_.end()) return open;  // pinned memory
+    if (u.what.at - m->first < m->second.bytes || m->first > u.what.at)
+      open &= reach(*m, true);
+  if (base::holder_of(mappings_, u.what.at) == mappings_.end())
+    return open;  // pinned memory
   open_bytes(u);
   running_.push_back(u);
   return open;
@@ -92,20 +109,25 @@ void memory::open_bytes(use const& u) const {
   address next = u.what.at;
   address const end = next + u.what.bytes;
   auto at = ended_.upper_bound(next);
-  if (at != ended_.begin()) --at;
+  if (at != ended_.begin())
+    --at;
   for (; at != ended_.end() && at->first < end; ++at) {
     address const to = at->first + at->second.bytes;
-    if (to <= next || at->second.when > u.ends) continue;
-    if (at->first > next) unpoison_bytes(next, at->first - next);
+    if (to <= next || at->second.when > u.ends)
+      continue;
+    if (at->first > next)
+      unpoison_bytes(next, at->first - next);
     next = std::min(to, end);
   }
-  if (next < end) unpoison_bytes(next, end - next);
+  if (next < end)
+    unpoison_bytes(next, end - next);
 }
 
 void memory::forget_ended(address from, std::size_t bytes) {
   address const to = from + bytes;
   auto at = ended_.upper_bound(from);
-  if (at != ended_.begin()) --at;
+  if (at != ended_.begin())
+    --at;
   while (at != ended_.end() && at->first < to) {
     address const start = at->first, end = start + at->second.bytes;
     ended const was = at->second;
@@ -114,30 +136,36 @@ void memory::forget_ended(address from, std::size_t bytes) {
       continue;
     }
     at = ended_.erase(at);
-    if (start < from) ended_[start] = {from - start, was.when};
-    if (end > to) ended_[to] = {end - to, was.when};
+    if (start < from)
+      ended_[start] = {from - start, was.when};
+    if (end > to)
+      ended_[to] = {end - to, was.when};
   }
 }
 
 void memory::block_taken(address at, std::size_t bytes) {
-  if (!bytes_are_guarded || !shape_.guarded) return;
+  if (!bytes_are_guarded || !shape_.guarded)
+    return;
   base::lock_guard lock(mutex_);
   forget_ended(at, bytes);
   blocks_[at] = bytes;
 }
 
 void memory::block_given_back(address at) {
-  if (!bytes_are_guarded || !shape_.guarded) return;
+  if (!bytes_are_guarded || !shape_.guarded)
+    return;
   base::lock_guard lock(mutex_);
   auto const found = blocks_.find(at);
-  if (found == blocks_.end()) return;
+  if (found == blocks_.end())
+    return;
   forget_ended(at, found->second);
   ended_[at] = {found->second, ++ends_};
   blocks_.erase(found);
 }
 
 std::uint64_t memory::blocks_ended() const {
-  if (!bytes_are_guarded || !shape_.guarded) return 0;
+  if (!bytes_are_guarded || !shape_.guarded)
+    return 0;
   base::lock_guard lock(mutex_);
   return ends_;
 }
@@ -148,38 +176,48 @@ void memory::close_to(use const& u) {
   });
   if (same != running_.end()) {
     running_.erase(same);
-    if (open_to_all_ == 0) close_bytes(u.what.at, u.what.bytes);
+    if (open_to_all_ == 0)
+      close_bytes(u.what.at, u.what.bytes);
   }
   if (u.everything && --open_to_all_ == 0) {
-    for (auto const& m : mappings_) close_bytes(m.first, m.second.bytes);
+    for (auto const& m : mappings_)
+      close_bytes(m.first, m.second.bytes);
   }
-  if (open_to_all_ > 0) return;
+  if (open_to_all_ > 0)
+    return;
   for (auto const& m : mappings_) {
     bool const concerns = u.everything || (m.first < u.what.at + u.what.bytes && u.what.at < m.first + m.second.bytes);
-    if (concerns && m.second.users == 0) reach(m, false);
+    if (concerns && m.second.users == 0)
+      reach(m, false);
   }
 }
 
 // Closes all bytes except those that running work uses, perhaps on another thread.
 void memory::close_bytes(address from, std::size_t bytes) const {
-  if (!bytes_are_guarded) return;
+  if (!bytes_are_guarded)
+    return;
   std::vector<touch> used;
   for (use const& r : running_)
-    if (r.what.at < from + bytes && from < r.what.at + r.what.bytes) used.push_back(r.what);
+    if (r.what.at < from + bytes && from < r.what.at + r.what.bytes)
+      used.push_back(r.what);
   std::sort(used.begin(), used.end(), [](touch const& a, touch const& b) { return a.at < b.at; });
   address next = from;
   for (touch const& t : used) {
-    if (t.at > next) poison_bytes(next, t.at - next);
+    if (t.at > next)
+      poison_bytes(next, t.at - next);
     next = std::max(next, t.at + t.bytes);
   }
-  if (next < from + bytes) poison_bytes(next, from + bytes - next);
+  if (next < from + bytes)
+    poison_bytes(next, from + bytes - next);
 }
 
 std::uint64_t memory::shield(touch const& t) {
-  if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // other data on the page must stay accessible
+  if (!shape_.guarded || !os::bad_accesses_are_explained())
+    return 0;  // other data on the page must stay accessible
   base::lock_guard lock(mutex_);
   auto const in = base::holder_of(pins_, t.at);
-  if (in == pins_.end() || t.bytes > in->second.bytes - (t.at - in->first)) return 0;
+  if (in == pins_.end() || t.bytes > in->second.bytes - (t.at - in->first))
+    return 0;
   in->second.shielded = true;
   return shields_.raise(t);
 }
@@ -190,42 +228,53 @@ void memory::unshield(std::uint64_t number) {
 }
 
 void memory::confine_work_from(touch const& pages) {
-  if (!shape_.guarded) return;
+  if (!shape_.guarded)
+    return;
   base::lock_guard lock(mutex_);
-  if (auto const in = base::holder_of(pins_, pages.at); in != pins_.end()) in->second.alone = pages;
+  if (auto const in = base::holder_of(pins_, pages.at); in != pins_.end())
+    in->second.alone = pages;
 }
 
 memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_(uses), how_(how) {
-  if (!m.shape_.guarded) return;
+  if (!m.shape_.guarded)
+    return;
   base::lock_guard lock(m.mutex_);
   of_ = &m;
-  for (use const& u : uses) how_ = u.everything ? pins::anywhere : how_;
+  for (use const& u : uses)
+    how_ = u.everything ? pins::anywhere : how_;
   if (how_ == pins::anywhere) {
     m.shields_.open_all();
     return;
   }
-  for (use const& u : uses) m.shields_.open_for(u.what);
-  if (how_ != pins::alone || m.pins_.empty() || !os::bad_accesses_are_explained()) return;
+  for (use const& u : uses)
+    m.shields_.open_for(u.what);
+  if (how_ != pins::alone || m.pins_.empty() || !os::bad_accesses_are_explained())
+    return;
   std::vector<touch> all;
   std::size_t bytes = 0;
   for (auto& [at, p] : m.pins_) {
-    if (p.alone.bytes == 0) continue;
+    if (p.alone.bytes == 0)
+      continue;
     p.shielded = true;
     bytes += p.alone.bytes;
     all.push_back(p.alone);
   }
-  if (bytes <= confined_at_most) m.shields_.confine_to(std::move(all));
+  if (bytes <= confined_at_most)
+    m.shields_.confine_to(std::move(all));
 }
 
 memory::at_work::~at_work() {
-  if (!of_) return;
+  if (!of_)
+    return;
   base::lock_guard lock(of_->mutex_);
   if (how_ == pins::anywhere) {
     of_->shields_.close_all();
     return;
   }
-  if (how_ == pins::alone) of_->shields_.release();
-  for (use const& u : uses_) of_->shields_.close_after(u.what);
+  if (how_ == pins::alone)
+    of_->shields_.release();
+  for (use const& u : uses_)
+    of_->shields_.close_after(u.what);
 }
 
 bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
@@ -237,7 +286,8 @@ bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
 
 std::string memory::owner_of(address at) const {
   base::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
+  if (!lock.owns_lock() || !in_one_reservation(at, 1))
+    return {};
   auto const m = base::holder_of(mappings_, at);
   bool const mapped = m != mappings_.end();
   return base::address_text(at) + (mapped ? ", memory of " + base::gpu_name(handles_[m->second.handle].device)

@@ -18,7 +18,7 @@ void unwatch_faults(memory& m) noexcept;
 struct onlooker {
   std::string (*block)(address) = nullptr;  // the block there, for a report; empty: not known
   void (*met_shield)(std::uint64_t shield, os::bad_access const&) = nullptr;
-  void (*the_end)() = nullptr;              // the process is about to end
+  void (*the_end)() = nullptr;  // the process is about to end
 };
 void explain_faults_with(onlooker);
 

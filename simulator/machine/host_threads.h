@@ -13,8 +13,8 @@ namespace weir::driver::sim {
 
 class host_order final : public base::schedule_choices {
  public:
-  struct machine {                                // callbacks into the machine
-    std::function<bool()> move;                   // one step of some stream. false: none can move
+  struct machine {               // callbacks into the machine
+    std::function<bool()> move;  // one step of some stream. false: none can move
     std::function<std::int64_t()> now_ns;
     std::function<void(std::string const&)> stuck;
   };
@@ -50,7 +50,7 @@ class host_order final : public base::schedule_choices {
   int switches_left_ = 0;               // enumerated
   int in_a_row_ = 0;                    // switch points passed by one thread in a row
   std::int64_t jumped_ns_ = 0;
-  base::thread_scheduler threads_;                 // last member: destroyed first
+  base::thread_scheduler threads_;  // last member: destroyed first
 };
 
 }  // namespace weir::driver::sim

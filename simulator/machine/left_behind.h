@@ -19,13 +19,15 @@ class left_behind {
     base::no_switch const other_machines_are_none_of_a_runs_affairs;
     base::lock_guard const hold(lock_);
     std::size_t const n = count_.get();
-    if (n == most || !os::unmap_to_nothing(reinterpret_cast<void*>(at), bytes)) return false;
+    if (n == most || !os::unmap_to_nothing(reinterpret_cast<void*>(at), bytes))
+      return false;
     ranges_[n] = {at, bytes};
     count_.set(n + 1);
     return true;
   }
   static bool has(address at) noexcept {
-    if (count_.get() == 0) return false;
+    if (count_.get() == 0)
+      return false;
     base::no_switch const other_machines_are_none_of_a_runs_affairs;
     base::lock_guard const hold(lock_);
     return std::any_of(ranges_.begin(), ranges_.begin() + count_.get(), [&](auto const& r) { return r.left_from(at); });
@@ -35,10 +37,12 @@ class left_behind {
   static void give_back_all_but(Mappings const& mapped, address at, std::size_t bytes) noexcept {
     address from = at;
     auto const go = [&](address to) {
-      if (to > from) os::return_addresses(reinterpret_cast<void*>(from), to - from);
+      if (to > from)
+        os::return_addresses(reinterpret_cast<void*>(from), to - from);
     };
     for (auto m = mapped.lower_bound(at); m != mapped.end() && m->first < at + bytes; ++m) {
-      if (!keep(m->first, m->second.bytes)) continue;
+      if (!keep(m->first, m->second.bytes))
+        continue;
       go(m->first);
       from = m->first + m->second.bytes;
     }

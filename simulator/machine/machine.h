@@ -20,7 +20,7 @@ class fault_injector;
 namespace weir::driver::sim {
 
 struct freedom_taken {
-  std::string_view name;   // "F2 shared connections"
+  std::string_view name;  // "F2 shared connections"
   std::uint64_t times = 0;
 };
 
@@ -35,14 +35,14 @@ class WEIR_LOCAL controls {
   // Refuses the k-th call from now (1: the next) of that driver function ("map", "create", … or "any").
   // Returns: the number for cancel_failure; 0: unknown name, or k is 0
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
-  virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: whether it was pending
+  virtual bool cancel_failure(std::uint64_t number) = 0;  // Returns: whether it was pending
   virtual void clear_failures() = 0;
-  virtual fault_injector& refusing() noexcept = 0;                             // where these are kept
-  virtual void lose_device(int device) = 0;                            // a sticky error, now
-  virtual void disconnect(int from, int to) = 0;                       // removes the peer link from -> to
+  virtual fault_injector& refusing() noexcept = 0;  // where these are kept
+  virtual void lose_device(int device) = 0;         // a sticky error, now
+  virtual void disconnect(int from, int to) = 0;    // removes the peer link from -> to
   // the peer link from -> to corrupts bytes from now on; the driver still offers it
   virtual void corrupt(int from, int to) = 0;
-  virtual void consume_memory(int device, std::size_t bytes) = 0;      // simulates another process
+  virtual void consume_memory(int device, std::size_t bytes) = 0;  // simulates another process
   virtual std::uint64_t seed() const noexcept = 0;
   // of all choices and operations; equal seeds and calls give equal hashes. 0 with scheduling::threads
   virtual std::uint64_t trace_hash() const noexcept = 0;

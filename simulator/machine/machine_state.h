@@ -22,8 +22,12 @@ class machine final : public driver, public controls {
 #include "runtime/driver/overrides.h"
   void recheck() override;
   void number_stream(int device, stream_handle, std::uint64_t number) override;
-  void block_taken(address at, std::size_t bytes) override { pages_.block_taken(at, bytes); }
-  void block_given_back(address at) override { pages_.block_given_back(at); }
+  void block_taken(address at, std::size_t bytes) override {
+    pages_.block_taken(at, bytes);
+  }
+  void block_given_back(address at) override {
+    pages_.block_given_back(at);
+  }
 
   bool step(int device, stream_handle) override;
   bool run() override;
@@ -31,44 +35,68 @@ class machine final : public driver, public controls {
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override {
     return front_->fail_call(call, k, c);
   }
-  bool cancel_failure(std::uint64_t number) override { return front_->cancel(number); }
-  void clear_failures() override { front_->forget_orders(); }
-  fault_injector& refusing() noexcept override { return *front_; }
+  bool cancel_failure(std::uint64_t number) override {
+    return front_->cancel(number);
+  }
+  void clear_failures() override {
+    front_->forget_orders();
+  }
+  fault_injector& refusing() noexcept override {
+    return *front_;
+  }
   // What stands in front of this, see make().
-  void refused_by(fault_injector& front) noexcept { front_ = &front; }
-  int device_of(event_handle) const;                         // -1: unknown event
+  void refused_by(fault_injector& front) noexcept {
+    front_ = &front;
+  }
+  int device_of(event_handle) const;  // -1: unknown event
   void lose_device(int device) override;
   void disconnect(int from, int to) override;
   void corrupt(int from, int to) override;
   void consume_memory(int device, std::size_t bytes) override;
-  std::uint64_t seed() const noexcept override { return tape_.seed(); }
+  std::uint64_t seed() const noexcept override {
+    return tape_.seed();
+  }
   std::uint64_t trace_hash() const noexcept override;
   std::vector<freedom_taken> freedoms_taken() const override;
-  std::vector<std::string> findings() const override { return all_.findings(); }
-  std::string why_stuck() override { return all_.why_stuck(); }
-  base::thread_scheduler* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
+  std::vector<std::string> findings() const override {
+    return all_.findings();
+  }
+  std::string why_stuck() override {
+    return all_.why_stuck();
+  }
+  base::thread_scheduler* host_threads() noexcept override {
+    return hosts_ ? &hosts_->threads() : nullptr;
+  }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
   bool unsafe_call() override;
-  std::uint64_t shield(touch const& t) override { return pages_.shield(t); }
-  void unshield(std::uint64_t number) override { pages_.unshield(number); }
+  std::uint64_t shield(touch const& t) override {
+    return pages_.shield(t);
+  }
+  void unshield(std::uint64_t number) override {
+    pages_.unshield(number);
+  }
   void look_behind_shields(touch const& t, std::function<void()> const& look) override {
     use const one{t};
     memory::at_work const here(pages_, {&one, 1}, memory::pins::declared);
     look();
   }
-  void confine_work_from(touch const& pages) override { pages_.confine_work_from(pages); }
+  void confine_work_from(touch const& pages) override {
+    pages_.confine_work_from(pages);
+  }
 
  private:
   enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before it
   status may_call() const;  // checks the process and thread; a switch point of host threads
   status may_call_among_hosts() const;
   status may_call(int device, need);
-  status check(int device, need);                            // Requires: the lock, except for need::exists
-  bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
-  stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
+  status check(int device, need);  // Requires: the lock, except for need::exists
+  bool exists(int device) const noexcept {
+    return device >= 0 && device < devices_;
+  }
+  stream* find_stream(int device, stream_handle, status&);  // Requires: the lock
   int owner_of(int otherwise, stream_handle);
-  struct stream_call {                                       // holds the lock and a stream, or says why there is none
+  struct stream_call {  // holds the lock and a stream, or says why there is none
     stream_call(machine&, int device, stream_handle);
     explicit operator bool() const noexcept { return found; }
     stream& operator*() const noexcept { return *found; }
@@ -77,9 +105,9 @@ class machine final : public driver, public controls {
     base::unique_lock lock;
     stream* found = nullptr;
   };
-  status append(int device, stream_handle, operation&&);     // drops the work if refused
-  status queue(base::unique_lock&, stream&, operations&&);   // releases the lock. Allocates nothing
-  void put(stream&, operations&&) noexcept;                  // with its legacy_waits(), which it notes
+  status append(int device, stream_handle, operation&&);    // drops the work if refused
+  status queue(base::unique_lock&, stream&, operations&&);  // releases the lock. Allocates nothing
+  void put(stream&, operations&&) noexcept;                 // with its legacy_waits(), which it notes
   status answer(base::unique_lock&, int device, outcome);
   status polled(base::unique_lock&, stream&, std::uint64_t position);
 
@@ -88,11 +116,11 @@ class machine final : public driver, public controls {
   given give(stream&, operations& one, status&);        // queued: the caller enqueues it, and the waits before it
   status keep(stream&, operation&&, std::size_t lane);  // into its capture's graph; refused if spoiled
   status record_captured(stream&, event&);
-  status wait_captured(stream&, event&);                // one of the two is captured
-  bool meets_capture(stream const&);                    // would a query, or legacy work, violate a capture?
-  status spoil_met(stream const&);                      // ok: no capture concerned
-  status spoil_on(int device);                          // ok: no stream of the device is in a capture
-  status spoil_of(event const&);                        // ok: its last record was outside captures
+  status wait_captured(stream&, event&);  // one of the two is captured
+  bool meets_capture(stream const&);      // would a query, or legacy work, violate a capture?
+  status spoil_met(stream const&);        // ok: no capture concerned
+  status spoil_on(int device);            // ok: no stream of the device is in a capture
+  status spoil_of(event const&);          // ok: its last record was outside captures
   void forget_captures();
   template <class Visit>
   void in_legacy_order(stream&, Visit visit);  // visit(other stream, how much of it was seen)
@@ -100,7 +128,7 @@ class machine final : public driver, public controls {
   void replay_on(stream&, executable&);
   template <class Thing>
   status destroy(handle_table<Thing>&, std::uint64_t, int call);
-  stream* standing_stream(int device, stream_handle);   // legacy or per_thread, created at first use
+  stream* standing_stream(int device, stream_handle);  // legacy or per_thread, created at first use
   void end_streams_of_ended_threads();
   void graph_census(std::vector<std::string>&) const;
 
@@ -115,17 +143,19 @@ class machine final : public driver, public controls {
   template <class... Numbers>
   status enter(int call, Numbers... numbers) {  // may_call(), and then blocking_call()
     status const s = may_call();
-    if (s.ok()) blocking_call(call, numbers...);
+    if (s.ok())
+      blocking_call(call, numbers...);
     return s;
   }
   template <class... Numbers>
   status enter_on(int device, need n, int call, Numbers... numbers) {
     status const s = may_call(device, n);
-    if (s.ok()) blocking_call(call, device, numbers...);
+    if (s.ok())
+      blocking_call(call, device, numbers...);
     return s;
   }
   template <class... Numbers>
-  void note(Numbers... numbers);                             // Requires: the lock
+  void note(Numbers... numbers);  // Requires: the lock
 
   // among all of the machine's devices
   int whole_number_of(int device) const {
@@ -149,7 +179,7 @@ class machine final : public driver, public controls {
   handle_table<graph> graphs_{handle_table<graph>::reuse::told_apart};
   std::uint64_t last_capture_ = 0;
   handle_table<executable> executables_{handle_table<executable>::reuse::told_apart};
-  std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: unused
+  std::vector<std::shared_ptr<stream>> legacy_;  // by device; null: unused
   struct of_thread {
     std::shared_ptr<stream> its;
     std::weak_ptr<void> thread;  // expires when it ends
@@ -157,22 +187,25 @@ class machine final : public driver, public controls {
   std::map<std::pair<int, std::uint64_t>, of_thread> of_threads_;  // (device, thread)
   std::unique_ptr<executor> executor_;
   std::vector<std::size_t> others_hold_;  // by device: bytes taken by F8
-  std::unique_ptr<host_order> hosts_;                             // seeded
+  std::unique_ptr<host_order> hosts_;     // seeded
   std::function<void(std::vector<std::string> const&)> at_end_;
 };
 
 template <class... Numbers>
 void machine::note(Numbers... numbers) {
-  if (how_ != weir::simulated::scheduling::threads) tape_.note(numbers...);
+  if (how_ != weir::simulated::scheduling::threads)
+    tape_.note(numbers...);
 }
 
 template <class... Numbers>
 void machine::blocking_call(Numbers... numbers) {
   bool const others = takes_.on(freedom::room);
-  if (how_ == weir::simulated::scheduling::threads && !others) return;
+  if (how_ == weir::simulated::scheduling::threads && !others)
+    return;
   base::unique_lock lock(all_.mutex);
   note(numbers...);
-  if (others) let_others_allocate();
+  if (others)
+    let_others_allocate();
   executor_->pause();
 }
 

@@ -31,7 +31,7 @@ class memory {
     std::size_t bytes = 0;        // per device
     std::size_t granularity = 0;  // in bytes
     fresh_bytes pages = fresh_bytes::zero;
-    std::uint64_t seed = 0;       // for arbitrary bytes
+    std::uint64_t seed = 0;          // for arbitrary bytes
     bool handles_come_back = false;  // handles and addresses are reused at once, without a generation
     bool guarded = false;            // pages (under ASan, bytes) are accessible only between begin and end of a use
   };
@@ -43,7 +43,7 @@ class memory {
   result<memory_handle> create(int device, std::size_t bytes);
   status release(memory_handle);
   status map(address, std::size_t bytes, memory_handle);
-  status unmap(address, std::size_t bytes);  // Blocks: until no running work uses the range
+  status unmap(address, std::size_t bytes);                         // Blocks: until no running work uses the range
   status grant(address, std::size_t bytes, std::uint64_t devices);  // a bit per device: all of them, or none
   result<memory_handle> create_shared(int device, std::size_t bytes);
   result<int> export_handle(memory_handle);
@@ -121,9 +121,9 @@ class memory {
     std::uint64_t offset = 0;  // in the device's file, or in its own
     int mappings = 0;
     bool released = false;
-    std::uint32_t turn = 0;    // generation: tells apart handles of one slot
-    int file = -1;             // its own file, mappable by other processes; -1: none
-    bool foreign = false;      // imported: its bytes are not in this machine's banks
+    std::uint32_t turn = 0;  // generation: tells apart handles of one slot
+    int file = -1;           // its own file, mappable by other processes; -1: none
+    bool foreign = false;    // imported: its bytes are not in this machine's banks
   };
   struct mapping {
     std::size_t bytes = 0;
@@ -180,18 +180,18 @@ class memory {
   std::vector<physical> handles_;
   std::vector<std::uint32_t> free_handles_;
   std::map<address, pinned> pins_;
-  shields shields_;                    // of pins
+  shields shields_;  // of pins
   std::uint64_t next_ordinal_ = 1;
   std::vector<std::pair<address, std::size_t>> unreserved_;  // kept for reuse at once
   std::uint64_t came_back_ = 0;
-  int open_to_all_ = 0;                // guarded: number of running uses of everything
-  std::vector<use> running_;           // guarded: uses in progress
+  int open_to_all_ = 0;       // guarded: number of running uses of everything
+  std::vector<use> running_;  // guarded: uses in progress
   struct ended {
     std::size_t bytes = 0;
-    std::uint64_t when = 0;            // the value of ends_ at its end
+    std::uint64_t when = 0;  // the value of ends_ at its end
   };
   std::map<address, std::size_t> blocks_;
-  std::map<address, ended> ended_;     // disjoint from each other and from blocks_
+  std::map<address, ended> ended_;  // disjoint from each other and from blocks_
   std::uint64_t ends_ = 0;
 };
 

@@ -8,14 +8,17 @@
 namespace weir::driver::sim {
 // Each gets its own file. Processes that map it share its bytes, and none can shrink it.
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
-  if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
+  if (bytes == 0 || bytes % shape_.granularity != 0)
+    return {invalid};
   base::lock_guard lock(mutex_);
   base::make_room(handles_);  // so that new_slot() does not throw, and no file descriptor leaks
   backing_memory& from = *backing_[static_cast<std::size_t>(device)];
-  if (!from.count(bytes)) return {{code::out_of_memory}};
+  if (!from.count(bytes))
+    return {{code::out_of_memory}};
   int const file = os::make_memory_file("weir shared memory");
   if (file < 0 || !os::resize_file(file, bytes) || !os::seal_size(file)) {
-    if (file >= 0) os::close_file(file);
+    if (file >= 0)
+      os::close_file(file);
     from.uncount(bytes);
     return {{code::out_of_memory}};
   }
@@ -28,19 +31,24 @@ result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
 result<int> memory::export_handle(memory_handle h) {
   base::lock_guard lock(mutex_);
   physical* const p = lookup(h);
-  if (!p || p->file < 0 || p->foreign) return {invalid};
+  if (!p || p->file < 0 || p->foreign)
+    return {invalid};
   int const file = os::duplicate_file(p->file);
-  if (file < 0) return {{code::out_of_memory}};
+  if (file < 0)
+    return {{code::out_of_memory}};
   return {fine, file};
 }
 
 result<memory_handle> memory::import_handle(int device, std::size_t bytes, int file) {
-  if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
-  if (os::unfit_to_map(file, bytes)) return {invalid};
+  if (bytes == 0 || bytes % shape_.granularity != 0)
+    return {invalid};
+  if (os::unfit_to_map(file, bytes))
+    return {invalid};
   base::lock_guard lock(mutex_);
   base::make_room(handles_);  // so that new_slot() does not throw, and no file descriptor leaks
   int const own = os::duplicate_file(file);
-  if (own < 0) return {{code::out_of_memory}};
+  if (own < 0)
+    return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
   p = {device, bytes, 0, 0, false, p.turn + 1, own, true};
@@ -48,9 +56,11 @@ result<memory_handle> memory::import_handle(int device, std::size_t bytes, int f
 }
 
 void memory::close_shared(physical& p) {
-  if (p.file < 0) return;
+  if (p.file < 0)
+    return;
   os::close_file(p.file);
-  if (!p.foreign) backing_[static_cast<std::size_t>(p.device)]->uncount(p.bytes);
+  if (!p.foreign)
+    backing_[static_cast<std::size_t>(p.device)]->uncount(p.bytes);
   p.file = -1;
 }
 

@@ -12,8 +12,12 @@ namespace {
 
 base::atomic<std::uint64_t> last_number{0};
 
-address page_floor(address at) noexcept { return at / os::page_size() * os::page_size(); }
-address page_ceiling(address at) noexcept { return page_floor(at + os::page_size() - 1); }
+address page_floor(address at) noexcept {
+  return at / os::page_size() * os::page_size();
+}
+address page_ceiling(address at) noexcept {
+  return page_floor(at + os::page_size() - 1);
+}
 // Memory that the program mapped read-only can only be opened for reading.
 bool open(address from, std::size_t bytes) {
   auto* const at = reinterpret_cast<void*>(from);
@@ -26,7 +30,8 @@ bool shares_pages(touch const& t, address from, address to) noexcept {
 }  // namespace
 
 std::uint64_t shields::raise(touch t) {
-  if (all_.size() >= most || t.bytes == 0) return 0;
+  if (all_.size() >= most || t.bytes == 0)
+    return 0;
   std::uint64_t const number = last_number.fetch_add(1) + 1;
   all_.push_back({number, t});
   apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
@@ -35,7 +40,8 @@ std::uint64_t shields::raise(touch t) {
 
 void shields::lower(std::uint64_t number) {
   auto const found = std::find_if(all_.begin(), all_.end(), [&](one const& s) { return s.number == number; });
-  if (found == all_.end()) return;
+  if (found == all_.end())
+    return;
   touch const was = found->what;
   all_.erase(found);
   apply(page_floor(was.at), page_ceiling(was.at + was.bytes));
@@ -44,7 +50,8 @@ void shields::lower(std::uint64_t number) {
 void shields::forget(address at, std::size_t bytes) {
   bool const any = concern(at, bytes);
   std::erase_if(all_, [&](one const& s) { return shares_pages(s.what, at, at + bytes); });
-  if (any) apply(page_floor(at), page_ceiling(at + bytes));
+  if (any)
+    apply(page_floor(at), page_ceiling(at + bytes));
 }
 
 bool shields::concern(address at, std::size_t bytes) const noexcept {
@@ -54,44 +61,56 @@ bool shields::concern(address at, std::size_t bytes) const noexcept {
 
 void shields::open_for(touch const& t) {
   at_work_.push_back(t);
-  if (concern(t.at, t.bytes)) apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
+  if (concern(t.at, t.bytes))
+    apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
 }
 
 void shields::close_after(touch const& t) {
   auto const same = std::find_if(at_work_.begin(), at_work_.end(),
                                  [&](touch const& w) { return w.at == t.at && w.bytes == t.bytes; });
-  if (same != at_work_.end()) at_work_.erase(same);
-  if (concern(t.at, t.bytes)) apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
+  if (same != at_work_.end())
+    at_work_.erase(same);
+  if (concern(t.at, t.bytes))
+    apply(page_floor(t.at), page_ceiling(t.at + t.bytes));
 }
 
 void shields::open_all() {
-  if (++anywhere_ > 1) return;
-  for (one const& s : all_) open(page_floor(s.what.at), page_ceiling(s.what.at + s.what.bytes) - page_floor(s.what.at));
+  if (++anywhere_ > 1)
+    return;
+  for (one const& s : all_)
+    open(page_floor(s.what.at), page_ceiling(s.what.at + s.what.bytes) - page_floor(s.what.at));
 }
 
 void shields::close_all() {
-  if (--anywhere_ > 0) return;
-  for (one const& s : all_) apply(page_floor(s.what.at), page_ceiling(s.what.at + s.what.bytes));
+  if (--anywhere_ > 0)
+    return;
+  for (one const& s : all_)
+    apply(page_floor(s.what.at), page_ceiling(s.what.at + s.what.bytes));
 }
 
 void shields::confine_to(std::vector<touch> pins) {
   confined_ = std::move(pins);
-  for (touch const& pin : confined_) apply(pin.at, pin.at + pin.bytes);
+  for (touch const& pin : confined_)
+    apply(pin.at, pin.at + pin.bytes);
 }
 
 void shields::release() {
-  for (touch const& pin : std::exchange(confined_, {})) apply(pin.at, pin.at + pin.bytes);
+  for (touch const& pin : std::exchange(confined_, {}))
+    apply(pin.at, pin.at + pin.bytes);
 }
 
 os::reach shields::reach_of(address from, address to) const noexcept {
   if (anywhere_ > 0 ||
       std::any_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return shares_pages(w, from, to); }))
     return os::reach::all;
-  if (!confined_.empty()) return os::reach::nothing;
+  if (!confined_.empty())
+    return os::reach::nothing;
   os::reach reach = os::reach::all;
   for (one const& s : all_) {
-    if (!shares_pages(s.what, from, to)) continue;
-    if (s.what.writes) return os::reach::nothing;
+    if (!shares_pages(s.what, from, to))
+      continue;
+    if (s.what.writes)
+      return os::reach::nothing;
     reach = os::reach::reading;
   }
   return reach;
@@ -101,16 +120,21 @@ void shields::apply(address from, address to) const {
   std::vector<address> cuts{from, to};
   auto const cut = [&](touch const& t) {
     for (address const edge : {page_floor(t.at), page_ceiling(t.at + t.bytes)})
-      if (from < edge && edge < to) cuts.push_back(edge);
+      if (from < edge && edge < to)
+        cuts.push_back(edge);
   };
-  for (one const& s : all_) cut(s.what);
-  for (touch const& w : at_work_) cut(w);
+  for (one const& s : all_)
+    cut(s.what);
+  for (touch const& w : at_work_)
+    cut(w);
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
     os::reach const reach = reach_of(cuts[i], cuts[i + 1]);
-    if (reach == os::reach::all) open(cuts[i], cuts[i + 1] - cuts[i]);
-    else os::protect(reinterpret_cast<void*>(cuts[i]), cuts[i + 1] - cuts[i], reach);
+    if (reach == os::reach::all)
+      open(cuts[i], cuts[i + 1] - cuts[i]);
+    else
+      os::protect(reinterpret_cast<void*>(cuts[i]), cuts[i + 1] - cuts[i], reach);
   }
 }
 
@@ -118,7 +142,8 @@ bool shields::let_through(os::bad_access const& a, std::uint64_t& into) {
   auto const at = reinterpret_cast<address>(a.at);
   for (one const& s : all_) {
     bool const clashes = s.what.writes || a.how != os::bad_access::kind::read;
-    if (clashes && at - s.what.at < s.what.bytes) into = s.number;
+    if (clashes && at - s.what.at < s.what.bytes)
+      into = s.number;
   }
   if (!confined_.empty() &&
       std::none_of(at_work_.begin(), at_work_.end(), [&](touch const& w) { return at - w.at < w.bytes; }))

@@ -22,9 +22,9 @@ class shields {
   bool empty() const noexcept { return all_.empty(); }
   bool concern(address at, std::size_t bytes) const noexcept;  // is a page of that range shielded?
 
-  void open_for(touch const&);   // an engine accesses these bytes
+  void open_for(touch const&);  // an engine accesses these bytes
   void close_after(touch const&);
-  void open_all();               // an engine may access any pinned bytes
+  void open_all();  // an engine may access any pinned bytes
   void close_all();
   // Until release(), these pins are open only for bytes of open_for(): work on this thread may use no others.
   void confine_to(std::vector<touch> pins);

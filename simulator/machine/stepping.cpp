@@ -11,7 +11,9 @@ namespace {
 constexpr std::byte poison_byte{0xdb};
 constexpr std::size_t poisoned_at_most = 1u << 20;  // bytes of one output
 
-bool overlap(touch const& a, touch const& b) { return a.at < b.at + b.bytes && b.at < a.at + a.bytes; }
+bool overlap(touch const& a, touch const& b) {
+  return a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+}
 }  // namespace
 
 stepping::stepping(queues& q) : all_(q) {
@@ -27,9 +29,11 @@ stepping::stepping(queues& q) : all_(q) {
 
 bool stepping::can_move(stream const& s) const {
   auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
-  if (s.queue.empty() || device.lost || device.failing) return false;
+  if (s.queue.empty() || device.lost || device.failing)
+    return false;
   operation const& o = s.queue.front();
-  if (o.at != operation::phase::queued) return true;
+  if (o.at != operation::phase::queued)
+    return true;
   bool const ready = o.what == operation::kind::wait   ? o.awaited().done >= o.position
                      : o.what == operation::kind::gate ? o.held().open
                      : o.what == operation::kind::work ? !o.job.ready || o.job.ready(o.job.state)
@@ -43,7 +47,8 @@ stepping::obstacle stepping::in_the_way(stream const& s) const {
     bool const begun = ahead->queue.front().at != operation::phase::queued;
     return {ahead, ahead->done + (begun ? 2 : 1)};
   }
-  if (s.queue.empty() || s.queue.front().what != operation::kind::host) return {};
+  if (s.queue.empty() || s.queue.front().what != operation::kind::host)
+    return {};
   auto const other = host_function_of_.lock();
   if (!other || other.get() == &s || other->queue.empty() || other->queue.front().what != operation::kind::host ||
       other->queue.front().at != operation::phase::running)
@@ -54,7 +59,8 @@ stepping::obstacle stepping::in_the_way(stream const& s) const {
 
 // A correctly ordered stream cannot see that an operation has started. An unordered read sees poison.
 void stepping::poison(operation const& o, shadow& into) {
-  if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)) return;
+  if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what))
+    return;
   memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
   auto const each_output = [&](auto const& visit) {
     for (use const& u : into.uses)
@@ -62,7 +68,8 @@ void stepping::poison(operation const& o, shadow& into) {
         visit(reinterpret_cast<std::byte*>(u.what.at), std::min(u.what.bytes, poisoned_at_most));
   };
   each_output([&](std::byte* at, std::size_t n) {  // work may read its outputs, or write only some bytes
-    if (o.what == operation::kind::work) into.kept.emplace_back(at, std::vector<std::byte>(at, at + n));
+    if (o.what == operation::kind::work)
+      into.kept.emplace_back(at, std::vector<std::byte>(at, at + n));
   });
   each_output([](std::byte* at, std::size_t n) { std::memset(at, static_cast<int>(poison_byte), n); });
 }
@@ -79,7 +86,8 @@ void stepping::start(stream& s) {
     return;
   }
   o.at = operation::phase::running;
-  if (o.what == operation::kind::host && all_.takes.on(freedom::host_functions)) host_function_of_ = s.weak_from_this();
+  if (o.what == operation::kind::host && all_.takes.on(freedom::host_functions))
+    host_function_of_ = s.weak_from_this();
 }
 
 void stepping::write(stream& s) {
@@ -110,7 +118,8 @@ void stepping::finish(stream& s) {
 }
 
 bool stepping::move(stream& s, stride how) {
-  if (!can_move(s)) return false;
+  if (!can_move(s))
+    return false;
   all_.tell_hosts();
   using kind = operation::kind;
   now_ns_ += 1000;
@@ -121,7 +130,8 @@ bool stepping::move(stream& s, stride how) {
   }
   if (o.at == operation::phase::queued) {
     start(s);
-    if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].failing) return true;
+    if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].failing)
+      return true;
     if (how == stride::part) {
       all_.takes.took(freedom::overlap);
       poison(o, running_[s.id]);
@@ -130,7 +140,8 @@ bool stepping::move(stream& s, stride how) {
   }
   if (o.at == operation::phase::running) {
     write(s);
-    if (how == stride::part) return true;
+    if (how == stride::part)
+      return true;
   }
   finish(s);
   return true;
@@ -138,14 +149,18 @@ bool stepping::move(stream& s, stride how) {
 
 std::shared_ptr<stream> const* stepping::movable(std::uint32_t from, stream const* but) {
   std::size_t total = 0;
-  for (auto const& d : all_.devices) total += d.live.size();
-  if (total == 0) return nullptr;
+  for (auto const& d : all_.devices)
+    total += d.live.size();
+  if (total == 0)
+    return nullptr;
   std::size_t skip = from % total;
   for (int round = 0; round < 2; ++round) {
     for (auto const& d : all_.devices) {
       for (auto const& s : d.live) {
-        if (skip > 0) --skip;
-        else if (s.get() != but && can_move(*s)) return &s;
+        if (skip > 0)
+          --skip;
+        else if (s.get() != but && can_move(*s))
+          return &s;
       }
     }
   }
@@ -174,8 +189,10 @@ outcome stepping::drive(stream& target, std::uint64_t position) {
       all_.surface();  // reports the loss to the waiting host
       drop_all(all_.dropped);
     }
-    if (of_target.lost || of_this.lost) return outcome::lost;
-    if (move(*s, stride::whole)) continue;
+    if (of_target.lost || of_this.lost)
+      return outcome::lost;
+    if (move(*s, stride::whole))
+      continue;
     operation const& o = s->queue.front();
     if (auto const first = in_the_way(*s); first.by) {
       path.emplace_back(first.by->shared_from_this(), first.position);
@@ -183,7 +200,8 @@ outcome stepping::drive(stream& target, std::uint64_t position) {
       path.emplace_back(o.awaited().shared_from_this(), o.position);
     } else if (o.what == operation::kind::work) {  // its ready() waits for unknown other work: try any
       auto const* const other = movable(0, s.get());
-      if (!other) return outcome::stuck;
+      if (!other)
+        return outcome::stuck;
       auto const moved = *other;
       move(*moved, stride::whole);
     } else {
@@ -210,25 +228,30 @@ outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t positi
 
 void stepping::before_unmap() {
   for (auto const& s : all_.live())
-    if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
+    if (!s->queue.empty() && s->queue.front().at == operation::phase::running)
+      write(*s);
 }
 
 bool stepping::move_one(base::unique_lock& lock, std::uint32_t from) {
   auto const* const next = movable(from, nullptr);
-  if (!next) return false;
+  if (!next)
+    return false;
   auto const s = *next;
   move(*s, stride::part);
   leave(lock);
   return true;
 }
 
-bool stepping::step(stream& s) { return move(s, stride::whole); }
+bool stepping::step(stream& s) {
+  return move(s, stride::whole);
+}
 
 bool stepping::run(base::unique_lock&) {
   run_all();
   all_.surface();
   for (auto const& s : all_.live())
-    if (!s->queue.empty()) return false;
+    if (!s->queue.empty())
+      return false;
   return true;
 }
 
@@ -250,6 +273,8 @@ class stepping_executor final : public stepping {
 
 }  // namespace
 
-std::unique_ptr<executor> make_stepping_executor(queues& q) { return std::make_unique<stepping_executor>(q); }
+std::unique_ptr<executor> make_stepping_executor(queues& q) {
+  return std::make_unique<stepping_executor>(q);
+}
 
 }  // namespace weir::driver::sim

@@ -19,8 +19,8 @@ class stepping : public executor {
   bool move(stream&, stride);                        // false: it cannot move
   outcome drive(stream&, std::uint64_t position);    // takes the fewest steps to that position
   bool can_move(stream const&) const;
-  struct obstacle {                                  // what another stream must do before a stream's front
-    stream* by = nullptr;                            // null: nothing
+  struct obstacle {        // what another stream must do before a stream's front
+    stream* by = nullptr;  // null: nothing
     std::uint64_t position = 0;
   };
   obstacle in_the_way(stream const&) const;

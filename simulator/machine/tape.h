@@ -39,13 +39,15 @@ class tape {
 
   // One of 0 … n - 1. With n <= 1 nothing is drawn.
   std::uint32_t draw(std::uint32_t n) {
-    if (n <= 1) return 0;
+    if (n <= 1)
+      return 0;
     return take(n, by_seed_ ? random(n) : 0);
   }
   bool coin(std::uint32_t percent) { return take(2, by_seed_ && random(100) >= 100 - percent) != 0; }
   // 0, except in `percent` of cases one of 1 … n - 1.
   std::uint32_t rarely(std::uint32_t n, std::uint32_t percent) {
-    if (n <= 1) return 0;
+    if (n <= 1)
+      return 0;
     return take(n, by_seed_ && random(100) >= 100 - percent ? 1 + random(n - 1) : 0);
   }
   // An index, with probability by weight. Index 0 is the simplest.
@@ -54,8 +56,10 @@ class tape {
     std::uint32_t chosen = 0;
     if (by_seed_) {
       std::uint32_t all = 0;
-      for (auto w : weights) all += w;
-      for (std::uint32_t at = random(all); at >= weights[chosen]; ++chosen) at -= weights[chosen];
+      for (auto w : weights)
+        all += w;
+      for (std::uint32_t at = random(all); at >= weights[chosen]; ++chosen)
+        at -= weights[chosen];
     }
     return take(N, chosen);
   }
@@ -68,7 +72,7 @@ class tape {
   // the sum over all ended tapes of the process. Threads: the one that ends tapes
   static std::uint64_t hash_of_ended() noexcept { return ended_.get(); }
 
-  void write_down() { writing_ = true; }                 // from here on
+  void write_down() { writing_ = true; }  // from here on
   // Requires: write_down() before the first draw
   std::vector<choice> const& written() const noexcept { return written_; }
   std::size_t began() const noexcept { return began_; }  // number of choices written before go_on_with()
@@ -83,9 +87,11 @@ class tape {
     return static_cast<std::uint32_t>((z >> 32) * n >> 32);
   }
   std::uint32_t take(std::uint32_t of, std::uint32_t chosen) {
-    if (!by_seed_) chosen = next_ < given_.size() ? given_[next_++] % of : 0;
+    if (!by_seed_)
+      chosen = next_ < given_.size() ? given_[next_++] % of : 0;
     note(chosen);
-    if (writing_) written_.push_back({chosen, of});
+    if (writing_)
+      written_.push_back({chosen, of});
     return chosen;
   }
 

@@ -15,17 +15,20 @@ constexpr std::size_t full_queue = 1024;  // operations; an appending call block
 class threaded_executor final : public executor {
  public:
   explicit threaded_executor(queues& q) : all_(q) {
-    for (std::size_t i = 0; i < 2 * q.devices.size() + 1; ++i) engines_.push_back(std::make_unique<engine>());
+    for (std::size_t i = 0; i < 2 * q.devices.size() + 1; ++i)
+      engines_.push_back(std::make_unique<engine>());
   }
 
   ~threaded_executor() override {
     {
       base::lock_guard lock(all_.mutex);
       ending_ = true;
-      for (auto& e : engines_) e->wake.notify_one();
+      for (auto& e : engines_)
+        e->wake.notify_one();
     }
     for (auto& e : engines_)
-      if (e->worker.joinable()) e->worker.join();
+      if (e->worker.joinable())
+        e->worker.join();
   }
 
   // Not at the first work: an enqueue could not report that no thread can be made.
@@ -34,7 +37,8 @@ class threaded_executor final : public executor {
       auto const first = 2 * static_cast<std::size_t>(device);
       for (std::size_t const i : {first, first + 1, engines_.size() - 1}) {
         engine& e = *engines_[i];
-        if (!e.worker.joinable()) e.worker = base::thread([this, &e] { labour(e); });
+        if (!e.worker.joinable())
+          e.worker = base::thread([this, &e] { labour(e); });
       }
       return true;
     } catch (...) {
@@ -47,15 +51,18 @@ class threaded_executor final : public executor {
   void stop() noexcept override {
     base::unique_lock lock(all_.mutex);
     ending_ = true;
-    for (auto& e : engines_) e->wake.notify_one();
+    for (auto& e : engines_)
+      e->wake.notify_one();
     std::size_t const own = inside_work::here() ? 1 : 0;
     ++waiting_for_rest_;
     bool const at_rest = rest_.wait_for(lock, base::time_limit(longest_end), [&] { return busy_ <= own; });
     --waiting_for_rest_;
     lock.unlock();
-    if (!at_rest || own > 0) return;
+    if (!at_rest || own > 0)
+      return;
     for (auto& e : engines_)
-      if (e->worker.joinable()) e->worker.join();
+      if (e->worker.joinable())
+        e->worker.join();
   }
 
   bool given(base::unique_lock& lock, stream& s) override {
@@ -108,7 +115,8 @@ class threaded_executor final : public executor {
     rest_.wait(lock, [&] { return busy_ == 0; });
     --waiting_for_rest_;
     for (auto const& s : all_.live())
-      if (!s->queue.empty()) return false;
+      if (!s->queue.empty())
+        return false;
     return true;
   }
 
@@ -121,14 +129,16 @@ class threaded_executor final : public executor {
   };
 
   engine& engine_for(stream const& s, operation const& o) {
-    if (o.what == operation::kind::host) return *engines_.back();
+    if (o.what == operation::kind::host)
+      return *engines_.back();
     bool const copies = o.what == operation::kind::copy;
     return *engines_[2 * static_cast<std::size_t>(s.device) + (copies ? 1 : 0)];
   }
 
   void todo_all() {
     for (auto const& s : all_.live())
-      if (!s->busy && !s->queue.empty()) add(todo_, *s);
+      if (!s->busy && !s->queue.empty())
+        add(todo_, *s);
   }
 
   void settle(stream& s) {
@@ -140,10 +150,12 @@ class threaded_executor final : public executor {
   void settle_all() {
     while (!todo_.empty()) {
       std::shared_ptr<stream> const s = take_from<to_settle>(todo_.back());
-      if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost) advance(*s);
+      if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost)
+        advance(*s);
       all_.forget_if_finished(*s);
     }
-    if (waiting_for_room_ > 0) room_.notify_all();
+    if (waiting_for_room_ > 0)
+      room_.notify_all();
   }
 
   void advance(stream& s) {
@@ -159,13 +171,16 @@ class threaded_executor final : public executor {
         if (other.done < o.position) {
           add(other.followed_by, s);
           s.follows_until = o.position;
-          if (all_.any_lost) all_.wake_hosts();
+          if (all_.any_lost)
+            all_.wake_hosts();
           return;
         }
       } else if (o.what == kind::gate) {
-        if (!o.held().open) return;
+        if (!o.held().open)
+          return;
       } else if (o.what != kind::record) {
-        if (ending_) return;
+        if (ending_)
+          return;
         if (o.job.ready && !o.job.ready(o.job.state)) {
           add(standing_, s);
           return;
@@ -189,14 +204,16 @@ class threaded_executor final : public executor {
 
   // The front of s has begun: streams on its connection may begin.
   void let_begin(stream const& s) {
-    if (all_.connections == 0) return;
+    if (all_.connections == 0)
+      return;
     for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live)
       if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty())
         add(todo_, *other);
   }
 
   void wake_engines_locked() {
-    for (engine* e : to_wake_) e->wake.notify_one();
+    for (engine* e : to_wake_)
+      e->wake.notify_one();
     to_wake_.clear();
   }
 
@@ -205,15 +222,18 @@ class threaded_executor final : public executor {
     operations dropped = std::move(all_.dropped);
     auto const wake = std::exchange(to_wake_, {});
     lock.unlock();
-    for (engine* const e : wake) e->wake.notify_one();
-    if (dropped.empty()) return;
+    for (engine* const e : wake)
+      e->wake.notify_one();
+    if (dropped.empty())
+      return;
     drop_all(dropped);
     lock.lock();  // ready() of other work may have waited for dropped work
     changed(lock);
   }
 
   void tell_rest() noexcept {
-    if (waiting_for_rest_ > 0) rest_.notify_all();
+    if (waiting_for_rest_ > 0)
+      rest_.notify_all();
   }
 
   std::string begin(std::span<use const> uses) {
@@ -235,7 +255,8 @@ class threaded_executor final : public executor {
     for (;;) {
       auto& from = e.urgent.empty() ? e.ready : e.urgent;
       if (from.empty()) {
-        if (ending_) return;
+        if (ending_)
+          return;
         e.asleep = true;
         e.wake.wait(lock);
         e.asleep = e.to_wake = false;
@@ -274,7 +295,8 @@ class threaded_executor final : public executor {
       if (!wrong.empty()) {
         tell(wrong);
         all_.fault(s->device);
-        if (all_.connections > 0) todo_all();  // work blocked behind the fault no longer holds up its connection
+        if (all_.connections > 0)
+          todo_all();  // work blocked behind the fault no longer holds up its connection
       }
       if (device.lost) {
         all_.forget_queue(*s);
@@ -283,7 +305,8 @@ class threaded_executor final : public executor {
         all_.retire(*s, todo_);
         add(todo_, *s);
       }
-      while (!standing_.empty()) add(todo_, *take_from<before_unready>(standing_.front()));
+      while (!standing_.empty())
+        add(todo_, *take_from<before_unready>(standing_.front()));
       settle_all();
       tell_rest();
       if (!all_.dropped.empty() || !to_wake_.empty()) {
@@ -306,6 +329,8 @@ class threaded_executor final : public executor {
 
 }  // namespace
 
-std::unique_ptr<executor> make_threaded_executor(queues& q) { return std::make_unique<threaded_executor>(q); }
+std::unique_ptr<executor> make_threaded_executor(queues& q) {
+  return std::make_unique<threaded_executor>(q);
+}
 
 }  // namespace weir::driver::sim

@@ -8,10 +8,12 @@
 namespace weir::driver::sim {
 namespace {
 void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
-  if (pattern_bytes == 1) std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
+  if (pattern_bytes == 1)
+    std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
   else if (pattern_bytes == 2)
     std::fill_n(static_cast<std::uint16_t*>(dst), bytes / 2, static_cast<std::uint16_t>(pattern));
-  else std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
+  else
+    std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
 }
 // A stream without a number belongs to the machine, not the program. It gets another wording.
 std::string named(stream const& s) {
@@ -24,7 +26,8 @@ std::string named(stream const& s) {
 }
 
 std::string at(base::site const& s) {
-  if (!s.operation || !s.at.file_name()) return {};
+  if (!s.operation || !s.at.file_name())
+    return {};
   std::string_view const file = s.at.file_name();
   return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
          std::to_string(s.at.line()) + ")";
@@ -33,10 +36,13 @@ std::string at(base::site const& s) {
 base::atomic<words const*> said_of_work{nullptr};
 }  // namespace
 
-void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
+void explain_work_with(words const* all) noexcept {
+  said_of_work.store(all);
+}
 
 void drop_all(operations& all) noexcept {
-  for (operation& o : all) o.drop();
+  for (operation& o : all)
+    o.drop();
   all.clear();
 }
 
@@ -57,10 +63,13 @@ void operation::uses(int device, std::vector<use>& into) const {
   } else if (what == kind::fill) {
     into.push_back({{reinterpret_cast<address>(dst), bytes, true}, device});
   } else {
-    for (touch const& t : touches) into.push_back({t, device});
-    if (job.ready) into.push_back({{}, device, true});
+    for (touch const& t : touches)
+      into.push_back({t, device});
+    if (job.ready)
+      into.push_back({{}, device, true});
   }
-  for (use& u : into) u.ends = blocks_ended;
+  for (use& u : into)
+    u.ends = blocks_ended;
 }
 
 void operation::run() noexcept {  // an exception in work ends the process, as in a CUDA host function
@@ -75,7 +84,8 @@ void operation::run() noexcept {  // an exception in work ends the process, as i
 }
 
 void operation::drop() noexcept {
-  if (!job.drop) return;
+  if (!job.drop)
+    return;
   inside_work const inside;
   std::exchange(job.drop, nullptr)(job.state);
 }
@@ -90,7 +100,8 @@ queues::queues(int n, freedoms& f, memory& m)
       clock(base::now_ns) {}
 
 void queues::give(stream& s, operations&& all) noexcept {
-  for (operation& o : all) o.turn = next_turn++;
+  for (operation& o : all)
+    o.turn = next_turn++;
   s.given += all.size();
   s.queue.splice(s.queue.end(), all);
 }
@@ -100,16 +111,20 @@ stream* queues::ahead_of(stream const& s) const {
       s.queue.front().what == operation::kind::gate)
     return nullptr;
   for (auto const& d : devices)
-    if (d.closed_gates > 0) return nullptr;
+    if (d.closed_gates > 0)
+      return nullptr;
   stream* first = nullptr;
   std::uint64_t before = s.queue.front().turn;
   for (auto const& other : devices[static_cast<std::size_t>(s.device)].live) {
-    if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
+    if (other.get() == &s || other->connection != s.connection || other->queue.empty())
+      continue;
     std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
     auto const next = std::next(other->queue.begin(), static_cast<std::ptrdiff_t>(begun));
-    if (next == other->queue.end() || next->turn >= before) continue;
+    if (next == other->queue.end() || next->turn >= before)
+      continue;
     // hopeless: waits for a lost device, never begins, and holds up no stream
-    if (hopeless(*other, other->done + begun + 1)) continue;
+    if (hopeless(*other, other->done + begun + 1))
+      continue;
     before = next->turn;
     first = other.get();
   }
@@ -120,18 +135,21 @@ void queues::retire(stream& s, list_of<stream, to_settle>& freed) {
   operation& o = s.queue.front();
   if (o.what == operation::kind::record && o.other) {
     auto& e = *static_cast<event*>(o.other.get());
-    if (e.on.get() == &s && e.position == o.position) e.at_ns = clock();
+    if (e.on.get() == &s && e.position == o.position)
+      e.at_ns = clock();
   }
   s.queue.pop_front();
   ++s.done;
   for (auto next = s.followed_by.begin(); next != s.followed_by.end();) {
     stream& waits = *next++;
-    if (waits.follows_until > s.done) continue;
+    if (waits.follows_until > s.done)
+      continue;
     waits.leave<followers>();
     add(freed, waits);
   }
   for (host_waiter& h : s.hosts)
-    if (s.done >= h.position) h.wake.notify_one();
+    if (s.done >= h.position)
+      h.wake.notify_one();
 }
 
 void queues::unlock_and_drop(base::unique_lock& lock) {
@@ -141,15 +159,18 @@ void queues::unlock_and_drop(base::unique_lock& lock) {
 }
 
 void queues::forget_queue(stream& s) {
-  if (s.queue.empty()) return;
+  if (s.queue.empty())
+    return;
   dropped.splice(dropped.end(), s.queue, std::next(s.queue.begin(), s.busy ? 1 : 0), s.queue.end());
 }
 
 void queues::forget_if_finished(stream& s) {
-  if (!s.destroyed || !s.queue.empty()) return;
+  if (!s.destroyed || !s.queue.empty())
+    return;
   auto& live = devices[static_cast<std::size_t>(s.device)].live;
   auto const at = std::find_if(live.begin(), live.end(), [&](auto const& p) { return p.get() == &s; });
-  if (at == live.end()) return;
+  if (at == live.end())
+    return;
   s.leave<to_settle>();
   s.leave<before_unready>();
   s.leave<of_engine>();
@@ -159,11 +180,13 @@ void queues::forget_if_finished(stream& s) {
 
 void queues::lose(int device) {
   auto& d = devices[static_cast<std::size_t>(device)];
-  if (d.lost) return;
+  if (d.lost)
+    return;
   d.lost = any_lost = true;
   d.failing = false;
   for (auto const& s : d.live) {
-    if (abandon) abandon(*s);
+    if (abandon)
+      abandon(*s);
     forget_queue(*s);
   }
   wake_hosts();  // waiters of other devices check whether their wait is hopeless now
@@ -171,49 +194,62 @@ void queues::lose(int device) {
 
 void queues::wake_hosts() const {
   for (auto const& s : live())
-    for (host_waiter& h : s->hosts) h.wake.notify_one();
+    for (host_waiter& h : s->hosts)
+      h.wake.notify_one();
 }
 
 void queues::fault(int device) {
   bool const all = spreads && spreads();
   for (std::size_t d = 0; d < devices.size(); ++d) {
-    if (static_cast<int>(d) != device && !(all && devices[d].open)) continue;
+    if (static_cast<int>(d) != device && !(all && devices[d].open))
+      continue;
     devices[d].failing = !devices[d].lost;
     for (auto const& s : devices[d].live)
-      if (abandon) abandon(*s);
+      if (abandon)
+        abandon(*s);
   }
-  if (calls_to_failure == 0 && takes.takes(freedom::late_errors, 50)) calls_to_failure = 1 + takes.draw(6);
-  if (calls_to_failure == 0) surface();
+  if (calls_to_failure == 0 && takes.takes(freedom::late_errors, 50))
+    calls_to_failure = 1 + takes.draw(6);
+  if (calls_to_failure == 0)
+    surface();
 }
 
 void queues::distort(operation const& o, std::span<use const> uses) {
-  if (!uses.empty() && bytes.distort(uses, o.what == operation::kind::copy)) takes.took(freedom::wrong_bytes);
+  if (!uses.empty() && bytes.distort(uses, o.what == operation::kind::copy))
+    takes.took(freedom::wrong_bytes);
 }
 
 void queues::surface() {
   calls_to_failure = 0;
   for (std::size_t d = 0; d < devices.size(); ++d)
-    if (std::exchange(devices[d].failing, false)) lose(static_cast<int>(d));
+    if (std::exchange(devices[d].failing, false))
+      lose(static_cast<int>(d));
 }
 
 void queues::call_on(int device) {
-  if (!devices[static_cast<std::size_t>(device)].failing || --calls_to_failure > 0) return;
+  if (!devices[static_cast<std::size_t>(device)].failing || --calls_to_failure > 0)
+    return;
   surface();
   drop_all(dropped);  // under the lock: ready() of other work may depend on it
 }
 
 bool queues::hopeless_in(stream const& s, std::uint64_t position) const {
-  if (s.done >= position) return false;
-  if (devices[static_cast<std::size_t>(s.device)].lost) return true;
-  if (std::exchange(s.asked, questions_) == questions_) return false;
+  if (s.done >= position)
+    return false;
+  if (devices[static_cast<std::size_t>(s.device)].lost)
+    return true;
+  if (std::exchange(s.asked, questions_) == questions_)
+    return false;
   std::uint64_t ahead = position - s.done;
   for (auto o = s.queue.begin(); o != s.queue.end() && ahead > 0; ++o, --ahead)
-    if (o->what == operation::kind::wait && hopeless_in(o->awaited(), o->position)) return true;
+    if (o->what == operation::kind::wait && hopeless_in(o->awaited(), o->position))
+      return true;
   return false;
 }
 
 bool queues::hopeless(stream const& s, std::uint64_t position) const {
-  if (!any_lost) return false;
+  if (!any_lost)
+    return false;
   ++questions_;
   return hopeless_in(s, position);
 }
@@ -221,7 +257,8 @@ bool queues::hopeless(stream const& s, std::uint64_t position) const {
 stream const* queues::stream_with_awaited(operation const& waits, words const& known, work& found) const {
   for (auto const& s : live()) {
     for (operation const& o : s->queue) {
-      if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
+      if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state))
+        continue;
       found = o.job;
       return s.get();
     }
@@ -253,12 +290,16 @@ std::string queues::why_not(stream const& from) const {
   std::vector<stream const*> passed;
   for (stream const* s = &from; s;) {
     text += named(*s);
-    if (std::find(passed.begin(), passed.end(), s) != passed.end()) return text + ": a cycle";
+    if (std::find(passed.begin(), passed.end(), s) != passed.end())
+      return text + ": a cycle";
     passed.push_back(s);
-    if (devices[static_cast<std::size_t>(s->device)].lost) return text + ", whose device is lost";
-    if (s->queue.empty()) return text + ", which is empty";
+    if (devices[static_cast<std::size_t>(s->device)].lost)
+      return text + ", whose device is lost";
+    if (s->queue.empty())
+      return text + ", which is empty";
     operation const& o = s->queue.front();
-    if (o.what == operation::kind::gate) return text + " is held by gate " + std::to_string(o.held().number);
+    if (o.what == operation::kind::gate)
+      return text + " is held by gate " + std::to_string(o.held().number);
     if (stream const* const ahead = ahead_of(*s)) {
       text += " shares a connection and is behind ";
       s = ahead;
@@ -275,7 +316,8 @@ std::string queues::why_not(stream const& from) const {
 }
 
 bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
-  if (!has_hosts()) return false;
+  if (!has_hosts())
+    return false;
   ++waiting_hosts_;
   bool const moved = hosts->wait_for_others(moved_, lock, [&] { return why_not(s); });
   --waiting_hosts_;
@@ -283,7 +325,8 @@ bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
 }
 
 bool queues::wait_for_callers(base::unique_lock& lock) {
-  if (!who_calls) return false;
+  if (!who_calls)
+    return false;
   std::uint64_t const moves = moves_, given_up = given_up_;
   auto const is_over = [&] { return moves_ != moves || given_up_ != given_up; };
   bool const all_wait = ++waiting_callers_ >= who_calls->count();
@@ -291,18 +334,25 @@ bool queues::wait_for_callers(base::unique_lock& lock) {
     moved_.wait_for(lock, for_a_move, is_over);
   } else if (who_calls->others_may_come()) {
     moved_.wait_for(lock, for_a_first_call, is_over);
-    if (!is_over()) who_calls->none_has_come();
+    if (!is_over())
+      who_calls->none_has_come();
   }
-  if (given_up_ != given_up) return false;
-  if (moves_ != moves) return true;
+  if (given_up_ != given_up)
+    return false;
+  if (moves_ != moves)
+    return true;
   waiting_callers_ = 0;
   ++given_up_;
   moved_.notify_all();
   return false;
 }
 
-void queues::note_finding(std::string text) const { findings_.lock()->push_back(std::move(text)); }
-std::vector<std::string> queues::findings() const { return *findings_.lock(); }
+void queues::note_finding(std::string text) const {
+  findings_.lock()->push_back(std::move(text));
+}
+std::vector<std::string> queues::findings() const {
+  return *findings_.lock();
+}
 
 std::string queues::why_stuck() const {
   constexpr std::string_view word = "stuck: ";
@@ -312,12 +362,16 @@ std::string queues::why_stuck() const {
 
 void queues::census(std::vector<std::string>& found) const {
   for (std::size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d].lost) continue;  // its objects cannot be released
+    if (devices[d].lost)
+      continue;  // its objects cannot be released
     for (auto const& s : devices[d].live) {
-      if (s->permanent && s->queue.empty()) continue;
+      if (s->permanent && s->queue.empty())
+        continue;
       std::string text = named(*s);
-      if (s->destroyed) text += ", destroyed";
-      if (!s->queue.empty()) text += ", with " + std::to_string(s->queue.size()) + " operations that did not run";
+      if (s->destroyed)
+        text += ", destroyed";
+      if (!s->queue.empty())
+        text += ", with " + std::to_string(s->queue.size()) + " operations that did not run";
       found.push_back(std::move(text));
     }
   }

@@ -62,18 +62,18 @@ struct operation {
   std::size_t bytes = 0;
   work job{};
   std::vector<touch> touches{};
-  std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
-  std::uint64_t position = 0;     // wait: the awaited position; record: the event's
-  std::uint64_t turn = 0;         // the order of enqueue, over all streams
-  std::uint64_t blocks_ended = 0; // number of blocks freed before the enqueue
-  base::site site{};              // wait: the program's source line, with a checker
-  std::vector<use> reached{};     // its uses, for the worker that runs it: make_room() has made the room
+  std::shared_ptr<void> other{};   // wait: the stream; record: the timing event; gate: the gate
+  std::uint64_t position = 0;      // wait: the awaited position; record: the event's
+  std::uint64_t turn = 0;          // the order of enqueue, over all streams
+  std::uint64_t blocks_ended = 0;  // number of blocks freed before the enqueue
+  base::site site{};               // wait: the program's source line, with a checker
+  std::vector<use> reached{};      // its uses, for the worker that runs it: make_room() has made the room
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
   void uses(int device, std::vector<use>& into) const;  // allocates nothing in `reached` after make_room()
   void make_room() { reached.reserve(std::max<std::size_t>(2, touches.size() + 1)); }
-  void run() noexcept;        // copies, fills or runs the work. Requires: its uses were begun
+  void run() noexcept;   // copies, fills or runs the work. Requires: its uses were begun
   void drop() noexcept;  // drops its work, if still there
 };
 
@@ -109,21 +109,24 @@ struct stream : std::enable_shared_from_this<stream>,
   int priority = 0;
   stream_kind kind{};
   std::uint64_t id = 0;
-  std::uint64_t number = 0;       // in reports; 0: its id
+  std::uint64_t number = 0;  // in reports; 0: its id
   // a lane of a graph: the stream of the launch. id 0: not a lane
-  struct launched { std::uint64_t id = 0; int device = 0; } from{};
+  struct launched {
+    std::uint64_t id = 0;
+    int device = 0;
+  } from{};
   std::uint64_t given = 0, done = 0;
   operations queue{};
   bool busy = false;  // a worker has the front, or will take it
   bool destroyed = false;
-  bool permanent = false;  // the legacy stream, or a thread's
+  bool permanent = false;         // the legacy stream, or a thread's
   std::shared_ptr<capture> in{};  // the capture that records its work
   std::size_t lane = 0;           // in that capture's graph
   // legacy order: number of operations of the legacy stream that this blocking stream follows, and vice versa
   std::uint64_t saw_legacy = 0, legacy_saw = 0;
   static constexpr std::uint32_t alone = ~0u;
-  std::uint32_t connection = 0;   // the shared connection, if any
-  std::uint32_t rank = 0;  // for ranked schedules
+  std::uint32_t connection = 0;     // the shared connection, if any
+  std::uint32_t rank = 0;           // for ranked schedules
   mutable std::uint64_t asked = 0;  // the last question of hopeless() that came here
   list_of<stream, followers> followed_by{};
   std::uint64_t follows_until = 0;  // in `followed_by` of another: that one's position
@@ -141,7 +144,8 @@ struct stream : std::enable_shared_from_this<stream>,
 
 template <class List>
 void add(list_of<stream, List>& all, stream& s) noexcept {
-  if (!s.is_in<List>()) all.push_back(s);
+  if (!s.is_in<List>())
+    all.push_back(s);
 }
 template <class List>
 std::shared_ptr<stream> take_from(stream& s) noexcept {
@@ -149,7 +153,9 @@ std::shared_ptr<stream> take_from(stream& s) noexcept {
   return s.shared_from_this();
 }
 
-inline bool event::complete() const noexcept { return !on || on->done >= position; }
+inline bool event::complete() const noexcept {
+  return !on || on->done >= position;
+}
 
 // Objects by handle: index + 1, with the slot's generation in the high bits unless handles are reused at
 // once.
@@ -167,7 +173,8 @@ class handle_table {
     } else {
       index = free_.back();
       free_.pop_back();
-      if (reuse_ == reuse::at_once) ++came_back_;
+      if (reuse_ == reuse::at_once)
+        ++came_back_;
     }
     all_[index].what = std::move(what);
     return handle(index);
@@ -187,7 +194,8 @@ class handle_table {
   template <class F>
   void each(F visit) const {
     for (std::uint32_t i = 0; i < all_.size(); ++i)
-      if (all_[i].what) visit(handle(i), *all_[i].what);
+      if (all_[i].what)
+        visit(handle(i), *all_[i].what);
   }
 
  private:
@@ -215,7 +223,7 @@ class queues {
   handle_table<gate> gates;
   struct device_state {
     bool open = false, lost = false;
-    bool failing = false;                       // its work has failed and nothing runs; not reported yet
+    bool failing = false;  // its work has failed and nothing runs; not reported yet
     int closed_gates = 0;
     std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
   };
@@ -223,15 +231,15 @@ class queues {
   auto live() const { return devices | std::views::transform(&device_state::live) | std::views::join; }  // of all
   memory& bytes;
   freedoms& takes;
-  std::uint32_t connections = 0;        // per device, shared by its streams; 0: one per stream
-  std::uint32_t calls_to_failure = 0;   // until failing devices are lost
+  std::uint32_t connections = 0;       // per device, shared by its streams; 0: one per stream
+  std::uint32_t calls_to_failure = 0;  // until failing devices are lost
   std::uint64_t next_stream = 1, next_gate = 1, next_turn = 1;
   bool any_lost = false;
-  operations dropped;                   // their work is to be dropped after the lock is released
-  std::function<std::int64_t()> clock;  // in ns, for timing events
-  std::function<void(stream&)> abandon; // called when a walk will never finish its half-done front
-  base::thread_scheduler* hosts = nullptr;         // the host threads, if the machine schedules them
-  std::function<bool()> spreads;        // does a fault of work lose the other devices? Empty: never
+  operations dropped;                       // their work is to be dropped after the lock is released
+  std::function<std::int64_t()> clock;      // in ns, for timing events
+  std::function<void(stream&)> abandon;     // called when a walk will never finish its half-done front
+  base::thread_scheduler* hosts = nullptr;  // the host threads, if the machine schedules them
+  std::function<bool()> spreads;            // does a fault of work lose the other devices? Empty: never
 
   void give(stream&, operations&&) noexcept;  // all, to the end of its queue
   // Streams on one connection begin their work in the order of enqueue. Returns: the stream whose work must
@@ -245,13 +253,13 @@ class queues {
   void lose(int device);
   // The same, caused by work: other open devices may be lost too, and all may surface some calls later (F5).
   void fault(int device);
-  void surface();                      // failing devices are lost now
+  void surface();  // failing devices are lost now
   // changes bytes that it carried over corrupt links. Requires: it ran
   void distort(operation const&, std::span<use const>);
-  void call_on(int device);            // counts a call that names the device: the failure may surface
-  void forget_queue(stream&);          // moves its work to `dropped`; a busy stream keeps its front
+  void call_on(int device);    // counts a call that names the device: the failure may surface
+  void forget_queue(stream&);  // moves its work to `dropped`; a busy stream keeps its front
   void unlock_and_drop(base::unique_lock&);
-  void forget_if_finished(stream&);    // removes a destroyed stream without work from `live`
+  void forget_if_finished(stream&);  // removes a destroyed stream without work from `live`
   // Returns whether `position` of s is unreachable because it waits for a lost device.
   bool hopeless(stream const& s, std::uint64_t position) const;
   // The reason why s does not move, followed to its end, as text.
@@ -264,10 +272,11 @@ class queues {
   static constexpr std::chrono::seconds for_a_first_call{10}, for_a_move{30};
   bool wait_for_callers(base::unique_lock&);
   std::optional<callers> who_calls;  // none: this machine does not count them
-  void wake_hosts() const;  // that wait for a stream
+  void wake_hosts() const;           // that wait for a stream
   void tell_hosts() {
     ++moves_;
-    if (waiting_hosts_ + waiting_callers_ > 0) moved_.notify_all();
+    if (waiting_hosts_ + waiting_callers_ > 0)
+      moved_.notify_all();
     waiting_callers_ = 0;
   }
   void note_finding(std::string) const;
@@ -279,7 +288,7 @@ class queues {
   bool hopeless_in(stream const&, std::uint64_t position) const;
   stream const* why_not_ready(operation const&, std::string& text) const;
   stream const* stream_with_awaited(operation const& waits, words const&, work& found) const;  // null: none
-  mutable std::uint64_t questions_ = 0;  // of hopeless()
+  mutable std::uint64_t questions_ = 0;                                                        // of hopeless()
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
   int waiting_hosts_ = 0;    // for moved_

@@ -50,10 +50,12 @@ void labour(kept& me) {
 // A child of fork has one thread, in no relay. During the fork no switch point may choose another thread.
 [[maybe_unused]] bool const watching_forks = os::around_forks(
     [] {
-      if (auto* const me = this_scheduler_thread()) ++me->quiet;
+      if (auto* const me = this_scheduler_thread())
+        ++me->quiet;
     },
     [] {
-      if (auto* const me = this_scheduler_thread()) --me->quiet;
+      if (auto* const me = this_scheduler_thread())
+        --me->quiet;
     },
     [] {
       scheduled_thread::value = nullptr;

@@ -10,7 +10,8 @@ namespace weir::base::detail {
 class baton_flag {
  public:
   void await() noexcept {
-    while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0) os::sleep_while(word_, 0);
+    while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0)
+      os::sleep_while(word_, 0);
     std::atomic_ref<int>(word_).store(0, std::memory_order_relaxed);
   }
   // After the store, this object may be gone with its thread. The wake only uses the address; other sleepers
@@ -49,13 +50,13 @@ struct scheduler_thread final : sync_scheduler {
   void (*run)(void*) = nullptr;
   bool spawned = false;  // join() waits for it; otherwise it is a thread of weir
   state is = state::ready;
-  void const* what = nullptr;  // what it waits for: a lock, condition or thread
+  void const* what = nullptr;                         // what it waits for: a lock, condition or thread
   std::function<std::string()> const* why = nullptr;  // set while it waits in a call of the machine
   std::int64_t until_ns = never;
   bool limit_passed = false, gave_up = false;
-  bool ends = false;   // its values are being destroyed: nothing may be thrown in it
-  bool firm = false;   // nothing may be thrown at this lock
-  int quiet = 0;       // number of quiet locks it holds
+  bool ends = false;                        // its values are being destroyed: nothing may be thrown in it
+  bool firm = false;                        // nothing may be thrown at this lock
+  int quiet = 0;                            // number of quiet locks it holds
   std::vector<mutex const*> not_retaken{};  // locks it left after a wait while all threads unwind
   baton_flag own_go{};
   baton_flag* go = &own_go;  // of a kept thread: outlives this

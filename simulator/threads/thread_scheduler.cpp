@@ -12,7 +12,9 @@ namespace weir::base {
 namespace {
 using state = detail::scheduler_thread::state;
 
-void print(std::string const& why) noexcept { os::print_error("weir-111: seeded machine: " + why + "\n"); }
+void print(std::string const& why) noexcept {
+  os::print_error("weir-111: seeded machine: " + why + "\n");
+}
 [[noreturn]] void end_process(std::string const& why) noexcept {
   print(why);
   std::abort();
@@ -30,7 +32,8 @@ int thread_scheduler::number() noexcept {
 }
 
 void thread_scheduler::enter(std::string name, life l) {
-  if (active() || here()) end_process("a scheduled thread enters a second scheduler");
+  if (active() || here())
+    end_process("a scheduled thread enters a second scheduler");
   auto first = std::make_shared<member>();
   first->in = this;
   first->name = std::move(name);
@@ -46,7 +49,8 @@ void thread_scheduler::enter(std::string name, life l) {
 }
 
 void thread_scheduler::leave() noexcept {
-  if (!has_this_thread() || alive_ != 1) end_process("the scheduler ends while its threads run: " + circle());
+  if (!has_this_thread() || alive_ != 1)
+    end_process("the scheduler ends while its threads run: " + circle());
   detail::scheduled_thread::value = nullptr;
   threads_.clear();
   ready_.clear();
@@ -57,12 +61,16 @@ void thread_scheduler::leave() noexcept {
 }
 
 void thread_scheduler::end() noexcept {
-  if (!active()) return;
-  if (!has_this_thread()) end_process("a thread outside the scheduler ends its machine: " + circle());
+  if (!active())
+    return;
+  if (!has_this_thread())
+    end_process("a thread outside the scheduler ends its machine: " + circle());
   if (alive_ > 1) {
-    if (!over_) why_over_ = "the machine ends before its threads: " + circle();
+    if (!over_)
+      why_over_ = "the machine ends before its threads: " + circle();
     give_up();
-    for (std::size_t i = 1; i < threads_.size(); ++i) join(*detail::this_scheduler_thread(), *threads_[i]);
+    for (std::size_t i = 1; i < threads_.size(); ++i)
+      join(*detail::this_scheduler_thread(), *threads_[i]);
   }
   leave();
 }
@@ -93,11 +101,14 @@ thread_scheduler::member_ptr thread_scheduler::start(std::string name, std::shar
 thread_scheduler::member_ptr thread_scheduler::body_of(member& me) noexcept {
   thread_scheduler& in = *me.in;
   try {
-    if (!in.over_) me.run(me.body.get());
+    if (!in.over_)
+      me.run(me.body.get());
   } catch (abandoned const&) {
   } catch (...) {
-    if (!me.spawned) std::terminate();  // as in any other thread
-    if (!in.first_error_) in.first_error_ = std::current_exception();
+    if (!me.spawned)
+      std::terminate();  // as in any other thread
+    if (!in.first_error_)
+      in.first_error_ = std::current_exception();
   }
   me.body.reset();
   me.ends = true;
@@ -106,26 +117,31 @@ thread_scheduler::member_ptr thread_scheduler::body_of(member& me) noexcept {
   in.not_ready(me);
   --in.alive_;
   for (auto const& t : in.threads_)
-    if (t->is == state::thread && t->what == &me) in.make_ready(*t);
+    if (t->is == state::thread && t->what == &me)
+      in.make_ready(*t);
   return in.threads_[static_cast<std::size_t>(in.choose_other(me.number))];
 }
 
 std::string thread_scheduler::join() {
   member& me = *detail::this_scheduler_thread();
   for (std::size_t i = 1; i < threads_.size(); ++i)
-    if (threads_[i]->spawned || over_) join(me, *threads_[i]);
+    if (threads_[i]->spawned || over_)
+      join(me, *threads_[i]);
   over_ = false;
   auto const error = std::exchange(first_error_, nullptr);
-  if (life_ == life::while_needed && alive_ == 1) leave();
+  if (life_ == life::while_needed && alive_ == 1)
+    leave();
   std::string why = std::exchange(why_over_, {});
-  if (error) std::rethrow_exception(error);
+  if (error)
+    std::rethrow_exception(error);
   return why;
 }
 
 void thread_scheduler::join(member& me, member& other) {
   point();
   while (other.is != state::ended) {
-    if (me.number != 0) throw_if_over(me);  // the first thread must reach the end of the run
+    if (me.number != 0)
+      throw_if_over(me);  // the first thread must reach the end of the run
     me.is = state::thread;
     me.what = &other;
     block(me);
@@ -136,16 +152,20 @@ void thread_scheduler::join(member& me, member& other) {
 
 void thread_scheduler::point() noexcept {
   member& me = *detail::this_scheduler_thread();
-  if (me.quiet > 0 || choosing_) return;
+  if (me.quiet > 0 || choosing_)
+    return;
   if (++points_ % endless == 0) {
-    if (over_) end_process("a stopped run does not end: " + why_over_);
+    if (over_)
+      end_process("a stopped run does not end: " + why_over_);
     why_over_ = "the run does not end: " + std::to_string(points_) + " switch points; " + circle();
     choices_.stuck(why_over_);
     give_up();
   }
-  if (over_) return;
+  if (over_)
+    return;
   wake_sleepers();
-  if (ready_.size() > 1) hand_to(choices_.next(me.number, ready_));
+  if (ready_.size() > 1)
+    hand_to(choices_.next(me.number, ready_));
 }
 
 void thread_scheduler::yield() noexcept {
@@ -153,7 +173,8 @@ void thread_scheduler::yield() noexcept {
   point();
   if (me.quiet > 0 && ++points_ % endless == 0)
     end_process("a thread waits for another one inside base::no_switch or with base::quiet");
-  if (ready_.size() < 2 || me.quiet > 0 || choosing_) return;
+  if (ready_.size() < 2 || me.quiet > 0 || choosing_)
+    return;
   choices_.yields(me.number);
   std::vector<int> others = ready_;
   std::erase(others, me.number);
@@ -162,7 +183,8 @@ void thread_scheduler::yield() noexcept {
 
 void thread_scheduler::sleep(std::int64_t ns) {
   member& me = *detail::this_scheduler_thread();
-  if (over_ || choosing_) return;
+  if (over_ || choosing_)
+    return;
   me.is = state::asleep;
   me.until_ns = time_limit(std::chrono::nanoseconds(ns)).after(choices_.now_ns());
   ++limits_;
@@ -171,7 +193,8 @@ void thread_scheduler::sleep(std::int64_t ns) {
 
 void thread_scheduler::hand_to(int n) noexcept {
   member& me = *detail::this_scheduler_thread();
-  if (n == me.number) return;
+  if (n == me.number)
+    return;
   auto const next = threads_[static_cast<std::size_t>(n)];
   next->go->give();
   me.go->await();
@@ -186,27 +209,33 @@ int thread_scheduler::holder(mutex const& m) const noexcept {
 
 void thread_scheduler::take(member& me, mutex& m) {
   held_.push_back({&m, me.number});
-  if (m.quiet_) ++me.quiet;
+  if (m.quiet_)
+    ++me.quiet;
 }
 
 bool thread_scheduler::give_back(member& me, mutex& m) noexcept {
   auto const at =
       std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
   if (at == held_.rend()) {  // locked before this thread entered, or in not_retaken: see retake()
-    if (std::erase(me.not_retaken, &m) == 0) m.mutex_.unlock();
+    if (std::erase(me.not_retaken, &m) == 0)
+      m.mutex_.unlock();
     return false;
   }
   held_.erase(std::next(at).base());
-  if (m.quiet_) --me.quiet;
+  if (m.quiet_)
+    --me.quiet;
   m.mutex_.unlock();
   for (auto const& t : threads_)
-    if (t->is == state::lock && t->what == &m) make_ready(*t);
+    if (t->is == state::lock && t->what == &m)
+      make_ready(*t);
   return true;
 }
 
 void thread_scheduler::lock(member& me, mutex& m) {
-  if (!m.quiet_) point();
-  if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // else it takes and frees locks forever
+  if (!m.quiet_)
+    point();
+  if (over_ && !m.quiet_ && points_ - over_at_ > patience)
+    throw_if_over(me);  // else it takes and frees locks forever
   me.gave_up = false;
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
@@ -228,20 +257,24 @@ void thread_scheduler::lock(member& me, mutex& m) {
 // The holder is outside the relay and needs no baton, or locked it before it entered and waits for the baton.
 void thread_scheduler::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
-    if (naps > 20'000) end_process("a lock is never unlocked, and no thread of this machine holds it: " + circle());
+    if (naps > 20'000)
+      end_process("a lock is never unlocked, and no thread of this machine holds it: " + circle());
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 }
 
 bool thread_scheduler::try_lock(member& me, mutex& m) {
-  if (!m.quiet_) point();
-  if (!m.mutex_.try_lock()) return false;
+  if (!m.quiet_)
+    point();
+  if (!m.mutex_.try_lock())
+    return false;
   take(me, m);
   return true;
 }
 
 void thread_scheduler::unlock(member& me, mutex& m) noexcept {
-  if (give_back(me, m)) point();
+  if (give_back(me, m))
+    point();
 }
 
 // After a wait. When all unwind, the holder may never release the lock; one thread runs, so data are safe.
@@ -251,7 +284,8 @@ void thread_scheduler::retake(member& me, mutex& m) {
       lock_from_outside(m);
       break;
     }
-    if (over_) return me.not_retaken.push_back(&m);
+    if (over_)
+      return me.not_retaken.push_back(&m);
     me.is = state::lock;
     me.what = &m;
     block(me);
@@ -278,7 +312,8 @@ bool thread_scheduler::wait(member& me, condition& c, unique_lock& lock, std::in
 }
 
 bool thread_scheduler::wait_for_others(condition& c, unique_lock& lock, std::function<std::string()> const& why) {
-  if (over_ || choosing_) return false;
+  if (over_ || choosing_)
+    return false;
   member& me = *detail::this_scheduler_thread();
   me.is = state::others;
   me.what = &c;
@@ -295,9 +330,11 @@ bool thread_scheduler::wait_for_others(condition& c, unique_lock& lock, std::fun
 void thread_scheduler::notify(condition& c, bool all) noexcept {
   std::vector<member*> waiting;
   for (auto const& t : threads_)
-    if ((t->is == state::condition || t->is == state::others) && t->what == &c) waiting.push_back(t.get());
+    if ((t->is == state::condition || t->is == state::others) && t->what == &c)
+      waiting.push_back(t.get());
   if (all) {
-    for (member* t : waiting) make_ready(*t);
+    for (member* t : waiting)
+      make_ready(*t);
   } else if (!waiting.empty()) {
     make_ready(*waiting[waiting.size() == 1 ? 0 : choices_.woken(waiting.size())]);
   }
@@ -307,16 +344,20 @@ void thread_scheduler::notify(condition& c, bool all) noexcept {
 // The next thread ------------------------------------------------------------------------------------------
 
 void thread_scheduler::make_ready(member& t) noexcept {
-  if (t.until_ns != member::never) --limits_;
+  if (t.until_ns != member::never)
+    --limits_;
   t.until_ns = member::never;
   t.is = state::ready;
   ready_.insert(std::lower_bound(ready_.begin(), ready_.end(), t.number), t.number);
 }
 
-void thread_scheduler::not_ready(member& t) noexcept { std::erase(ready_, t.number); }
+void thread_scheduler::not_ready(member& t) noexcept {
+  std::erase(ready_, t.number);
+}
 
 void thread_scheduler::block(member& me) {
-  if (choosing_) end_process("work of a simulated device waits for a host thread: " + circle());
+  if (choosing_)
+    end_process("work of a simulated device waits for a host thread: " + circle());
   not_ready(me);
   hand_to(choose_other(me.number));
 }
@@ -324,29 +365,35 @@ void thread_scheduler::block(member& me) {
 int thread_scheduler::choose_other(int now) {
   for (;;) {
     wake_sleepers();
-    if (!ready_.empty()) return ready_.size() == 1 ? ready_[0] : choices_.instead(now, ready_);
+    if (!ready_.empty())
+      return ready_.size() == 1 ? ready_[0] : choices_.instead(now, ready_);
     choosing_ = true;
     bool const moved = !over_ && choices_.move();
     choosing_ = false;
-    if (!moved && !jump_to_next_limit()) nothing_moves();
+    if (!moved && !jump_to_next_limit())
+      nothing_moves();
   }
 }
 
 void thread_scheduler::wake_sleepers() noexcept {
-  if (limits_ == 0) return;
+  if (limits_ == 0)
+    return;
   std::int64_t const now = choices_.now_ns();
   for (auto const& t : threads_) {
-    if (t->until_ns == member::never || t->until_ns > now) continue;
+    if (t->until_ns == member::never || t->until_ns > now)
+      continue;
     t->limit_passed = true;
     make_ready(*t);
   }
 }
 
 bool thread_scheduler::jump_to_next_limit() noexcept {
-  if (limits_ == 0) return false;
+  if (limits_ == 0)
+    return false;
   std::int64_t first = member::never;
   for (auto const& t : threads_)
-    if (t->until_ns != member::never && (first == member::never || t->until_ns < first)) first = t->until_ns;
+    if (t->until_ns != member::never && (first == member::never || t->until_ns < first))
+      first = t->until_ns;
   choices_.jump(first);
   return true;
 }
@@ -361,18 +408,21 @@ void thread_scheduler::nothing_moves() {
   }
   choices_.stuck(text);
   for (auto const& t : threads_) {
-    if (t->is != state::others) continue;
+    if (t->is != state::others)
+      continue;
     t->gave_up = true;
     make_ready(*t);
   }
-  if (!ready_.empty()) return;
+  if (!ready_.empty())
+    return;
   why_over_ = text;
   give_up();
 }
 
 bool thread_scheduler::wake_at_locks(bool firm) noexcept {
   for (auto const& t : threads_) {
-    if (t->is != state::lock || t->firm != firm) continue;
+    if (t->is != state::lock || t->firm != firm)
+      continue;
     t->gave_up = true;
     make_ready(*t);
     return true;
@@ -384,19 +434,23 @@ void thread_scheduler::give_up() noexcept {
   over_ = true;
   over_at_ = points_;
   // the first thread's code may not print the reason of the exception it gets
-  if (threads_.front()->is != state::thread) print(why_over_);
+  if (threads_.front()->is != state::thread)
+    print(why_over_);
   for (auto const& t : threads_)
-    if (t->is != state::ready && t->is != state::ended) make_ready(*t);
+    if (t->is != state::ready && t->is != state::ended)
+      make_ready(*t);
 }
 
 void thread_scheduler::throw_if_over(member const& me) const {
-  if (over_ && !me.ends && std::uncaught_exceptions() == 0) throw abandoned{};
+  if (over_ && !me.ends && std::uncaught_exceptions() == 0)
+    throw abandoned{};
 }
 
 std::string thread_scheduler::name_of(void const* what) const {
   auto const at = std::find(named_.begin(), named_.end(), what);
   auto const index = at - named_.begin();
-  if (at == named_.end()) named_.push_back(what);
+  if (at == named_.end())
+    named_.push_back(what);
   return std::to_string(index + 1);
 }
 
@@ -426,7 +480,8 @@ std::string thread_scheduler::state_of(member const& t) const {
 std::string thread_scheduler::circle() const {
   std::string text;
   for (auto const& t : threads_)
-    if (t->is != state::ended) text += (text.empty() ? "" : "; ") + state_of(*t);
+    if (t->is != state::ended)
+      text += (text.empty() ? "" : "; ") + state_of(*t);
   return text;
 }
 
@@ -434,18 +489,36 @@ std::string thread_scheduler::circle() const {
 
 namespace detail {
 
-void scheduler_thread::point() noexcept { in->point(); }
-void scheduler_thread::lock(mutex& m) { in->lock(*this, m); }
-bool scheduler_thread::try_lock(mutex& m) { return in->try_lock(*this, m); }
-void scheduler_thread::unlock(mutex& m) noexcept { in->unlock(*this, m); }
+void scheduler_thread::point() noexcept {
+  in->point();
+}
+void scheduler_thread::lock(mutex& m) {
+  in->lock(*this, m);
+}
+bool scheduler_thread::try_lock(mutex& m) {
+  return in->try_lock(*this, m);
+}
+void scheduler_thread::unlock(mutex& m) noexcept {
+  in->unlock(*this, m);
+}
 bool scheduler_thread::wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
   return in->wait(*this, c, lock, limit_ns);
 }
-void scheduler_thread::notify(condition& c, bool all) noexcept { in->notify(c, all); }
-void scheduler_thread::stay(bool yes) noexcept { quiet += yes ? 1 : -1; }
-std::int64_t scheduler_thread::now_ns() noexcept { return in->now_ns(); }
-void scheduler_thread::sleep(std::int64_t ns) { in->sleep(ns); }
-void scheduler_thread::yield() noexcept { in->yield(); }
+void scheduler_thread::notify(condition& c, bool all) noexcept {
+  in->notify(c, all);
+}
+void scheduler_thread::stay(bool yes) noexcept {
+  quiet += yes ? 1 : -1;
+}
+std::int64_t scheduler_thread::now_ns() noexcept {
+  return in->now_ns();
+}
+void scheduler_thread::sleep(std::int64_t ns) {
+  in->sleep(ns);
+}
+void scheduler_thread::yield() noexcept {
+  in->yield();
+}
 
 std::shared_ptr<sync_scheduler> scheduler_thread::start(std::shared_ptr<void> with, void (*run_it)(void*)) {
   auto t = in->start("weir's", std::move(with), run_it);
@@ -454,9 +527,11 @@ std::shared_ptr<sync_scheduler> scheduler_thread::start(std::shared_ptr<void> wi
 }
 
 void scheduler_thread::join(sync_scheduler* by) {
-  if (is == state::ended) return;
+  if (is == state::ended)
+    return;
   auto* const me = static_cast<scheduler_thread*>(by);
-  if (!me || me->in != in) end_process("a thread outside a seeded machine joins a thread of the machine");
+  if (!me || me->in != in)
+    end_process("a thread outside a seeded machine joins a thread of the machine");
   in->join(*me, *this);
 }
 

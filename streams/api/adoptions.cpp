@@ -49,7 +49,8 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
   {
     auto all = last_of_each().lock();
     auto const its = all->find(block);
-    if (its == all->end() || its->second.number < since) return true;
+    if (its == all->end() || its->second.number < since)
+      return true;
     if (its->second.number == since) {
       its->second.owned = false;
       return true;

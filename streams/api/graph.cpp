@@ -16,8 +16,8 @@ namespace {
 using driver::executable_handle;
 using driver::graph_handle;
 
-// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again: with the next that ends,
-// when memory is short, and at the end.
+// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again: with the next that
+// ends, when memory is short, and at the end.
 // Threads: any. A part of the runtime.
 class graph_book {
   template <class Handle>
@@ -55,10 +55,12 @@ class graph_book {
   };
   template <class Handle>
   void drop(Handle h) noexcept {
-    if (h == Handle{}) return;
+    if (h == Handle{})
+      return;
     {
       auto b = book(h).lock();
-      if (auto node = b->all.extract(h)) b->doomed.insert(std::move(node));
+      if (auto node = b->all.extract(h))
+        b->doomed.insert(std::move(node));
     }
     (void)destroy_doomed(book(h));
   }
@@ -124,7 +126,8 @@ class capture_under_way {
     }
   }
   ~capture_under_way() {
-    if (open_) abandon();
+    if (open_)
+      abandon();
   }
   capture_under_way(capture_under_way const&) = delete;
 
@@ -153,7 +156,8 @@ class capture_under_way {
   }
   void abandon() noexcept {
     auto const kept = close();
-    if (!kept.ok()) return;
+    if (!kept.ok())
+      return;
     try {
       graph_book::expected<graph_handle>(book_).made(kept.value);
       book_.drop(kept.value);
@@ -192,7 +196,8 @@ size_t reserved_for(runtime::impl& r, memory::graph_hold const& memory, pool_mem
       all.reserved += here.reserved, all.allocated += here.allocated;
     }
   }
-  if (sums) *sums = all;
+  if (sums)
+    *sums = all;
   return all.reserved;
 }
 
@@ -215,7 +220,8 @@ struct WEIR_LOCAL graph_memory_route::state {
 
 graph_memory_route::graph_memory_route(graph_memory const& memory, weir::device on,
                                        std::function<bool(CUstream_st*)> accepts, source_location at) {
-  if (!accepts) throw invalid_use("graph_memory_route", "an empty function", "Pass a function", at, error_id{389});
+  if (!accepts)
+    throw invalid_use("graph_memory_route", "an empty function", "Pass a function", at, error_id{389});
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(on, r, "graph_memory_route", at);
   auto const number = r.part<memory::graph_choices>().add(d, std::move(accepts), memory.state_->hold);
@@ -224,7 +230,8 @@ graph_memory_route::graph_memory_route(graph_memory const& memory, weir::device 
 
 graph_memory_route::~graph_memory_route() {
   runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : state_->of.if_alive();
-  if (r) r->part<memory::graph_choices>().remove(state_->number);
+  if (r)
+    r->part<memory::graph_choices>().remove(state_->number);
 }
 
 struct WEIR_LOCAL graph::state {
@@ -232,10 +239,12 @@ struct WEIR_LOCAL graph::state {
       : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {}
   ~state() {
     runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : of.if_alive();
-    if (!r) return;
+    if (!r)
+      return;
     book.drop(ready);
     book.drop(kept);
-    if (memory.use_count() == 1) memory->life()->fence_launches(r->part<clock::clocks>());
+    if (memory.use_count() == 1)
+      memory->life()->fence_launches(r->part<clock::clocks>());
   }
   known_runtime of;
   graph_book& book;  // of that runtime, while it is alive
@@ -286,14 +295,16 @@ graph::state& graph::usable(char const* operation, source_location at) const {
   if (!state_)
     throw invalid_use(operation, "a graph that was moved from", "Use the graph that it was moved to", at,
                       error_id{390});
-  if (process_was_forked()) streams::throw_forked(operation, at);
+  if (process_was_forked())
+    streams::throw_forked(operation, at);
   (void)state_->of.get(operation, "a graph of " + base::gpu_name(state_->device), at);
   return *state_;
 }
 
 void graph::instantiate(source_location at) {
   state& g = usable("graph::instantiate", at);
-  if (g.ready == executable_handle::none) g.instantiate(*g.of.if_alive(), at);
+  if (g.ready == executable_handle::none)
+    g.instantiate(*g.of.if_alive(), at);
 }
 
 void graph::launch(stream_ref on, source_location at) {
@@ -302,7 +313,8 @@ void graph::launch(stream_ref on, source_location at) {
   if (&s.owner() != g.of.if_alive() || s.device() != g.device)
     throw invalid_use("graph::launch", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
                       "Launch on a stream of the device and runtime that the graph was captured on", at, error_id{391});
-  if (g.ready == executable_handle::none) g.instantiate(s.owner(), at);
+  if (g.ready == executable_handle::none)
+    g.instantiate(s.owner(), at);
   streams::named_work const named(s);
   streams::timed_work const timed(s, "graph", 0, at);
   base::call_site const in(s.owner().observer(), "graph::launch", at);
@@ -330,14 +342,16 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
   if (g.ready != executable_handle::none) {
     auto const is = s.owner().machine().update(g.device, g.ready, now);
     s.owner().part<clock::clocks>().note(g.device, is);
-    if (is.ok()) return book.drop(now);
+    if (is.ok())
+      return book.drop(now);
     if (is.what != driver::code::not_supported) {
       book.drop(now);
       require(is, "graph::update", "a graph of " + base::gpu_name(g.device), "", at);
     }
   }
   book.drop(std::exchange(g.kept, now));
-  if (g.ready == executable_handle::none) return;
+  if (g.ready == executable_handle::none)
+    return;
   try {
     g.instantiate(s.owner(), at);
   } catch (...) {
@@ -346,7 +360,9 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
   }
 }
 
-device graph::device() const noexcept { return weir::device(state_->device); }
+device graph::device() const noexcept {
+  return weir::device(state_->device);
+}
 
 graph_footprint graph::footprint(source_location at) const {
   state const& g = usable("graph::footprint", at);

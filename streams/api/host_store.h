@@ -24,7 +24,8 @@ class copied_store : public memory::page_store {
         line_(streams_.lease(device, driver::stream_kind::independent, priority::normal, at)) {}
   ~copied_store() override { streams_.give_back(line_); }
   driver::status reserve(std::size_t bytes) override try {
-    if (take(bytes)) return {};
+    if (take(bytes))
+      return {};
     return {driver::code::out_of_memory};
   } catch (...) {
     refusal = std::current_exception();
@@ -68,13 +69,15 @@ class host_store final : public copied_store {
   static void prepare(runtime::impl& r, int device, source_location at) noexcept {
     auto const* const lent = over_lent_links.load(base::memory_order_acquire);
     try {
-      if (lent) lent->prepare(r, device, at);
+      if (lent)
+        lent->prepare(r, device, at);
     } catch (...) {}
   }
   ~host_store() override { host_store::drop(); }
   void drop() noexcept override try {
     (void)line_.synchronize();
-    if (!block_) return;
+    if (!block_)
+      return;
     pinned_.record_use(block_, line_);
     pinned_.deallocate(std::exchange(block_, nullptr), at_);
   } catch (...) {}  // it is freed with the store
@@ -90,7 +93,8 @@ class host_store final : public copied_store {
     base::moving_a_pool const own;
     auto const* const lent = over_lent_links.load(base::memory_order_acquire);
     try {
-      if (lent && lent->carry(runtime_, line_, dst, src, bytes, to_device, at_)) return {};
+      if (lent && lent->carry(runtime_, line_, dst, src, bytes, to_device, at_))
+        return {};
     } catch (device_lost const&) {
       return of_the_pool({driver::code::lost});
     } catch (error const&) {
@@ -101,7 +105,8 @@ class host_store final : public copied_store {
   bool take(std::size_t bytes) override {
     memory_report why{};
     block_ = static_cast<std::byte*>(pinned_.try_near(line_.device(), bytes, &why, at_));
-    if (!block_) short_of = std::move(why);
+    if (!block_)
+      short_of = std::move(why);
     return block_;
   }
   pinned_memory& pinned_;

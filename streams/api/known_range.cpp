@@ -29,7 +29,8 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   out.at = at, out.bytes = bytes;
   auto const lies_in = [&](std::optional<memory::block> const& found) {
     out.is = !found ? verdict::no_block : found->asleep ? verdict::asleep : judge(*found, at, bytes);
-    if (found) out.block = *found;
+    if (found)
+      out.block = *found;
   };
   if (auto const from = reinterpret_cast<std::uintptr_t>(at); from + bytes < from) {
     out.is = verdict::wraps;
@@ -60,7 +61,8 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
       return out;
     }
   }
-  if (memory::device_memory::owner_in_process(at)) out.is = verdict::of_another_runtime;
+  if (memory::device_memory::owner_in_process(at))
+    out.is = verdict::of_another_runtime;
   return out;
 }
 
@@ -95,7 +97,8 @@ known_range const& known_range::require_inside(std::string_view operation, std::
              "Use no more bytes than the block holds", error_id{184});
       break;
     case verdict::no_block:
-      if (memory || pinned) refuse("is not allocated", "Keep the owner of the memory until this call", error_id{185});
+      if (memory || pinned)
+        refuse("is not allocated", "Keep the owner of the memory until this call", error_id{185});
       refuse("lies in shared memory, but in no buffer", "Keep the buffer until this call", error_id{186});
       break;
     case verdict::wraps:

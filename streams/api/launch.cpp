@@ -68,14 +68,21 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::strea
 class touches {
  public:
   touches(runtime::impl& r, std::span<memory_use const> uses) {
-    if (uses.size() > few_.size()) many_.reserve(uses.size());
+    if (uses.size() > few_.size())
+      many_.reserve(uses.size());
     for (memory_use const& u : uses) {
-      if (!u.address) continue;
+      if (!u.address)
+        continue;
       std::size_t bytes = u.bytes;
-      if (bytes == 0) bytes = streams::known_range::of(r, u.address, 0).left();
-      if (bytes == 0) continue;  // zero bytes
+      if (bytes == 0)
+        bytes = streams::known_range::of(r, u.address, 0).left();
+      if (bytes == 0)
+        continue;  // zero bytes
       driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access_mode::read};
-      if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;
+      if (uses.size() > few_.size())
+        many_.push_back(t);
+      else
+        few_[count_++] = t;
     }
   }
   std::span<driver::touch const> all() const noexcept {
@@ -125,13 +132,16 @@ class held_pools {
  public:
   held_pools(std::span<memory_use const> uses, clock::stream_clock& on, source_location at)
       : of_(on.owner().part_if_made<streams::spills>()) {
-    if (!of_) [[likely]] return;
+    if (!of_) [[likely]]
+      return;
     std::vector<void const*> all;
-    for (memory_use const& u : uses) all.push_back(u.address);
+    for (memory_use const& u : uses)
+      all.push_back(u.address);
     of_->hold("launch", &on, all, at);
   }
   ~held_pools() {
-    if (of_) [[unlikely]] of_->let_go();
+    if (of_) [[unlikely]]
+      of_->let_go();
   }
   held_pools(held_pools const&) = delete;
   void keep() noexcept { of_ = nullptr; }
@@ -141,11 +151,13 @@ class held_pools {
 };
 
 void let_pools_go(clock::stream_clock const& on) noexcept {
-  if (auto* const all = on.owner().part_if_made<streams::spills>()) [[unlikely]] all->let_go();
+  if (auto* const all = on.owner().part_if_made<streams::spills>()) [[unlikely]]
+    all->let_go();
 }
 
 void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {
-  if (s.ok()) [[likely]] return;
+  if (s.ok()) [[likely]]
+    return;
   throw_refusal(stream.note(s), what,
                 "stream " + std::to_string(stream.id()) + " of " + base::gpu_name(stream.device()),
                 "Earlier work of the device may have failed. Find its line with options::launch_blocking "
@@ -164,17 +176,21 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
   std::vector<known_range> many(uses.size() > few.size() ? uses.size() : 0);
   known_range* const found = many.empty() ? few.data() : many.data();
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    if (!uses[i].address) continue;
+    if (!uses[i].address)
+      continue;
     found[i] = known_range::of(r, uses[i].address, uses[i].bytes);
     check_use(found[i], uses[i], stream, at);
   }
   for (std::size_t i = 0; i < uses.size(); ++i) {  // marks only after all uses are valid
-    if (found[i].memory && found[i].block.home != &stream) found[i].memory->record_use(uses[i].address, stream, at);
-    if (found[i].pinned) found[i].pinned->record_use(uses[i].address, stream);
+    if (found[i].memory && found[i].block.home != &stream)
+      found[i].memory->record_use(uses[i].address, stream, at);
+    if (found[i].pinned)
+      found[i].pinned->record_use(uses[i].address, stream);
   }
   bool const simulated = r.machine().simulated();
   // on a simulated machine only queue_work() starts it: the copy of the body may throw before
-  if (!simulated) streams::begin_timed_launch(stream, at), held.keep();
+  if (!simulated)
+    streams::begin_timed_launch(stream, at), held.keep();
   return simulated;
 }
 
@@ -196,7 +212,8 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
     streams::end_timed_launch();
     throw;
   }
-  if (!is.ok()) streams::end_timed_launch();
+  if (!is.ok())
+    streams::end_timed_launch();
   require_of(stream, is, "launch", at);  // a refusing driver has dropped the work
 }
 
@@ -215,12 +232,14 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
-  if (!stream.owner().machine().simulated()) let_pools_go(stream);
+  if (!stream.owner().machine().simulated())
+    let_pools_go(stream);
   streams::named_work const named(stream);
   streams::end_timed_launch();
   driver::driver& machine = stream.owner().machine();
   base::call_site const in(stream.owner().observer(), "launch", at);
-  if (!machine.simulated()) machine.touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
+  if (!machine.simulated())
+    machine.touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
   if (stream.owner().options().launch_blocking) [[unlikely]] {
     auto const capturing = machine.capturing(stream.device(), stream.handle());
     require_of(stream, capturing.is, "launch", at);
@@ -235,7 +254,8 @@ void no_device_code(source_location at) {
 }
 
 void check_native_launch(stream_ref s, int native_code, source_location at) {
-  if (native_code == 0) [[likely]] return;
+  if (native_code == 0) [[likely]]
+    return;
   clock::stream_clock& stream = streams::clock_of(s);
   driver::status const is = stream.captured().is;  // also returns a sticky error, and spoils no capture
   require_of(stream, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
@@ -249,7 +269,8 @@ namespace weir {
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
   streams::named_work const named(stream);
-  if (!run) throw invalid_use("launch_host", "an empty function", "Pass a function", at, error_id{195});
+  if (!run)
+    throw invalid_use("launch_host", "an empty function", "Pass a function", at, error_id{195});
   base::call_site const in(stream.owner().observer(), "launch_host", at);
   streams::timed_work const timed(stream, "launch_host", 0, at);
   using function = std::function<void()>;
@@ -260,7 +281,7 @@ void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   static_cast<void>(kept.release());
   detail::require_of(stream,
                      stream.owner().machine().host_function(stream.device(), stream.handle(),
-                                                          {detail::body::run, detail::body::drop, given}),
+                                                            {detail::body::run, detail::body::drop, given}),
                      "launch_host", at);
 }
 

@@ -26,7 +26,9 @@
 namespace weir {
 namespace {
 
-memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_memory>(); }
+memory::device_memory& blocks(runtime::impl& r) {
+  return r.part<memory::device_memory>();
+}
 
 [[noreturn]] void throw_foreign(char const* operation, void const* p, source_location at) {
   if (find_block(p)) {  // see streams::block_of_allocator
@@ -54,7 +56,8 @@ streams::pinned_memory* pinned_owner(void const* p, clock::stream_clock const& u
 }
 [[noreturn]] void throw_stranger(char const* operation, void const* p, clock::stream_clock const& user,
                                  source_location at) {
-  if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
+  if (!streams::block_of_allocator(p))
+    throw_foreign(operation, p, at);
   throw invalid_use(operation,
                     base::address_text(p) + " is a block of another runtime than " + streams::describe(user) +
                         " of runtime " + std::to_string(user.owner().id()),
@@ -76,7 +79,8 @@ void end_noted(void const* p, source_location const& at, Free free) {
   try {
     free();
   } catch (...) {
-    if (observe::history::on()) observe::history::process().take_back(reinterpret_cast<std::uintptr_t>(p));
+    if (observe::history::on())
+      observe::history::process().take_back(reinterpret_cast<std::uintptr_t>(p));
     throw;
   }
 }
@@ -84,7 +88,8 @@ void end_noted(void const* p, source_location const& at, Free free) {
 void tell_stays(void const* p, char const* end, std::string_view why) {
   memory::allocator const* const a = memory::device_memory::owner_in_process(p);
   auto const found = a ? a->find(p) : std::nullopt;
-  if (!found || !found->home || !logs(found->home->owner(), log_level::warning)) return;
+  if (!found || !found->home || !logs(found->home->owner(), log_level::warning))
+    return;
   log(log_level::warning, {found->device, found->home->id(), found->bytes},
       base::text(end, " did not free the block at ", base::address_text(p), ": ", why,
                  ". The block stays. Free it with weir::deallocate after the capture, or end its owner before"));
@@ -108,31 +113,41 @@ void* allocate(size_t bytes, size_t alignment, source_location at) {
 void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept {
   return memory::fast_allocate(stream_access::stream(s), bytes, alignment);
 }
-bool detail::deallocate_quickly(void* p) noexcept { return memory::fast_deallocate(p); }
+bool detail::deallocate_quickly(void* p) noexcept {
+  return memory::fast_deallocate(p);
+}
 
 void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, source_location at) {
   return allocate_on(streams::clock_or_throw(s, "allocate", at), bytes, alignment, at);
 }
 void detail::deallocate_slowly(void* p, source_location at) {
-  if (memory::fast_deallocate_marked(nullptr, p)) return;
+  if (memory::fast_deallocate_marked(nullptr, p))
+    return;
   end_noted(p, at, [&] {
-    if (memory::fast_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
-    if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
-    if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+    if (memory::fast_deallocate_noted(p) || !p || process_was_forked())
+      return;  // a child's copy of a block
+    if (memory::allocator* const a = memory::device_memory::owner_in_process(p))
+      return a->deallocate(p, nullptr, at);
+    if (auto* const host = streams::pinned_memory::owner(p))
+      return host->deallocate(p, at);
     throw_foreign("deallocate", p, at);
   });
 }
 
 void deallocate(stream_ref last_use, void* p, source_location at) {
-  if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p) || !p || process_was_forked()) return;
-  if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p)) return;
+  if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p) || !p || process_was_forked())
+    return;
+  if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p))
+    return;
   clock::stream_clock& stream = streams::clock_or_throw(last_use, "deallocate", at);
   clock::named_in_call const named(stream);
   end_noted(p, at, [&] {
-    if (memory::allocator* const a = device_owner(p, stream)) return a->deallocate(p, &stream, at);
+    if (memory::allocator* const a = device_owner(p, stream))
+      return a->deallocate(p, &stream, at);
     if (auto* const host = pinned_owner(p, stream)) {
       auto const found = host->find(p);
-      if (found && found->base == p) host->record_use(p, stream);
+      if (found && found->base == p)
+        host->record_use(p, stream);
       return host->deallocate(p, at);
     }
     throw_stranger("deallocate", p, stream, at);
@@ -154,15 +169,18 @@ void streams::tell_of_refused_free(void const* p, char const* end) noexcept {
 }
 
 void record_stream(void const* p, stream_ref user, source_location at) {
-  if (memory::fast_record_use(detail::stream_access::stream(user), p)) return;
+  if (memory::fast_record_use(detail::stream_access::stream(user), p))
+    return;
   clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, stream)) {
     a->record_use(p, stream, at);
-    if (stream.alive() != clock::life::borrowed && !stream.seen_captured()) memory::remember_user(stream);
+    if (stream.alive() != clock::life::borrowed && !stream.seen_captured())
+      memory::remember_user(stream);
     return;
   }
   if (auto* const host = pinned_owner(p, stream)) {
-    if (host->find(p)) return host->record_use(p, stream);
+    if (host->find(p))
+      return host->record_use(p, stream);
     throw invalid_use("record_stream", base::address_text(p) + " lies in no live pinned block",
                       "Record the stream before the block is freed", at, error_id{202});
   }
@@ -171,19 +189,26 @@ void record_stream(void const* p, stream_ref user, source_location at) {
 
 std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
   std::optional<memory::block> found;
-  if (process_was_forked()) return std::nullopt;
-  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) found = a->find(p);
-  else if (auto const* const host = streams::pinned_memory::owner(p)) found = host->find(p);
-  if (!found) return std::nullopt;
+  if (process_was_forked())
+    return std::nullopt;
+  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p))
+    found = a->find(p);
+  else if (auto const* const host = streams::pinned_memory::owner(p))
+    found = host->find(p);
+  if (!found)
+    return std::nullopt;
   block_info out{found->device < 0 ? cpu : device(found->device), found->kind, found->base, found->bytes, std::nullopt};
-  if (found->home) out.home = streams::ref_of(*found->home);
+  if (found->home)
+    out.home = streams::ref_of(*found->home);
   return out;
 }
 
 std::optional<block_info> find_block(void const* p) noexcept {
-  if (auto own = streams::block_of_allocator(p)) return own;
+  if (auto own = streams::block_of_allocator(p))
+    return own;
   auto const beside = process_was_forked() ? std::nullopt : observe::external_memory::find_in_process(p);
-  if (!beside || !beside->in_use) return std::nullopt;
+  if (!beside || !beside->in_use)
+    return std::nullopt;
   bool const of_host = beside->device < 0;
   return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device,
                     reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
@@ -219,16 +244,20 @@ void buffer::reset() noexcept {
   memory_kind const k = kind();
   std::uint64_t const since = since_;
   forget();
-  if (!p) return;
+  if (!p)
+    return;
   static constexpr source_location its_end{"the end of its buffer", "", 0};  // not a line of the program
   if (k != memory_kind::pageable) {
-    if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // owned elsewhere
+    if (process_was_forked() || !streams::adoptions::owner_ends(p, since))
+      return;  // owned elsewhere
   }
-  if (k == memory_kind::pageable) return std::free(p);
+  if (k == memory_kind::pageable)
+    return std::free(p);
   try {  // if the runtime is gone, it has dealt with the block
     end_noted(p, its_end, [&] {
       if (k == memory_kind::pinned) {
-        if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
+        if (auto* const host = streams::pinned_memory::owner(p))
+          host->deallocate(p, its_end);
       } else if (memory::fast_deallocate_noted(p)) {
       } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
         a->deallocate(p, nullptr, its_end);
@@ -242,20 +271,23 @@ void buffer::reset() noexcept {
 void* buffer::host_data(char const* operation, source_location at) const {
   if (kind() == memory_kind::pinned)
     driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
-  if (kind() != memory_kind::device || !data_) return data_;
+  if (kind() != memory_kind::device || !data_)
+    return data_;
   throw invalid_use(operation, std::to_string(size()) + " B of device memory",
                     "Copy it to a pinned or pageable buffer first (weir::copy)", at, error_id{203});
 }
 
 block_info buffer::info() const noexcept {
   if (kind() != memory_kind::pageable && data_) {
-    if (auto found = find_block(data_)) return *found;
+    if (auto found = find_block(data_))
+      return *found;
   }
   return {cpu, kind(), data_, size(), std::nullopt};
 }
 
 void buffer::record_stream(stream_ref s, source_location at) const {
-  if (data_ && kind() != memory_kind::pageable) weir::record_stream(data_, s, at);
+  if (data_ && kind() != memory_kind::pageable)
+    weir::record_stream(data_, s, at);
 }
 
 void buffer::set_stream(stream_ref home, source_location at) {
@@ -265,22 +297,26 @@ void buffer::set_stream(stream_ref home, source_location at) {
     throw invalid_use("buffer::set_stream", kind() == memory_kind::device ? "an empty buffer" : "host memory",
                       "Only device blocks have a home stream", at, error_id{204});
   clock::stream_clock& stream = streams::clock_or_throw(home, "buffer::set_stream", at);
-  if (device_owner(data_, stream) != a) throw_stranger("buffer::set_stream", data_, stream, at);
+  if (device_owner(data_, stream) != a)
+    throw_stranger("buffer::set_stream", data_, stream, at);
   a->set_stream(data_, stream, at);
 }
 
 void* buffer::release() noexcept {
   void* const p = data_;
-  if (p && kind() != memory_kind::pageable && !process_was_forked()) (void)streams::adoptions::owner_ends(p, since_);
+  if (p && kind() != memory_kind::pageable && !process_was_forked())
+    (void)streams::adoptions::owner_ends(p, since_);
   forget();
   return p;
 }
 
 buffer buffer::adopt(void* p, source_location at) {
   buffer out;
-  if (!p) return out;
+  if (!p)
+    return out;
   auto const found = streams::block_of_allocator(p);
-  if (!found || found->base != p) throw_foreign("buffer::adopt", p, at);
+  if (!found || found->base != p)
+    throw_foreign("buffer::adopt", p, at);
   out.since_ = streams::adoptions::add(p, at);
   out.data_ = p;
   out.size_ = found->bytes;
@@ -294,12 +330,15 @@ buffer pinned_for(char const* operation, size_t bytes, source_location at) {
 }
 }  // namespace
 
-buffer pinned(size_t bytes, source_location at) { return pinned_for("pinned", bytes, at); }
+buffer pinned(size_t bytes, source_location at) {
+  return pinned_for("pinned", bytes, at);
+}
 
 buffer pin_memory(std::span<std::byte const> from, source_location at) {
   buffer out = pinned_for("pin_memory", from.size(), at);
   driver::check::host_uses(from.data(), from.size(), driver::check::host_use::reads, "pin_memory", at);
-  if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
+  if (!from.empty())
+    std::memcpy(out.data(), from.data(), from.size());
   return out;
 }
 
@@ -321,7 +360,8 @@ void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t a
 }
 
 void detail::deallocate_pinned(void* block) noexcept {
-  if (process_was_forked()) return;
+  if (process_was_forked())
+    return;
   if (auto* const pool = streams::pinned_memory::owner(block)) {
     constexpr source_location at = source_location::current();
     try {
@@ -379,7 +419,8 @@ callback_registration::~callback_registration() {
 }
 
 callback_registration on_out_of_memory(out_of_memory_callback call, int order, source_location at) {
-  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Pass a function", at, error_id{206});
+  if (!call)
+    throw invalid_use("on_out_of_memory", "an empty function", "Pass a function", at, error_id{206});
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);
   s->in = &blocks(streams::current_runtime(at));

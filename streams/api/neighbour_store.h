@@ -18,7 +18,8 @@ class neighbour_store final : public copied_store {
   }
   void drop() noexcept override try {
     (void)line_.synchronize();
-    if (block_) memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);
+    if (block_)
+      memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);
     block_ = nullptr;
   } catch (...) {}  // it is freed with the store
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
@@ -31,7 +32,8 @@ class neighbour_store final : public copied_store {
 
  private:
   bool take(std::size_t bytes) override {
-    if (memory_.free_pages() < bytes) return false;
+    if (memory_.free_pages() < bytes)
+      return false;
     // Else the driver copies through the host. What is made for an open stream are few handles.
     (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));

@@ -26,7 +26,8 @@ pool::pool(std::string name, pool_options o, source_location at) {
 }
 
 pool::~pool() {
-  if (!state_) return;
+  if (!state_)
+    return;
   if (!state_->usable()) {
     (void)state_->asleep_in.release();  // it lies in the runtime that has gone
     return;
@@ -44,15 +45,24 @@ pool& pool::operator=(pool&& other) noexcept {
 pool::state& pool::usable(char const* operation, source_location at) const {
   if (!state_)
     throw invalid_use(operation, "a pool that was moved from", "Use the pool it was moved to", at, error_id{395});
-  if (process_was_forked()) streams::throw_forked(operation, at);
+  if (process_was_forked())
+    streams::throw_forked(operation, at);
   (void)state_->of.get(operation, "pool " + state_->name, at);
   return *state_;
 }
 
-std::string const& pool::name() const noexcept { return state_->name; }
-weir::device pool::device() const noexcept { return state_->on; }
-std::uint64_t pool::number() const noexcept { return state_->usable() ? state_->here->number() : 0; }
-size_t pool::limit() const noexcept { return state_->usable() ? state_->here->now().limit : 0; }
+std::string const& pool::name() const noexcept {
+  return state_->name;
+}
+weir::device pool::device() const noexcept {
+  return state_->on;
+}
+std::uint64_t pool::number() const noexcept {
+  return state_->usable() ? state_->here->number() : 0;
+}
+size_t pool::limit() const noexcept {
+  return state_->usable() ? state_->here->now().limit : 0;
+}
 
 void pool::set_limit(size_t bytes, source_location at) {
   state const& s = usable("pool::set_limit", at);
@@ -84,21 +94,23 @@ pool_guard::pool_guard(pool const& p, source_location at)
     : thread_(base::this_thread_id()), number_(memory::thread_caches::enter(*p.usable("pool_guard", at).here)) {}
 
 pool_guard::~pool_guard() {
-  if (thread_ == base::this_thread_id()) memory::thread_caches::leave(number_);
+  if (thread_ == base::this_thread_id())
+    memory::thread_caches::leave(number_);
 }
 
 size_t pool::sleep(sleep_to where, source_location at) {
   state& s = usable("pool::sleep", at);
   if (s.here->is_registered())
     throw invalid_use("pool::sleep", "pool " + s.name + ", which is registered",
-                      "Peers may use its memory at any time: keep what is to sleep in another pool", at,
-                      error_id{447});
+                      "Peers may use its memory at any time: keep what is to sleep in another pool", at, error_id{447});
   bool const kept = where == sleep_to::host;
-  if (kept) streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
+  if (kept)
+    streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
   runtime::impl& r = *s.of.if_alive();
   auto const store = [&]() -> std::unique_ptr<streams::copied_store> {
-    if (!kept) return nullptr;
+    if (!kept)
+      return nullptr;
     return std::make_unique<streams::host_store>(r, s.on.index(), at);
   };
   memory_report short_of{};
@@ -119,8 +131,10 @@ std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_sto
                                                       source_location at) {
   std::size_t given = 0;
   driver::status const is = memory->sleep(*here, store.get(), given);
-  if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
-  if (!is.ok() && store && store->short_of) return short_of = std::move(*store->short_of), std::nullopt;
+  if (!is.ok() && store && store->refusal)
+    std::rethrow_exception(store->refusal);
+  if (!is.ok() && store && store->short_of)
+    return short_of = std::move(*store->short_of), std::nullopt;
   if (!is.ok())  // the text needs host memory
     require(is, "pool::sleep", "pool " + name,
             is.what == driver::code::not_permitted
@@ -132,13 +146,16 @@ std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_sto
 }
 
 void streams::pool_state::wake(source_location at) {
-  if (!here->is_asleep()) return;
+  if (!here->is_asleep())
+    return;
   if (auto const is = memory->wake(*here, asleep_in.get(), at); !is.ok())
     require(is, "pool::wake", "pool " + name, "The pool stays asleep, and its memory is kept: try again", at);
   asleep_in.reset();
 }
 
-bool pool::is_asleep() const noexcept { return state_->usable() && state_->here->is_asleep(); }
+bool pool::is_asleep() const noexcept {
+  return state_->usable() && state_->here->is_asleep();
+}
 
 std::vector<pool_memory_use> memory_by_pool(weir::device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);

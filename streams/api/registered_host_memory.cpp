@@ -19,9 +19,11 @@ namespace streams {
 locked_ranges::~locked_ranges() {
   std::vector<base::byte_range> left;
   try {
-    for (auto const& [at, own] : all_.lock()->ranges) left.push_back(own);
+    for (auto const& [at, own] : all_.lock()->ranges)
+      left.push_back(own);
   } catch (...) {}  // no host memory: the system unlocks what is left
-  for (auto const own : left) unlock(own);
+  for (auto const own : left)
+    unlock(own);
   base::lock_guard const alone(changing_);
   static_cast<void>(runtime_.has_come_to_rest());
   try_refused();
@@ -36,8 +38,10 @@ base::byte_range locked_ranges::whole_pages(base::byte_range own) noexcept {
 template <class Act>
 void locked_ranges::each_on(registrations& all, base::byte_range pages, Act act) {
   auto one = base::holder_of(all, pages.at);
-  if (one == all.end()) one = all.lower_bound(pages.at);
-  for (; one != all.end() && (one->first <= pages.at || one->first - pages.at < pages.bytes); ++one) act(*one);
+  if (one == all.end())
+    one = all.lower_bound(pages.at);
+  for (; one != all.end() && (one->first <= pages.at || one->first - pages.at < pages.bytes); ++one)
+    act(*one);
 }
 
 std::vector<base::byte_range> locked_ranges::missing(registrations const& all, base::byte_range pages) {
@@ -77,7 +81,8 @@ bool locked_ranges::have_come_to_rest() {
 driver::status locked_ranges::lock(base::byte_range own, source_location at) {
   base::lock_guard const alone(changing_);
   bool const at_rest = !has_idle() || have_come_to_rest();  // copies may have used what stayed locked
-  if (at_rest) try_refused();
+  if (at_rest)
+    try_refused();
   base::byte_range const pages = whole_pages(own);
   std::vector<base::byte_range> fresh;
   {
@@ -85,9 +90,11 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
     fresh = missing(all->pages, pages);
     all->ranges.try_emplace(own.at, own);
     try {  // entries now, so that the unlock needs no memory
-      for (auto const p : fresh) all->pages.try_emplace(p.at, registration{p.bytes, 0});
+      for (auto const p : fresh)
+        all->pages.try_emplace(p.at, registration{p.bytes, 0});
     } catch (...) {
-      for (auto const p : fresh) all->pages.erase(p.at);
+      for (auto const p : fresh)
+        all->pages.erase(p.at);
       all->ranges.erase(own.at);
       throw;
     }
@@ -100,21 +107,25 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
   if (!is.ok()) {
     {
       auto all = all_.lock();
-      for (std::size_t i = done; i < fresh.size(); ++i) all->pages.erase(fresh[i].at);
+      for (std::size_t i = done; i < fresh.size(); ++i)
+        all->pages.erase(fresh[i].at);
       all->ranges.erase(own.at);
     }
     let_go(pages);
-    if (at_rest) try_refused();
+    if (at_rest)
+      try_refused();
     return is;
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
   try {
-    if (runtime_.observer() && booked) [[unlikely]] runtime_.observer()->allocated({}, own.at, own.bytes, at);
+    if (runtime_.observer() && booked) [[unlikely]]
+      runtime_.observer()->allocated({}, own.at, own.bytes, at);
   } catch (...) {
     static_cast<void>(books_.unpinned(own.at));
     all_.lock()->ranges.erase(own.at);
     let_go(pages);
-    if (at_rest) try_refused();
+    if (at_rest)
+      try_refused();
     throw;
   }
   return is;
@@ -126,11 +137,13 @@ void locked_ranges::unlock(base::byte_range own) noexcept {
   auto const was = books_.unpinned(own.at);
   constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // not a line of the program
   try {
-    if (runtime_.observer() && was) [[unlikely]] runtime_.observer()->freed(was->at, was->requested, {}, its_end);
+    if (runtime_.observer() && was) [[unlikely]]
+      runtime_.observer()->freed(was->at, was->requested, {}, its_end);
   } catch (...) {}  // the witness misses this free
   all_.lock()->ranges.erase(own.at);
   let_go(whole_pages(own));
-  if (at_rest) try_refused();
+  if (at_rest)
+    try_refused();
 }
 
 // A range leaves these pages. Requires: changing_
@@ -144,21 +157,24 @@ void locked_ranges::try_refused() noexcept {
     driver::address first = 0;
     {
       auto all = all_.lock();
-      auto const idle = std::find_if(all->pages.begin(), all->pages.end(),
-                                     [](auto const& one) { return one.second.holders == 0; });
-      if (idle == all->pages.end()) return;
+      auto const idle =
+          std::find_if(all->pages.begin(), all->pages.end(), [](auto const& one) { return one.second.holders == 0; });
+      if (idle == all->pages.end())
+        return;
       first = idle->first;
     }
     auto const is = runtime_.machine().unpin(reinterpret_cast<void*>(first));
     // invalid: the driver does not know the range any more. Refused: the driver would refuse the others, too.
-    if (!is.ok() && is.what != driver::code::invalid) return;
+    if (!is.ok() && is.what != driver::code::invalid)
+      return;
     all_.lock()->pages.erase(first);
   }
 }
 
 base::byte_range locked_ranges::range_in(base::byte_range bytes) const {
   auto const all = all_.lock();
-  if (auto const there = base::holder_of(all->ranges, bytes.at); there != all->ranges.end()) return there->second;
+  if (auto const there = base::holder_of(all->ranges, bytes.at); there != all->ranges.end())
+    return there->second;
   auto const next = all->ranges.lower_bound(bytes.at);
   return next != all->ranges.end() && next->first - bytes.at < bytes.bytes ? next->second : base::byte_range{};
 }
@@ -176,14 +192,16 @@ std::vector<std::string> locked_ranges::validate() const {
   std::vector<std::string> wrong;
   std::map<driver::address, int> holders;
   for (auto const& [at, own] : all->ranges) {
-    if (!missing(all->pages, whole_pages(own)).empty()) wrong.push_back("a range lies outside of the registrations");
+    if (!missing(all->pages, whole_pages(own)).empty())
+      wrong.push_back("a range lies outside of the registrations");
     each_on(all->pages, whole_pages(own), [&](auto const& one) { ++holders[one.first]; });
   }
   for (auto one = all->pages.begin(); one != all->pages.end(); ++one) {
     auto const next = std::next(one);
     if (next != all->pages.end() && next->first - one->first < one->second.bytes)
       wrong.push_back("registrations overlap");
-    if (holders[one->first] != one->second.holders) wrong.push_back("holders of a registration are miscounted");
+    if (holders[one->first] != one->second.holders)
+      wrong.push_back("holders of a registration are miscounted");
   }
   return wrong;
 }
@@ -203,9 +221,9 @@ constexpr char const* registering = "registered_host_memory";
   auto const* const first = reinterpret_cast<void const*>(own.at);
   auto const known = find_block(first);
   auto const found = r.machine().find(first);
-  bool const of_device = (known && known->kind == memory_kind::device) ||
-                         (found.ok() && (found.value.in == driver::where::device ||
-                                         found.value.in == driver::where::unknown_device));
+  bool const of_device =
+      (known && known->kind == memory_kind::device) ||
+      (found.ok() && (found.value.in == driver::where::device || found.value.in == driver::where::unknown_device));
   if (of_device)
     throw invalid_use("registered_host_memory", what + ", which is device memory", "Pass memory of the host", at,
                       error_id{455});
@@ -222,8 +240,10 @@ constexpr char const* registering = "registered_host_memory";
 registered_host_memory::registered_host_memory(std::span<std::byte> memory, source_location at) {
   auto& r = streams::current_runtime(at);
   std::string const what = streams::range_text(memory.data(), memory.size());
-  if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at, error_id{208});
-  if (memory.empty()) return;
+  if (!memory.data())
+    throw invalid_use("registered_host_memory", what, "Pass memory of the host", at, error_id{208});
+  if (memory.empty())
+    return;
   base::byte_range const own{reinterpret_cast<driver::address>(memory.data()), memory.size()};
   if (own.bytes > ~std::size_t{0} - own.at - os::page_size())
     throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
@@ -238,16 +258,20 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   r.open_any(streams::current_ordinal(r), registering, at);
   state_.reset(new state{own, known_runtime(r)});
   auto const pinned = locked.lock(own, at);
-  if (pinned.ok()) return;
+  if (pinned.ok())
+    return;
   state_.reset();
-  if (pinned.what == driver::code::invalid) refuse_to_lock(r, own, what, at);
+  if (pinned.what == driver::code::invalid)
+    refuse_to_lock(r, own, what, at);
   require(pinned, registering, what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 
 registered_host_memory::~registered_host_memory() {
-  if (!state_ || process_is_ending() || process_was_forked()) return;
+  if (!state_ || process_is_ending() || process_was_forked())
+    return;
   // without a live runtime: the runtime's end unlocked it
-  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->own);
+  if (auto* const r = state_->of.if_alive())
+    r->part<streams::locked_ranges>().unlock(state_->own);
 }
 
 }  // namespace weir

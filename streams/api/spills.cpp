@@ -16,7 +16,9 @@ spills::spills(runtime::impl& r)
   memory_.set_spiller(this);
 }
 
-spills::~spills() { memory_.set_spiller(nullptr); }
+spills::~spills() {
+  memory_.set_spiller(nullptr);
+}
 
 void spills::add(std::span<member const> pools, source_location at) {
   for (member const& m : pools)
@@ -34,7 +36,8 @@ void spills::add(std::span<member const> pools, source_location at) {
       ++added;
     }
   } catch (...) {
-    for (member const& m : pools.first(added)) members_.erase(m.its->here);
+    for (member const& m : pools.first(added))
+      members_.erase(m.its->here);
     throw;
   }
 }
@@ -43,11 +46,13 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
   base::unique_lock lock(lock_);
   for (auto const* const p : pools) {
     auto const known = members_.find(p);
-    if (known == members_.end()) continue;
+    if (known == members_.end())
+      continue;
     int const device = known->second.its->on.index();
     bool const mine = take_turn(device, lock);
     members_.erase(p);
-    if (mine) turn_of(device) = 0;
+    if (mine)
+      turn_of(device) = 0;
   }
   changed_.notify_all();
 }
@@ -55,7 +60,8 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
 void spills::leave(pool_state const& s) noexcept {
   auto* const all = s.of.if_alive()->part_if_made<spills>();
   memory::memory_pool const* const its = s.here;
-  if (all) all->remove({&its, 1});
+  if (all)
+    all->remove({&its, 1});
 }
 
 spills::set spills::under_spill(set of) const {
@@ -72,7 +78,8 @@ bool spills::take_turn(int device, base::unique_lock& lock) noexcept {
   std::uint64_t const me = base::this_thread_id();
   std::uint64_t& its = turn_of(device);
   auto const other_has_it = [&] { return its && its != me; };
-  if (holds_any() && other_has_it()) return false;  // it may wait for this thread
+  if (holds_any() && other_has_it())
+    return false;  // it may wait for this thread
   changed_.wait(lock, [&] { return !other_has_it(); });
   return std::exchange(its, me) != me;
 }
@@ -85,25 +92,29 @@ void spills::end_turn(int device) noexcept {
 
 spills::turn::turn(pool_state const& s) : device_(s.on.index()) {
   auto* const all = s.of.if_alive()->part_if_made<spills>();
-  if (!all) return;
+  if (!all)
+    return;
   base::unique_lock lock(all->lock_);
-  if (all->members_.contains(s.here) && all->take_turn(device_, lock)) of_ = all;
+  if (all->members_.contains(s.here) && all->take_turn(device_, lock))
+    of_ = all;
 }
 
-void spills::hold(std::string_view operation, clock::stream_clock* on, std::span<void const* const> what, source_location at,
-                  until end) {
+void spills::hold(std::string_view operation, clock::stream_clock* on, std::span<void const* const> what,
+                  source_location at, until end) {
   set needs;
   for (void const* const p : what) {
     auto* const owner = p ? memory_.owner(p) : nullptr;
     auto const block = owner ? owner->find(p) : std::nullopt;
-    if (block && block->pool && !std::ranges::count(needs, block->pool)) needs.push_back(block->pool);
+    if (block && block->pool && !std::ranges::count(needs, block->pool))
+      needs.push_back(block->pool);
   }
   base::unique_lock lock(lock_);
   auto& mine = held_[base::this_thread_id()];
   mine.emplace_back();
   try {
     needs = under_spill(std::move(needs));
-    if (needs.empty()) return;
+    if (needs.empty())
+      return;
     int const device = members_.at(needs.front()).its->on.index();
     lock.unlock();
     auto const captured = (on ? *on : current_clock(runtime_, device, at)).captured();
@@ -119,7 +130,8 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
                           error_id{431});
       m.stays |= inside_capture;
     }
-    if (!inside) memory::as_called(operation, [&] { wake_all(needs, lock, at); });
+    if (!inside)
+      memory::as_called(operation, [&] { wake_all(needs, lock, at); });
     for (auto* const p : needs = under_spill(std::move(needs))) {
       member& m = members_.at(p);
       ++m.holds, m.last_use = ++uses_;
@@ -127,7 +139,8 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
     }
     mine.back() = std::move(needs);
   } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
+    if (!lock.owns_lock())
+      lock.lock();
     mine.pop_back();
     throw;
   }
@@ -136,12 +149,15 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
 void spills::let_go() noexcept {
   base::lock_guard const hold(lock_);
   auto const mine = held_.find(base::this_thread_id());
-  if (mine == held_.end() || mine->second.empty()) return;  // the first spill began inside the call
+  if (mine == held_.end() || mine->second.empty())
+    return;  // the first spill began inside the call
   for (auto* const p : mine->second.back()) {
-    if (auto const m = members_.find(p); m != members_.end() && m->second.holds) --m->second.holds;
+    if (auto const m = members_.find(p); m != members_.end() && m->second.holds)
+      --m->second.holds;
   }
   mine->second.pop_back();
-  if (mine->second.empty()) held_.erase(mine);
+  if (mine->second.empty())
+    held_.erase(mine);
   changed_.notify_all();
 }
 
@@ -150,7 +166,8 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
   std::uint64_t const me = base::this_thread_id();
   auto const each = [&](auto const& act) {
     for (auto* const p : needs) {
-      if (auto const m = members_.find(p); m != members_.end()) act(*p, m->second);
+      if (auto const m = members_.find(p); m != members_.end())
+        act(*p, m->second);
     }
   };
   for (;;) {
@@ -159,51 +176,64 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
     each([&](memory::memory_pool& p, member& m) {
       std::uint64_t const has_turn = turn_of(m.its->on.index());
       wait |= m.going || (p.is_asleep() && has_turn && has_turn != me);
-      if (p.is_asleep()) asleep.push_back(m.its);
+      if (p.is_asleep())
+        asleep.push_back(m.its);
     });
     if (wait) {
       changed_.wait(lock);
       continue;
     }
-    if (asleep.empty()) return;
+    if (asleep.empty())
+      return;
     set const wanted = under_spill(needs);
     std::vector<int> taken;
     taken.reserve(asleep.size());
     for (pool_state const* const s : asleep) {
-      if (std::exchange(turn_of(s->on.index()), me) != me) taken.push_back(s->on.index());
+      if (std::exchange(turn_of(s->on.index()), me) != me)
+        taken.push_back(s->on.index());
     }
-    for (auto* const p : wanted) ++members_.at(p).wanted;
+    for (auto* const p : wanted)
+      ++members_.at(p).wanted;
     std::exception_ptr refused;
     lock.unlock();
     try {
-      for (pool_state* const s : asleep) s->wake(at);
+      for (pool_state* const s : asleep)
+        s->wake(at);
     } catch (...) {
       refused = std::current_exception();
     }
     lock.lock();
     for (auto* const p : wanted) {
-      if (auto const m = members_.find(p); m != members_.end()) --m->second.wanted;
+      if (auto const m = members_.find(p); m != members_.end())
+        --m->second.wanted;
     }
-    for (int const device : taken) turn_of(device) = 0;
+    for (int const device : taken)
+      turn_of(device) = 0;
     changed_.notify_all();
-    if (refused) std::rethrow_exception(refused);
+    if (refused)
+      std::rethrow_exception(refused);
   }
 }
 
 bool spills::wake(memory::memory_pool& pool, source_location at) {
   base::unique_lock lock(lock_);
-  if (!members_.contains(&pool) || holds_any()) return false;
+  if (!members_.contains(&pool) || holds_any())
+    return false;
   wake_all({&pool}, lock, at);
-  if (auto const m = members_.find(&pool); m != members_.end()) m->second.last_use = ++uses_;
+  if (auto const m = members_.find(&pool); m != members_.end())
+    m->second.last_use = ++uses_;
   return true;
 }
 
 spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld) {
   member* out = nullptr;
   for (auto& [pool, m] : members_) {
-    if (m.its->on.index() != device || pool->number() == but || pool->is_asleep()) continue;
-    if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || m.stayed_awake == search) continue;
-    if (!out || m.last_use < out->last_use) out = &m;
+    if (m.its->on.index() != device || pool->number() == but || pool->is_asleep())
+      continue;
+    if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || m.stayed_awake == search)
+      continue;
+    if (!out || m.last_use < out->last_use)
+      out = &m;
   }
   return out;
 }
@@ -228,10 +258,12 @@ bool spills::put_to_sleep(member const& m) {
 bool spills::make_room(memory_report const& why) {
   int const device = why.on.index();
   auto* const memory = memory_.if_made(device);
-  if (!memory || (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit)) return false;
+  if (!memory || (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit))
+    return false;
   base::unique_lock lock(lock_);
   bool const unheld = holds_any(), mine = take_turn(device, lock);
-  if (turn_of(device) != base::this_thread_id()) return false;
+  if (turn_of(device) != base::this_thread_id())
+    return false;
   bool room = false;
   std::uint64_t const search = ++searches_;
   for (;;) {
@@ -239,7 +271,8 @@ bool spills::make_room(memory_report const& why) {
     room = memory->free_pages() >= why.rounded;
     lock.lock();
     member* const next = room ? nullptr : coldest(device, why.pool.pool, search, unheld);
-    if (!next) break;
+    if (!next)
+      break;
     next->going = true;  // no call begins to use it
     changed_.wait(lock, [&] { return !next->holds; });
     lock.unlock();
@@ -247,9 +280,11 @@ bool spills::make_room(memory_report const& why) {
     lock.lock();
     next->going = false;
     changed_.notify_all();
-    if (!slept) next->stayed_awake = search;
+    if (!slept)
+      next->stayed_awake = search;
   }
-  if (mine) turn_of(device) = 0;
+  if (mine)
+    turn_of(device) = 0;
   changed_.notify_all();
   return room;
 }

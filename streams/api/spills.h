@@ -24,9 +24,9 @@ class spills final : memory::pool_spiller {  // a part of the runtime
     std::vector<int> neighbours{};  // devices that may keep its bytes, the first one first
     std::uint64_t last_use = 0;
     int holds = 0;
-    int wanted = 0;      // by calls that wake others for it
-    bool stays = false;  // a graph or a collective may use it unseen
-    bool going = false;  // to sleep
+    int wanted = 0;                  // by calls that wake others for it
+    bool stays = false;              // a graph or a collective may use it unseen
+    bool going = false;              // to sleep
     std::uint64_t stayed_awake = 0;  // the last search for room in which it could not sleep
   };
   void add(std::span<member const>, source_location);  // Throws: invalid_use
@@ -45,7 +45,8 @@ class spills final : memory::pool_spiller {  // a part of the runtime
    public:
     explicit turn(pool_state const&);
     ~turn() {
-      if (of_) of_->end_turn(device_);
+      if (of_)
+        of_->end_turn(device_);
     }
     turn(turn const&) = delete;
 
@@ -60,7 +61,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool make_room(memory_report const&) override;
   bool put_to_sleep(member const&);
   member* coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld);
-  set under_spill(set) const;  // Requires: lock_
+  set under_spill(set) const;       // Requires: lock_
   bool holds_any() const noexcept;  // likewise: this thread
   std::uint64_t& turn_of(int device) noexcept { return turns_[static_cast<std::size_t>(device)]; }  // likewise
   // False: this thread has it already, or it has a hold, and another one has the turn.

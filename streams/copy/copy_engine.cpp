@@ -12,15 +12,14 @@ namespace {
                           std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
   std::size_t const before = copy_in_parts::so_far();
-  std::string const remedy =
-      why.what == driver::code::lost ? "Continue with the other devices"
-      : before ? base::text(before, " B of the same call were enqueued before: repeat the whole call")
-               : "Nothing was enqueued: repeat the call";
-  throw_refusal(
-      why, filling ? "fill" : "copy",
-      range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
-          " on a stream of gpu:" + std::to_string(stream.device()) + whose,
-      remedy, at);
+  std::string const remedy = why.what == driver::code::lost ? "Continue with the other devices"
+                             : before
+                                 ? base::text(before, " B of the same call were enqueued before: repeat the whole call")
+                                 : "Nothing was enqueued: repeat the call";
+  throw_refusal(why, filling ? "fill" : "copy",
+                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
+                    " on a stream of gpu:" + std::to_string(stream.device()) + whose,
+                remedy, at);
 }
 
 }  // namespace
@@ -35,7 +34,8 @@ std::string range_text(void const* p, std::size_t bytes) {
 }
 
 std::string which_is_lost(runtime::impl& r, driver::status why, int one, int other) {
-  if (why.what != driver::code::lost) return "";
+  if (why.what != driver::code::lost)
+    return "";
   std::string out;
   for (int const d : {one, other})
     if (r.machine().memory(d).is.what == driver::code::lost)
@@ -62,7 +62,8 @@ void throw_refused_copy(driver::status why, clock::stream_clock const& stream, v
 
 void enqueue_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location at) {
   auto const done = try_copy(stream, dst, src, bytes, at);
-  if (!done.ok()) [[unlikely]] refused(done, stream, dst, src, bytes, at);
+  if (!done.ok()) [[unlikely]]
+    refused(done, stream, dst, src, bytes, at);
   copy_in_parts::enqueued(bytes);
 }
 
@@ -91,7 +92,8 @@ void enqueue_fill(clock::stream_clock& stream, void* dst, std::byte value, std::
   timed_work const timed(stream, "fill", bytes, at);
   auto const done = stream.note(stream.owner().machine().fill(stream.device(), stream.handle(), dst,
                                                               static_cast<std::uint32_t>(value), 1, bytes));
-  if (!done.ok()) [[unlikely]] refused(done, stream, dst, nullptr, bytes, at);
+  if (!done.ok()) [[unlikely]]
+    refused(done, stream, dst, nullptr, bytes, at);
 }
 
 }  // namespace weir::streams

@@ -15,7 +15,8 @@ class copy_in_parts {
   ~copy_in_parts() { current() = outer_; }
   copy_in_parts(copy_in_parts const&) = delete;
   static void enqueued(std::size_t bytes) noexcept {
-    if (std::size_t* const so_far = current()) *so_far += bytes;
+    if (std::size_t* const so_far = current())
+      *so_far += bytes;
   }
   static std::size_t so_far() noexcept { return current() ? *current() : 0; }
 

@@ -22,13 +22,15 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   t.taken += n;
   ++t.hands;
   if (t.taken == t.bytes) {
-    if (t.is == task::state::queued) std::erase(queue_, &t);
+    if (t.is == task::state::queued)
+      std::erase(queue_, &t);
     t.is = task::state::running;
   }
   lock.unlock();
   copy_in_host(static_cast<char*>(t.dst) + from, static_cast<char const*>(t.src) + from, n, t.by);
   lock.lock();
-  if (--t.hands || t.is != task::state::running) return;
+  if (--t.hands || t.is != task::state::running)
+    return;
   t.is = task::state::done;
   finished_.fetch_add(1, base::memory_order_relaxed);
   done_.notify_all();
@@ -36,7 +38,8 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
 
 // Spins first: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
 void copy_workers::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
-  if (how_.spin_ns <= 0 || base::order_is_chosen()) return;
+  if (how_.spin_ns <= 0 || base::order_is_chosen())
+    return;
   std::int64_t const end = base::now_ns() + how_.spin_ns;
   lock.unlock();
   while (word.load(base::memory_order_relaxed) == value && base::now_ns() < end) {
@@ -48,20 +51,24 @@ void copy_workers::spin_while(base::atomic<std::uint64_t> const& word, std::uint
 }
 
 void copy_workers::work(int number) {
-  if (!near_.empty()) os::keep_this_thread_on(near_);
+  if (!near_.empty())
+    os::keep_this_thread_on(near_);
   base::unique_lock lock(mutex_);
   auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
   while (true) {
-    if (!may()) spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
+    if (!may())
+      spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
     queued_.wait(lock, may);
-    if (ending_) return;  // finish() does what is queued
+    if (ending_)
+      return;  // finish() does what is queued
     take_grain(*queue_.front(), lock);
   }
 }
 
 void copy_workers::submit(task& t) noexcept {
   base::unique_lock lock(mutex_);
-  if (t.is != task::state::idle) return;
+  if (t.is != task::state::idle)
+    return;
   try {
     while (asked_ < how_.threads && !ending_) {
       int const number = asked_++;
@@ -83,20 +90,23 @@ void copy_workers::submit(task& t) noexcept {
 
 void copy_workers::finish(task& t) {
   base::unique_lock lock(mutex_);
-  while (t.is == task::state::idle || t.is == task::state::queued) take_grain(t, lock);
+  while (t.is == task::state::idle || t.is == task::state::queued)
+    take_grain(t, lock);
   while (t.is == task::state::running) {
     if (how_.helps && !queue_.empty()) {
       take_grain(*queue_.front(), lock);
       continue;
     }
     spin_while(finished_, finished_.load(base::memory_order_relaxed), lock);
-    if (t.is == task::state::running) done_.wait(lock);
+    if (t.is == task::state::running)
+      done_.wait(lock);
   }
 }
 
 void copy_workers::cancel(task& t) noexcept {
   base::unique_lock lock(mutex_);
-  if (t.is == task::state::queued) std::erase(queue_, &t);
+  if (t.is == task::state::queued)
+    std::erase(queue_, &t);
   t.is = t.hands ? task::state::running : task::state::done;  // no more pieces are taken
   done_.wait(lock, [&] { return t.is != task::state::running; });
 }
@@ -109,21 +119,26 @@ void copy_workers::stop() noexcept {
     ended.swap(threads_);
     queued_.notify_all();
   }
-  for (auto& one : ended) one.join();
+  for (auto& one : ended)
+    one.join();
 }
 
 // A crew is created at the first copy for a device of its node.
 std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
-  if (node < 0 || threads_ == 0) return common_;
+  if (node < 0 || threads_ == 0)
+    return common_;
   try {
     auto all = known_.lock();
     auto& its = all->near[node];
-    if (its) return its;
+    if (its)
+      return its;
     auto near = os::usable_processors_near(node);
     its = common_;
-    if (near.size() < static_cast<std::size_t>(threads_) || all->stopped) return its;
+    if (near.size() < static_cast<std::size_t>(threads_) || all->stopped)
+      return its;
     its = std::make_shared<copy_workers>(threads_, std::move(near));
-    if (all->how.threads) its->work_by(all->how);
+    if (all->how.threads)
+      its->work_by(all->how);
     return its;
   } catch (...) {
     return common_;  // no memory for its own crew
@@ -134,7 +149,8 @@ void node_workers::work_by(copy_workers::tuning how) noexcept {
   auto all = known_.lock();
   all->how = how;
   common_->work_by(how);
-  for (auto& [node, one] : all->near) one->work_by(how);
+  for (auto& [node, one] : all->near)
+    one->work_by(how);
 }
 
 void node_workers::stop() noexcept {
@@ -145,7 +161,8 @@ void node_workers::stop() noexcept {
     near = std::exchange(all->near, {});
   }
   common_->stop();
-  for (auto& [node, one] : near) one->stop();
+  for (auto& [node, one] : near)
+    one->stop();
 }
 
 }  // namespace weir::streams

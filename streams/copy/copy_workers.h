@@ -29,8 +29,8 @@ class copy_workers {
   };
   struct tuning {
     int threads;
-    bool helps = false;         // a thread that waits for a task copies queued ones meanwhile
-    std::int64_t spin_ns = 0;   // how long a thread spins before it sleeps
+    bool helps = false;        // a thread that waits for a task copies queued ones meanwhile
+    std::int64_t spin_ns = 0;  // how long a thread spins before it sleeps
   };
 
   // near: the processors of its threads, if the system allows it; empty: any. Throws: bad_alloc
@@ -45,9 +45,9 @@ class copy_workers {
   // The first submit starts the threads. A cancelled task stays done. Without memory, finish() runs the task:
   // host functions submit too. Requires: the task lives until it is done.
   void submit(task&) noexcept;
-  void finish(task&);          // Blocks: until it is done; copies the pieces that no thread has taken, submitted or not
-  void cancel(task&) noexcept; // Ensures: done, and its ranges are no longer accessed; pieces not begun never run
-  void stop() noexcept;        // ends the threads; later tasks are done by finish()
+  void finish(task&);  // Blocks: until it is done; copies the pieces that no thread has taken, submitted or not
+  void cancel(task&) noexcept;  // Ensures: done, and its ranges are no longer accessed; pieces not begun never run
+  void stop() noexcept;         // ends the threads; later tasks are done by finish()
 
  private:
   void work(int number);

@@ -28,7 +28,8 @@ void copy_and_hand_on(char* to, char const* from, std::size_t bytes) noexcept {
   while (bytes) {
     std::size_t const n = std::min(bytes, demoted_bytes);
     std::memcpy(to, from, n);
-    for (std::size_t at = 0; at < n; at += line_bytes) asm volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(to + at) : "memory");
+    for (std::size_t at = 0; at < n; at += line_bytes)
+      asm volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(to + at) : "memory");
     to += n, from += n, bytes -= n;
   }
 }
@@ -48,7 +49,8 @@ void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noex
     std::size_t const before = std::min(bytes, (line_bytes - past) % line_bytes);
     std::memcpy(to, from, before);
     step(before);
-    for (; bytes >= line_bytes; step(line_bytes)) stream_line(to, from);
+    for (; bytes >= line_bytes; step(line_bytes))
+      stream_line(to, from);
     std::memcpy(to, from, bytes);
     _mm_sfence();  // streaming stores become visible before the completion does
     return;

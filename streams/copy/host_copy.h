@@ -7,8 +7,8 @@
 namespace weir::streams {
 
 enum class stores : std::uint8_t {
-  plain,          // memcpy
-  past_caches,    // writes whole lines to memory without reading them, and evicts nothing from the caches
+  plain,        // memcpy
+  past_caches,  // writes whole lines to memory without reading them, and evicts nothing from the caches
   // memcpy, then demotes the written lines from the core's caches to the shared one, if the processor can
   to_shared_cache,
 };

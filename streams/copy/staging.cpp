@@ -16,12 +16,12 @@
 namespace weir::streams {
 namespace {
 
-constexpr int most_threads = 16;                            // saturates the link, even on half cores
+constexpr int most_threads = 16;                                 // saturates the link, even on half cores
 constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
-constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // smaller chunks cost more than their overlap saves
+constexpr std::size_t finest_chunk = std::size_t{256} << 10;     // smaller chunks cost more than their overlap saves
 // large: after each chunk a host function delays the stream
 constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
-constexpr std::size_t fetch_last = std::size_t{8} << 20;     // the last chunks
+constexpr std::size_t fetch_last = std::size_t{8} << 20;  // the last chunks
 constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
@@ -32,8 +32,12 @@ std::string of_copy(clock::stream_clock const& stream, void const* dst, void con
          base::gpu_name(stream.device());
 }
 
-std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
-std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
+std::byte* at(void* base, std::size_t offset) {
+  return static_cast<std::byte*>(base) + offset;
+}
+std::byte const* at(void const* base, std::size_t offset) {
+  return static_cast<std::byte const*>(base) + offset;
+}
 
 // A block of the pinned pool, freed with the stamps it was marked with.
 class slot {
@@ -63,7 +67,8 @@ std::optional<slot> slot_if_any(pinned_memory& pool, int device, std::size_t byt
 // If pinned memory is short, halves the slot down to the smallest. Throws: out_of_memory
 slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
   for (; bytes > staging::smallest_chunk; bytes = std::max(staging::smallest_chunk, bytes / 2))
-    if (auto s = slot_if_any(pool, device, bytes, where)) return std::move(*s);
+    if (auto s = slot_if_any(pool, device, bytes, where))
+      return std::move(*s);
   return {pool, pool.allocate_for("copy", device, bytes, 0, where), bytes};
 }
 
@@ -77,16 +82,20 @@ struct fetch {
   // A lost stream drops its host functions. No chunk has arrived then, and none may be touched.
   ~fetch() { cancel(); }
   void cancel() noexcept {
-    for (auto& one : chunk) workers->cancel(one);
+    for (auto& one : chunk)
+      workers->cancel(one);
   }
 
   // The crew copies chunk i to the host while the engine fills the next slots. Before the stream continues,
   // the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
-    if (!last) workers->submit(chunk[i]);
-    if (i + 1 < slots) return;  // the next slot is unused; slots never exceed chunks
-    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) workers->finish(chunk[k]);
+    if (!last)
+      workers->submit(chunk[i]);
+    if (i + 1 < slots)
+      return;  // the next slot is unused; slots never exceed chunks
+    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k)
+      workers->finish(chunk[k]);
   }
 };
 
@@ -110,13 +119,15 @@ std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) 
 std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
   std::size_t const least = std::min(chunk, fetch_last);
   std::vector<std::size_t> all;
-  for (std::size_t left = bytes; left > 0; left -= all.back()) all.push_back(size_within(chunk, left, least));
+  for (std::size_t left = bytes; left > 0; left -= all.back())
+    all.push_back(size_within(chunk, left, least));
   return all;
 }
 
 // Zero on machines that move only in calls, unless they schedule host threads: then always two.
 int how_many(runtime::impl& r) {
-  if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
+  if (r.machine().moves_by_itself())
+    return std::min(most_threads, os::usable_processors() - 1);
   return base::order_is_chosen() ? 2 : 0;
 }
 
@@ -168,12 +179,15 @@ struct staging::state {
       clock::stamp oldest;
       {
         auto r = room_of(stream).lock();
-        if (r->bytes + bytes > budget) forget_complete(*r);
-        if (r->in_use.empty() || r->bytes + bytes <= budget) return true;
+        if (r->bytes + bytes > budget)
+          forget_complete(*r);
+        if (r->in_use.empty() || r->bytes + bytes <= budget)
+          return true;
         oldest = r->in_use.front().until;
       }
       auto const done = clocks.poll(oldest);
-      if (!done.ok() || !done.value) return false;
+      if (!done.ok() || !done.value)
+        return false;
     }
   }
 
@@ -182,7 +196,8 @@ struct staging::state {
       clock::stamp oldest;
       {
         auto r = room_of(stream).lock();
-        if (r->in_use.empty()) return;
+        if (r->in_use.empty())
+          return;
         oldest = r->in_use.front().until;
       }
       base::internal_ordering const own_affair(owner.observer());
@@ -206,7 +221,8 @@ struct staging::state {
     chunk = std::min(chunk, slots[0].bytes());
     while (slots.size() < wanted) {
       auto s = slot_if_any(pinned, device, chunk, where);
-      if (!s) break;  // fewer slots are slower
+      if (!s)
+        break;  // fewer slots are slower
       slots.push_back(std::move(*s));
     }
     return slots;
@@ -244,7 +260,8 @@ staging::staging(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 staging::~staging() {
   if (process_was_forked())
     static_cast<void>(state_.release());  // the threads exist only in the parent process and cannot be joined
-  else state_->workers_by_node.stop();
+  else
+    state_->workers_by_node.stop();
 }
 
 namespace {
@@ -257,13 +274,20 @@ staging::tuning allowed(staging::tuning how) noexcept {
 }
 }  // namespace
 
-void staging::fill_by(tuning how) noexcept { *state_->to_fill.lock() = allowed(how); }
-void staging::fetch_by(tuning how) noexcept { *state_->to_fetch.lock() = allowed(how); }
+void staging::fill_by(tuning how) noexcept {
+  *state_->to_fill.lock() = allowed(how);
+}
+void staging::fetch_by(tuning how) noexcept {
+  *state_->to_fetch.lock() = allowed(how);
+}
 void staging::work_by(copy_workers::tuning how) noexcept {
-  if (how.threads == 0) how.threads = how_many(state_->owner);
+  if (how.threads == 0)
+    how.threads = how_many(state_->owner);
   state_->workers_by_node.work_by(how);
 }
-int staging::threads() const noexcept { return state_->workers_by_node.of(-1)->threads(); }
+int staging::threads() const noexcept {
+  return state_->workers_by_node.of(-1)->threads();
+}
 
 std::size_t staging::in_use(int device) const {
   auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
@@ -282,7 +306,8 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
     copy_workers& workers;
     std::deque<filled> parts{};
     ~all_filled() {
-      for (auto& one : parts) workers.cancel(one.fill);
+      for (auto& one : parts)
+        workers.cancel(one.fill);
     }
   };
   copy_in_parts const whole;
@@ -300,14 +325,19 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
     while (next < bytes && filling.parts.size() < window) {
       std::size_t n = size_within(rising, bytes - next, how.first);
       if (!my.has_room(stream, (filling.parts.size() + 1) * chunk)) {
-        if (!filling.parts.empty()) break;  // enqueue filled slots first: others may wait for their room
+        if (!filling.parts.empty())
+          break;  // enqueue filled slots first: others may wait for their room
         my.wait_for_room(stream, n, where);
       }
       std::optional<slot> s;
-      if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
-      else s = slot_if_any(my.pinned, stream.device(), n, where);
-      if (!s) break;  // enqueue filled slots first: they become room
-      if (s->bytes() < n) n = chunk = s->bytes();
+      if (filling.parts.empty())
+        s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
+      else
+        s = slot_if_any(my.pinned, stream.device(), n, where);
+      if (!s)
+        break;  // enqueue filled slots first: they become room
+      if (s->bytes() < n)
+        n = chunk = s->bytes();
       rising = std::min(chunk, 2 * rising);
       filling.parts.push_back({std::move(*s), next, {}});
       auto& fill = filling.parts.back().fill;
@@ -317,7 +347,8 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
       fill.by = by;
       fill.grain = how.grain;
       next += n;
-      if (bytes > chunk) workers->submit(fill);
+      if (bytes > chunk)
+        workers->submit(fill);
     }
     base::internal_ordering const own_slot(my.owner.observer());
     auto& first = filling.parts.front();
@@ -326,17 +357,19 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
     first.in.used_by(stream);
     my.note(stream, first.in.bytes());
     // lets a query see this slot done before later ones
-    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(stream.fence());
+    if (filling.parts.size() > 1 || next < bytes)
+      static_cast<void>(stream.fence());
     filling.parts.pop_front();
   }
 }
 
 void staging::download::cancel() const noexcept {
-  if (job_) static_cast<fetch*>(job_.get())->cancel();
+  if (job_)
+    static_cast<fetch*>(job_.get())->cancel();
 }
 
 staging::download staging::to_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
-                                 source_location where) {
+                                   source_location where) {
   copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
@@ -353,7 +386,8 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
     std::vector<slot>& slots;
     clock::stream_clock& stream;
     ~marks() {
-      for (auto& one : slots) one.used_by(stream);
+      for (auto& one : slots)
+        one.used_by(stream);
     }
   } const at_the_end{slots, stream};
   try {
@@ -408,14 +442,17 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
       my.room_of(stream).lock()->bytes += bytes();  // held by a caller who waits
     }
     ~emptying() {
-      for (auto& one : part) workers.cancel(one);
-      for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : stream.now());
+      for (auto& one : part)
+        workers.cancel(one);
+      for (std::size_t k = 0; k < slots.size(); ++k)
+        slots[k].used_until(all_came ? filled[k] : stream.now());
       my.room_of(stream).lock()->bytes -= bytes();
     }
   } all(my, *workers, slots, stream);
   auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
   auto const done = [&](driver::status s) {
-    if (s.ok()) return;
+    if (s.ok())
+      return;
     throw_refusal(s, "copy", of_copy(stream, dst, src, bytes),
                   s.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where);
   };
@@ -423,7 +460,8 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
   for (std::size_t given = 0, came = 0; came < chunks; ++came) {
     for (; given < chunks && given < came + ahead; ++given) {
       std::size_t const k = given % slots.size();
-      if (given >= slots.size()) workers->finish(all.part[k]);
+      if (given >= slots.size())
+        workers->finish(all.part[k]);
       enqueue_copy(stream, slots[k].memory(), at(src, given * chunk), size_of(given), where);
       all.filled[k] = stream.now();
       done(stream.fence().is);  // lets a query see it done before later ones
@@ -435,7 +473,8 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
     part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.grain};
     workers->submit(part);
   }
-  for (auto& one : all.part) workers->finish(one);
+  for (auto& one : all.part)
+    workers->finish(one);
   all.all_came = true;
 }
 
@@ -452,7 +491,8 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
     std::vector<slot>& slots;
     clock::stream_clock &from, &to;
     ~marks() {
-      for (auto& one : slots) one.used_by(from), one.used_by(to);
+      for (auto& one : slots)
+        one.used_by(from), one.used_by(to);
     }
   } const at_the_end{slots, from, to};
   auto const ordered = [&](driver::status waited) {

@@ -14,7 +14,7 @@ class staging {  // a part of the runtime
  public:
   // slots shrink to this if pinned memory is short
   static constexpr std::size_t smallest_chunk = std::size_t{64} << 10;
-  static constexpr std::size_t budget = std::size_t{64} << 20;          // bytes per device
+  static constexpr std::size_t budget = std::size_t{64} << 20;  // bytes per device
 
   explicit staging(runtime::impl&);
   ~staging();
@@ -27,6 +27,7 @@ class staging {  // a part of the runtime
    public:
     // Ensures: the memory is no longer accessed. Blocks: briefly, if bytes are being copied
     void cancel() const noexcept;
+
    private:
     friend class staging;
     std::shared_ptr<void> job_;
@@ -45,7 +46,7 @@ class staging {  // a part of the runtime
 
   // How bytes pass through slots. docs/reference/copies.md explains the defaults.
   struct tuning {
-    std::size_t chunk = std::size_t{4} << 20;    // bytes per slot, at most largest_slot
+    std::size_t chunk = std::size_t{4} << 20;  // bytes per slot, at most largest_slot
     // bytes of the first slot to a device; slots double up to chunk, and the last ones shrink again
     std::size_t first = std::size_t{512} << 10;
     std::size_t grain = std::size_t{256} << 10;  // bytes of a slot that one thread takes at a time
@@ -54,12 +55,12 @@ class staging {  // a part of the runtime
     std::size_t budget = std::size_t{48} << 20;
   };
   static constexpr std::size_t largest_slot = std::size_t{8} << 20;
-  void fill_by(tuning) noexcept;   // copies to a device, from now on
-  void fetch_by(tuning) noexcept;  // copies to a waiting caller; only `budget` also for others
+  void fill_by(tuning) noexcept;                // copies to a device, from now on
+  void fetch_by(tuning) noexcept;               // copies to a waiting caller; only `budget` also for others
   void work_by(copy_workers::tuning) noexcept;  // threads 0: the default
 
-  int threads() const noexcept;            // of the crew; 0: the calling thread copies
-  std::size_t in_use(int device) const;    // bytes of slots not known to be free
+  int threads() const noexcept;          // of the crew; 0: the calling thread copies
+  std::size_t in_use(int device) const;  // bytes of slots not known to be free
 
  private:
   struct state;

@@ -12,14 +12,17 @@ namespace weir::streams {
 class near_nodes {
  public:
   int of(driver::driver& machine, int device) noexcept {
-    if (static_cast<std::size_t>(device) >= known_.size()) return -1;
+    if (static_cast<std::size_t>(device) >= known_.size())
+      return -1;
     auto& its = known_[static_cast<std::size_t>(device)];
     int node = its.load(base::memory_order_relaxed);
-    if (node != unasked) return node;
+    if (node != unasked)
+      return node;
     node = -1;
     if (!machine.simulated()) {
       try {
-        if (auto const about = machine.info(device); about.ok()) node = about.value.numa_node;
+        if (auto const about = machine.info(device); about.ok())
+          node = about.value.numa_node;
       } catch (...) {}  // no memory for the device's name
     }
     its.store(node, base::memory_order_relaxed);

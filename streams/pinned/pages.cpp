@@ -16,7 +16,8 @@ constexpr std::size_t worth_a_thread = std::size_t{32} << 20;
 constexpr int most_pinning_threads = 32;  // more threads gain nothing
 
 void touch(std::byte* from, std::byte* to, std::size_t page) {
-  for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
+  for (std::byte* at = from; at < to; at += page)
+    *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
 // Several threads touch the pages in order. The registration follows and faults in missing ones.
@@ -26,12 +27,14 @@ class touching {
     int const threads = static_cast<int>(std::min<std::size_t>(
         {bytes / worth_a_thread, most_pinning_threads, static_cast<std::size_t>(os::usable_processors())}));
     try {
-      while (static_cast<int>(workers_.size()) + 1 < threads) workers_.emplace_back([this] { run(bytes_); });
+      while (static_cast<int>(workers_.size()) + 1 < threads)
+        workers_.emplace_back([this] { run(bytes_); });
     } catch (...) {}  // fewer threads are slower
     run(workers_.empty() ? bytes_ : bytes_ / head_start);
   }
   ~touching() {
-    for (auto& one : workers_) one.join();
+    for (auto& one : workers_)
+      one.join();
   }
   touching(touching const&) = delete;
   touching& operator=(touching const&) = delete;
@@ -41,7 +44,8 @@ class touching {
     std::size_t const page = os::page_size();
     while (next_.load(base::memory_order_relaxed) < until) {
       std::size_t const from = next_.fetch_add(huge_page, base::memory_order_relaxed);
-      if (from < bytes_) touch(base_ + from, base_ + std::min(bytes_, from + huge_page), page);
+      if (from < bytes_)
+        touch(base_ + from, base_ + std::min(bytes_, from + huge_page), page);
     }
   }
 
@@ -60,13 +64,17 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus aligns the base to a huge page, and is unmapped at once
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
-  if (!first) return {driver::no_addresses, {}};
+  if (!first)
+    return {driver::no_addresses, {}};
   auto* const base = first + (huge_page - reinterpret_cast<driver::address>(first) % huge_page) % huge_page;
-  if (base != first) os::return_addresses(first, static_cast<std::size_t>(base - first));
+  if (base != first)
+    os::return_addresses(first, static_cast<std::size_t>(base - first));
   std::byte* const end = base + bytes;
-  if (end != first + mapped) os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
+  if (end != first + mapped)
+    os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
   os::advise(base, bytes, os::advice::huge_pages);
-  if (node >= 0) os::prefer_node(base, bytes, node);
+  if (node >= 0)
+    os::prefer_node(base, bytes, node);
   driver::status pinned;
   {
     touching const others(base, bytes);
@@ -77,13 +85,15 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     return {pinned, {}};
   }
   // Otherwise the next write after a fork would move the page while an engine uses it.
-  if (!machine.simulated() && !os::forks_copy_pinned_pages()) os::advise(base, bytes, os::advice::not_to_children);
+  if (!machine.simulated() && !os::forks_copy_pinned_pages())
+    os::advise(base, bytes, os::advice::not_to_children);
   return {{}, {base, bytes}};
 }
 
 driver::status return_pages(driver::driver& machine, host_pages pages) {
   auto const unpinned = machine.unpin(pages.base);
-  if (unpinned.ok()) os::return_addresses(pages.base, pages.bytes);
+  if (unpinned.ok())
+    os::return_addresses(pages.base, pages.bytes);
   return unpinned;
 }
 

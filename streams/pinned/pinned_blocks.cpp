@@ -29,7 +29,8 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
 }  // namespace
 
 void pinned_memory::deallocate(void* block, source_location at) {
-  if (!block || process_was_forked()) return;
+  if (!block || process_was_forked())
+    return;
   pinned_space::few<clock::stamp> to_fence;
   {
     auto p = state_->in.lock();
@@ -45,10 +46,12 @@ void pinned_memory::deallocate(void* block, source_location at) {
         (user.stream->alive() == clock::life::retired ? counted : behind)
             .push_back({user.stream->device(), user.stream->handle()});
       for (auto const s : one.stamps)
-        if (auto* const user = clock::find(s.stream)) counted.push_back({user->device(), user->handle()});
+        if (auto* const user = clock::find(s.stream))
+          counted.push_back({user->device(), user->handle()});
       observer->freed(number(block), one.requested, {behind, counted}, at);
     }
-    for (auto const& user : one.users) join(one.stamps, user.stream->of_marks().now());
+    for (auto const& user : one.users)
+      join(one.stamps, user.stream->of_marks().now());
     one.users.clear();
     drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
     --p->live;
@@ -62,7 +65,8 @@ void pinned_memory::deallocate(void* block, source_location at) {
       p->unfenced += one.bytes;
       if (p->unfenced >= fence_after) {
         for (auto const s : one.stamps)
-          if (to_fence.size() < to_fence.capacity()) to_fence.push_back(s);
+          if (to_fence.size() < to_fence.capacity())
+            to_fence.push_back(s);
         p->unfenced = 0;
       }
       p->pending.push_back(freed->first);
@@ -70,17 +74,21 @@ void pinned_memory::deallocate(void* block, source_location at) {
   }
   for (auto const s : to_fence) {  // best effort: a refused fence is recorded at the next miss
     auto* const user = clock::find(s.stream);
-    if (user && user->alive() != clock::life::retired) static_cast<void>(user->fence());
+    if (user && user->alive() != clock::life::retired)
+      static_cast<void>(user->fence());
   }
 }
 
 void pinned_memory::record_use(void const* block, clock::stream_clock& user) noexcept {
-  if (state_->outside(block)) return;
+  if (state_->outside(block))
+    return;
   auto p = state_->in.lock();
   auto const found = p->space.find(number(block));
-  if (found == p->space.end() || found->second.is != state_of::live) return;
+  if (found == p->space.end() || found->second.is != state_of::live)
+    return;
   auto& users = found->second.users;
-  if (std::ranges::find(users, &user, &memory::block_user::stream) != users.end()) return;
+  if (std::ranges::find(users, &user, &memory::block_user::stream) != users.end())
+    return;
   try {
     state::forget_ended(*p, found->second);
     user.note_mark();
@@ -92,10 +100,12 @@ void pinned_memory::record_use(void const* block, clock::stream_clock& user) noe
 }
 
 void pinned_memory::record_use(void const* block, clock::stamp s) noexcept {
-  if (state_->outside(block)) return;
+  if (state_->outside(block))
+    return;
   auto p = state_->in.lock();
   auto const found = p->space.find(number(block));
-  if (found == p->space.end() || found->second.is != state_of::live) return;
+  if (found == p->space.end() || found->second.is != state_of::live)
+    return;
   try {
     state::forget_ended(*p, found->second);
     join(found->second.stamps, s);
@@ -107,13 +117,16 @@ void pinned_memory::record_use(void const* block, clock::stamp s) noexcept {
 
 pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::uint64_t stream,
                                        pinned_uses& mine) noexcept {
-  if (state_->outside(at)) return nullptr;
+  if (state_->outside(at))
+    return nullptr;
   std::uint64_t const version = pinned_uses::version().load(base::memory_order_acquire);
   auto p = state_->in.lock();
   auto const found = p->space.find(number(at));
-  if (found == p->space.end() || found->second.is != state_of::live) return nullptr;
+  if (found == p->space.end() || found->second.is != state_of::live)
+    return nullptr;
   pinned_spot spot{found->first, found->second.requested, stream, this, nullptr};
-  if (!spot.holds(number(at), bytes)) return nullptr;
+  if (!spot.holds(number(at), bytes))
+    return nullptr;
   try {
     spot.last = state::use_of(*p, found->second, stream);
   } catch (...) {
@@ -123,16 +136,19 @@ pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::u
 }
 
 std::optional<memory::block> pinned_memory::find(void const* inside) const noexcept {
-  if (state_->outside(inside)) return {};
+  if (state_->outside(inside))
+    return {};
   auto p = state_->in.lock();
   auto const found = p->space.find(number(inside));
-  if (found == p->space.end() || found->second.is != state_of::live) return {};
+  if (found == p->space.end() || found->second.is != state_of::live)
+    return {};
   return memory::block{reinterpret_cast<void*>(found->first), found->second.requested, -1, memory_kind::pinned,
                        nullptr};
 }
 
 bool pinned_memory::reserves(void const* p) const noexcept {
-  if (state_->outside(p)) return false;
+  if (state_->outside(p))
+    return false;
   auto in = state_->in.lock();
   return in->space.find(number(p)) != in->space.end();
 }

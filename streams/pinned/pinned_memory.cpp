@@ -16,27 +16,34 @@ namespace {
 using address = driver::address;
 using state_of = pinned_space::state;
 
-constexpr std::size_t largest = std::size_t{1} << 46;          // bytes per block: more than any machine can address
-constexpr std::size_t small_segment = std::size_t{2} << 20;    // smaller blocks share segments of this size
-constexpr std::size_t segment_step = std::size_t{64} << 10;    // larger segments are rounded up to this
+constexpr std::size_t largest = std::size_t{1} << 46;        // bytes per block: more than any machine can address
+constexpr std::size_t small_segment = std::size_t{2} << 20;  // smaller blocks share segments of this size
+constexpr std::size_t segment_step = std::size_t{64} << 10;  // larger segments are rounded up to this
 constexpr std::int64_t longest_wait_ns = 1'000'000'000;
 
 // Saturated: an alignment beyond the addresses needs as many bytes.
 std::size_t rounded(std::size_t bytes, std::size_t alignment) {
-  if (std::size_t const least = std::max(bytes, alignment); least > largest) return least;
+  if (std::size_t const least = std::max(bytes, alignment); least > largest)
+    return least;
   return base::round_up(bytes ? bytes : 1, pinned_space::granule);
 }
 
-std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
+std::string bytes_text(std::size_t n) {
+  return std::to_string(n) + " B";
+}
 
 // Only bytes in whole pages count: free memory between live blocks may be of no use.
 memory_cause cause_of(memory_report const& r, driver::status last) {
   std::size_t const held = r.allocated + r.pending;
-  if (r.rounded > r.capacity) return memory_cause::too_large;
+  if (r.rounded > r.capacity)
+    return memory_cause::too_large;
   if (r.limit) {
-    if (r.allocated + r.rounded > r.limit) return memory_cause::limit;
-    if (held + r.rounded > r.limit) return memory_cause::pending;
-    if (r.reserved + r.rounded > r.limit) return memory_cause::survivors;
+    if (r.allocated + r.rounded > r.limit)
+      return memory_cause::limit;
+    if (held + r.rounded > r.limit)
+      return memory_cause::pending;
+    if (r.reserved + r.rounded > r.limit)
+      return memory_cause::survivors;
   } else if (r.rounded + r.host_kept > r.host_available) {
     return r.pending >= r.rounded ? memory_cause::pending : memory_cause::host;
   }
@@ -70,8 +77,10 @@ pinned_space::few<clock::stamp> pinned_memory::state::reclaim_known(
     for (auto const s : stamps) {
       auto const same =
           std::find_if(oldest.begin(), oldest.end(), [&](clock::stamp o) { return o.stream == s.stream; });
-      if (same == oldest.end()) note(oldest, s);
-      else same->n = std::min(same->n, s.n);
+      if (same == oldest.end())
+        note(oldest, s);
+      else
+        same->n = std::min(same->n, s.n);
     }
     return false;
   });
@@ -96,16 +105,20 @@ auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t align
   auto entries = pinned_space::make_entries();
   {
     auto p = in.lock();
-    if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return {{}, block};
+    if (void* const block = hand_out(*p, near, bytes, rounded, alignment))
+      return {{}, block};
     std::size_t const charged = p->counters.reserved() + p->mapping, limit = most_reserved(*p);
-    if (charged > limit || want > limit - charged) want = least;
-    if (charged > limit || want > limit - charged) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
+    if (charged > limit || want > limit - charged)
+      want = least;
+    if (charged > limit || want > limit - charged)
+      return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
     p->mapping += want;
   }
   auto const pages = take_pages(owner.machine(), want, near);
   auto p = in.lock();
   p->mapping -= want;
-  if (!pages.ok()) return {pages.is, nullptr, p->in_motion()};
+  if (!pages.ok())
+    return {pages.is, nullptr, p->in_motion()};
   auto const first = number(pages.value.base);
   p->space.add(std::move(entries), first, pages.value.bytes, near);
   p->counters.reserve(pages.value.bytes);
@@ -162,9 +175,11 @@ void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size
     {
       auto p = in.lock();
       // also finds memory freed during the search for idle pages
-      if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;
+      if (void* const block = hand_out(*p, near, bytes, rounded, alignment))
+        return block;
       bool const arrived = std::exchange(others, p->in_motion()) && !others;
-      if (arrived || (!others && p->pending.empty())) return nullptr;
+      if (arrived || (!others && p->pending.empty()))
+        return nullptr;
     }
     time.since ? base::sleep_ns(50'000) : base::yield_thread();
   }
@@ -172,9 +187,11 @@ void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size
 }
 
 void pinned_memory::state::decay() {
-  if (!watch.after()) [[likely]] return;
+  if (!watch.after()) [[likely]]
+    return;
   std::int64_t const now = base::now_ns();
-  if (watch.is_time(now) && may_give_back(0)) trim(now - watch.after());
+  if (watch.is_time(now) && may_give_back(0))
+    trim(now - watch.after());
 }
 
 bool pinned_memory::state::may_give_back(int most_looks) {
@@ -183,8 +200,10 @@ bool pinned_memory::state::may_give_back(int most_looks) {
   bool const moves = most_looks && owner.machine().moves_by_itself();
   std::int64_t const start = moves ? base::now_ns() : 0;
   for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
-    if (clocks.have_passed(given)) return true;
-    if (moves) base::sleep_ns(50'000);
+    if (clocks.have_passed(given))
+      return true;
+    if (moves)
+      base::sleep_ns(50'000);
   }
   return false;
 }
@@ -216,7 +235,8 @@ memory_report pinned_memory::state::why_no_room(std::size_t bytes, std::size_t r
 void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
                                             attempt& failed, source_location at) {
   auto got = grow(near, rounded, alignment, bytes);
-  if (got.block) return got.block;
+  if (got.block)
+    return got.block;
   auto& ladder = failed.steps;
   auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
     auto const again = std::ranges::find(ladder, name, &recovery_step::name);
@@ -233,31 +253,38 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
   };
   if (got.is.what == driver::code::out_of_memory) {
     ++in.lock()->counters.now().num_alloc_retries;
-    if (give_back_and_grow()) return got.block;
+    if (give_back_and_grow())
+      return got.block;
   }
   if (got.is.what == driver::code::out_of_memory) {
     patience time{owner.machine().moves_by_itself() ? base::now_ns() : 0};
     do {
       std::int64_t const start = base::now_ns();
-      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, got.others)) return block;
+      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, got.others))
+        return block;
       climbed("wait for copies", 0, start);
-      if (give_back_and_grow()) return got.block;
+      if (give_back_and_grow())
+        return got.block;
       ++time.polls;
     } while (got.is.what == driver::code::out_of_memory && (got.others || more_may_come()) && time.left());
   }
   failed.last = got.is;
-  if (got.is.what == driver::code::out_of_memory || got.is.ok()) return nullptr;
+  if (got.is.what == driver::code::out_of_memory || got.is.ok())
+    return nullptr;
   throw_refusal(got.is, "allocate", bytes_text(bytes) + " of pinned memory",
                 "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 
-pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) { pools().lock()->push_back(this); }
+pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) {
+  pools().lock()->push_back(this);
+}
 
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   pinned_uses::version().fetch_add(1);
   // the system frees everything
-  if (weir::process_is_ending() || process_was_forked()) return;
+  if (weir::process_is_ending() || process_was_forked())
+    return;
   std::size_t held = 0, held_bytes = 0;
   {
     auto p = state_->in.lock();  // no other thread uses this pool any more
@@ -265,9 +292,12 @@ pinned_memory::~pinned_memory() {
       // A wait refused by a lost device leaves the block quarantined below.
       for (auto const& user : one.users)
         static_cast<void>(state_->clocks.synchronize(user.stream->of_marks().now()));
-      for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
-      for (auto const* use : one.last) static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
-      if (one.is == state_of::live) ++held, held_bytes += one.requested;
+      for (auto const s : one.stamps)
+        static_cast<void>(state_->clocks.synchronize(s));
+      for (auto const* use : one.last)
+        static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
+      if (one.is == state_of::live)
+        ++held, held_bytes += one.requested;
     });
   }
   state_->collect();
@@ -281,15 +311,19 @@ pinned_memory::~pinned_memory() {
       in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
       keep |= part->second.is == state_of::live;
     }
-    if (in_use) continue;  // never known complete: the engine may still write
+    if (in_use)
+      continue;  // never known complete: the engine may still write
     auto* const first = reinterpret_cast<std::byte*>(base);
-    if (keep) static_cast<void>(state_->owner.machine().unpin(first));
-    else static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
+    if (keep)
+      static_cast<void>(state_->owner.machine().unpin(first));
+    else
+      static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
   }
-  if (held) try {
+  if (held)
+    try {
       os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + weir::bytes_text(held_bytes) +
                       ") not freed before the runtime ended; the pages stay locked\n");
-  } catch (...) {}
+    } catch (...) {}
 }
 
 void* pinned_memory::allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,
@@ -304,12 +338,15 @@ void* pinned_memory::allocate_for(std::string_view operation, int device, std::s
       [&] { return state_->why_no_room(bytes, rounded(bytes, alignment), last); }, [&] { count_ran_out(); });
 }
 
-void pinned_memory::count_ran_out() noexcept { ++state_->in.lock()->counters.now().num_ooms; }
+void pinned_memory::count_ran_out() noexcept {
+  ++state_->in.lock()->counters.now().num_ooms;
+}
 
 void* pinned_memory::try_near(int device, std::size_t bytes, memory_report* why, source_location at) {
   attempt only;
   void* const block = hand_out(device, bytes, 0, only, at);
-  if (!block && why) *why = state_->why_no_room(bytes, rounded(bytes, 0), only);
+  if (!block && why)
+    *why = state_->why_no_room(bytes, rounded(bytes, 0), only);
   return block;
 }
 
@@ -318,7 +355,8 @@ void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignme
   auto* const observer = state_->owner.observer();
   base::internal_ordering const own_affair(observer);
   void* const block = find_room(device, bytes, alignment, failed, at);
-  if (observer && block) [[unlikely]] observer->allocated({}, number(block), bytes, at);
+  if (observer && block) [[unlikely]]
+    observer->allocated({}, number(block), bytes, at);
   return block;
 }
 
@@ -331,14 +369,17 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
                       "Pass a power of two, or 0 for the natural alignment", at, error_id{215});
   std::size_t const needs = rounded(bytes, alignment);
-  if (needs > largest) return nullptr;  // no machine has such addresses
+  if (needs > largest)
+    return nullptr;  // no machine has such addresses
   state_->decay();
   // beyond the limit no freed memory helps
-  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && needs > limit) return nullptr;
+  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && needs > limit)
+    return nullptr;
   std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
                                                               : bytes >= (std::size_t{16} << 10) ? 512
                                                                                                  : 0);
-  if (device == current_device) device = current_ordinal(state_->owner);
+  if (device == current_device)
+    device = current_ordinal(state_->owner);
   int const near = state_->node(device);
   for (bool collected = false;; collected = true) {
     {
@@ -347,7 +388,8 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
         ++p->counters.now().cache_hits;
         return block;
       }
-      if (collected || p->pending.empty()) break;
+      if (collected || p->pending.empty())
+        break;
     }
     state_->collect();
   }
@@ -359,11 +401,16 @@ void pinned_memory::let_idle_go_after(std::int64_t ns) {
   std::int64_t const now = base::now_ns();
   auto p = state_->in.lock();
   // the idle time was not tracked before
-  for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);
+  for (address const base : p->space.wholly_free())
+    p->space.note_idle(p->space.find(base), now);
   state_->watch.set_after(ns, now);
 }
-int pinned_memory::node_near(int device) noexcept { return state_->node(device); }
-void pinned_memory::lies_near(int device, int node) noexcept { state_->nodes.set(device, node); }
+int pinned_memory::node_near(int device) noexcept {
+  return state_->node(device);
+}
+void pinned_memory::lies_near(int device, int node) noexcept {
+  state_->nodes.set(device, node);
+}
 
 std::size_t pinned_memory::trim() {
   base::internal_ordering const own_affair(state_->owner.observer());
@@ -382,7 +429,8 @@ std::vector<std::string> pinned_memory::validate() const {
   auto p = state_->in.lock();
   auto wrong = p->space.validate();
   std::size_t in_segments = 0, live = 0, pending = 0;
-  for (auto const& [age, one] : p->space.segments()) in_segments += one.bytes;
+  for (auto const& [age, one] : p->space.segments())
+    in_segments += one.bytes;
   for (auto const& [at, one] : p->space.all()) {
     live += one.is == state_of::live ? one.bytes : 0;
     pending += one.is == state_of::pending || one.is == state_of::quarantined ? one.bytes : 0;
@@ -398,7 +446,8 @@ std::vector<std::string> pinned_memory::validate() const {
 pinned_memory* pinned_memory::owner(void const* block) noexcept {
   auto all = pools().lock();
   for (auto* one : *all)
-    if (one->reserves(block)) return one;
+    if (one->reserves(block))
+      return one;
   return nullptr;
 }
 

@@ -28,13 +28,12 @@ class pinned_memory {  // a part of the runtime
   }
   static constexpr int current_device = -1;
   // The same near the device that will copy it, for that operation of the program
-  void* allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,
-                     source_location);
+  void* allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment, source_location);
   // For weir's own use, near the device that will copy it; natural alignment. Null: no room. Asks no callback.
   // why: then says why
   void* try_near(int device, std::size_t bytes, memory_report* why, source_location);
-  void count_ran_out() noexcept;  // of a try_near whose caller fails
-  int node_near(int device) noexcept;                        // NUMA node; -1: unknown
+  void count_ran_out() noexcept;       // of a try_near whose caller fails
+  int node_near(int device) noexcept;  // NUMA node; -1: unknown
   // The block is reused after every stream it was marked for has completed its stamp (order is not enough). A
   // lost device may still write: its blocks are never reused, and count as pending.
   // Throws: invalid_use (foreign, interior, freed twice); then nothing has changed
@@ -51,23 +50,24 @@ class pinned_memory {  // a part of the runtime
   scoped_block allocate_scoped(std::size_t bytes, source_location at) { return {allocate(bytes, 0, at), {this}}; }
   // Marks the block as used by work on that stream; accepts interior addresses
   void record_use(void const*, clock::stream_clock& user) noexcept;
-  void record_use(void const*, clock::stamp) noexcept;            // as used by work up to that stamp
+  void record_use(void const*, clock::stamp) noexcept;  // as used by work up to that stamp
   // For repeated copies: the block with those bytes and its use by that stream, cached in `mine`. Null: none.
   pinned_spot const* look(void const*, std::size_t bytes, std::uint64_t stream, pinned_uses& mine) noexcept;
   // Requires: s is a stamp of the stream given to look()
   static void record_use(pinned_spot const& at, clock::stamp s) noexcept {
-    if (at.last->n.load(base::memory_order_relaxed) < s.n) at.last->n.raise(s.n);
+    if (at.last->n.load(base::memory_order_relaxed) < s.n)
+      at.last->n.raise(s.n);
   }
   std::optional<memory::block> find(void const*) const noexcept;
-  bool reserves(void const*) const noexcept;                 // memory of the pool, live or not
+  bool reserves(void const*) const noexcept;  // memory of the pool, live or not
   // How long pages stay unused before a later allocate returns them, which waits for all work of all devices.
   // None are returned while collectives are in progress. 0: never. Default: options::pinned_idle.
   void let_idle_go_after(std::int64_t ns);
   // For machines that do not report a device's NUMA node. Requires: no allocate yet
   void lies_near(int device, int node) noexcept;
-  std::size_t trim();                                   // returns complete, unused memory to the system; bytes
+  std::size_t trim();  // returns complete, unused memory to the system; bytes
   memory_statistics statistics() const;
-  std::vector<std::string> validate() const;            // violated invariants; empty: none
+  std::vector<std::string> validate() const;  // violated invariants; empty: none
 
   // The pool in this process that has this memory, live or not; null: none.
   static pinned_memory* owner(void const*) noexcept;

@@ -19,7 +19,9 @@
 
 namespace weir::streams {
 
-inline driver::address number(void const* p) noexcept { return reinterpret_cast<driver::address>(p); }
+inline driver::address number(void const* p) noexcept {
+  return reinterpret_cast<driver::address>(p);
+}
 
 struct pinned_memory::state {
   static constexpr int most_polls = 64;  // if the machine moves only in calls, a wait is a number of polls
@@ -27,16 +29,16 @@ struct pinned_memory::state {
 
   struct pool {
     pinned_space space;
-    std::vector<address> pending; // in the order of freeing
-    std::size_t live = 0;         // number of live blocks; pending has room for them, so that a free never allocates
+    std::vector<address> pending;  // in the order of freeing
+    std::size_t live = 0;          // number of live blocks; pending has room for them, so that a free never allocates
     pinned_counters counters;
-    std::size_t mapping = 0;       // bytes being mapped outside the lock; already charged to the limit
-    std::size_t returning = 0;        // bytes being returned outside the lock; charged until done
+    std::size_t mapping = 0;    // bytes being mapped outside the lock; already charged to the limit
+    std::size_t returning = 0;  // bytes being returned outside the lock; charged until done
     // another thread adds or returns pages: the available room is about to change
     bool in_motion() const noexcept { return mapping + returning > 0; }
-    std::size_t unfenced = 0;     // bytes freed with marks since the last fence
-    std::deque<pinned_use> uses{};             // all uses ever made
-    std::vector<pinned_use*> spare_uses{};     // uses without a block; has room for all of them
+    std::size_t unfenced = 0;               // bytes freed with marks since the last fence
+    std::deque<pinned_use> uses{};          // all uses ever made
+    std::vector<pinned_use*> spare_uses{};  // uses without a block; has room for all of them
   };
 
   explicit state(runtime::impl& r)
@@ -51,7 +53,8 @@ struct pinned_memory::state {
   base::atomic<address> highest{0};
 
   bool outside(void const* p) const noexcept {
-    if (base::order_is_chosen()) [[unlikely]] return highest.load(base::memory_order_relaxed) == 0;
+    if (base::order_is_chosen()) [[unlikely]]
+      return highest.load(base::memory_order_relaxed) == 0;
     return number(p) < lowest.load(base::memory_order_relaxed) || number(p) >= highest.load(base::memory_order_relaxed);
   }
 
@@ -60,7 +63,8 @@ struct pinned_memory::state {
   void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
     base::make_room(p.pending, p.pending.size() + p.live + 1);
     auto const got = p.space.take(rounded, alignment, near);
-    if (got == p.space.end()) return nullptr;
+    if (got == p.space.end())
+      return nullptr;
     ++p.live;
     got->second.requested = bytes;
     p.counters.hand_out(bytes, rounded);
@@ -70,13 +74,15 @@ struct pinned_memory::state {
   void reclaim(pool& p, pinned_space::place freed) {
     p.counters.reclaim(freed->second.requested, freed->second.bytes);
     auto const free = p.space.give(freed);
-    if (watch.after() && p.space.is_whole(free)) p.space.note_idle(free, base::now_ns());
+    if (watch.after() && p.space.is_whole(free))
+      p.space.note_idle(free, base::now_ns());
   }
 
   // A use may be written late, while another thread frees the block: that must be harmless.
   static pinned_use* use_of(pool& p, pinned_space::range& one, std::uint64_t stream) {  // Throws: bad_alloc
     for (auto* const use : one.last)
-      if (use->stream.load(base::memory_order_relaxed) == stream) return use;
+      if (use->stream.load(base::memory_order_relaxed) == stream)
+        return use;
     forget_ended(p, one);
     one.last.reserve(one.last.size() + 1);
     make_entries(one);
@@ -96,11 +102,15 @@ struct pinned_memory::state {
       return !user || user->is_over();
     };
     auto const is_due = [](std::size_t n) { return n >= 4 && std::has_single_bit(n); };
-    if (is_due(one.users.size())) memory::forget_ended(one.users);
-    if (is_due(one.stamps.size())) drop_if(one.stamps, [&](clock::stamp s) { return is_over(s.stream); });
-    if (!is_due(one.last.size())) return;
+    if (is_due(one.users.size()))
+      memory::forget_ended(one.users);
+    if (is_due(one.stamps.size()))
+      drop_if(one.stamps, [&](clock::stamp s) { return is_over(s.stream); });
+    if (!is_due(one.last.size()))
+      return;
     drop_if(one.last, [&](pinned_use* use) {
-      if (!is_over(use->stream.load())) return false;
+      if (!is_over(use->stream.load()))
+        return false;
       use->stream.store(0), use->n.store(0);
       p.spare_uses.push_back(use);  // has room for all
       return true;
@@ -118,7 +128,8 @@ struct pinned_memory::state {
   // Moves the last uses to the stamps, which have room. Requires: no cache can still return the block
   static void gather(pool& p, pinned_space::range& one) noexcept {
     for (auto* const use : one.last) {
-      if (auto const s = stamp_of(*use); s.n) join(one.stamps, s);
+      if (auto const s = stamp_of(*use); s.n)
+        join(one.stamps, s);
       use->stream.store(0);
       use->n.store(0);
       p.spare_uses.push_back(use);
@@ -139,9 +150,11 @@ struct pinned_memory::state {
   // Most bytes to reserve: the option, or what the host can spare, where incoming pages may not be touched
   // yet.
   std::size_t most_reserved(pool const& p) const noexcept {
-    if (std::size_t const limit = owner.options().pinned_limit) return limit;
+    if (std::size_t const limit = owner.options().pinned_limit)
+      return limit;
     auto const host = os::memory_available();
-    if (!host) return std::numeric_limits<std::size_t>::max();
+    if (!host)
+      return std::numeric_limits<std::size_t>::max();
     std::size_t const kept = left_to_others(*host);
     return p.counters.reserved() + std::max(p.mapping, host->available - std::min(host->available, kept));
   }
@@ -162,7 +175,10 @@ struct pinned_memory::state {
   };
   // Until a range is found, nothing is pending or in motion, `others` pages arrive, or time is up.
   void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
-  bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
+  bool more_may_come() const {
+    auto const p = in.lock();
+    return p->in_motion() || !p->pending.empty();
+  }
   // Returns idle pages from time to time, except when this thread would then wait for other ranks.
   void decay();
   // Returning pages waits for all work of all devices; a collective in it may wait for a rank of this thread.

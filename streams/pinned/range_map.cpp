@@ -40,9 +40,11 @@ pinned_space::entries pinned_space::remove(address base) noexcept {
 std::vector<pinned_space::address> pinned_space::wholly_free(std::int64_t idle_since) const {
   std::vector<address> found;
   for (auto const& [age, one] : segments_) {
-    if (one.idle_since > idle_since) continue;
+    if (one.idle_since > idle_since)
+      continue;
     auto const first = ranges_.find(one.base);
-    if (first->second.is == state::free && first->second.bytes == one.bytes) found.push_back(one.base);
+    if (first->second.is == state::free && first->second.bytes == one.bytes)
+      found.push_back(one.base);
   }
   return found;
 }
@@ -66,7 +68,8 @@ pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
 
 pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment, int node) {
   if (mixed_ && node >= 0) {
-    if (auto const near = take_on(bytes, alignment, node); near != ranges_.end()) return near;
+    if (auto const near = take_on(bytes, alignment, node); near != ranges_.end())
+      return near;
   }
   return take_on(bytes, alignment, -1);
 }
@@ -75,11 +78,14 @@ pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignme
   for (auto candidate = by_size_.lower_bound({bytes, 0, 0}); candidate != by_size_.end(); ++candidate) {
     auto const [size, age, at] = *candidate;
     std::size_t const before = (alignment - at % alignment) % alignment;
-    if (size - bytes < before || (node >= 0 && segments_.find(age)->second.node != node)) continue;
+    if (size - bytes < before || (node >= 0 && segments_.find(age)->second.node != node))
+      continue;
     auto found = ranges_.find(at);
-    if (before) found = cut(found, before);
+    if (before)
+      found = cut(found, before);
     try {
-      if (found->second.bytes > bytes) cut(found, bytes);
+      if (found->second.bytes > bytes)
+        cut(found, bytes);
     } catch (...) {
       found->second.listing = by_size_.extract({found->second.bytes, age, found->first});
       give(found);  // merges with its former neighbour
@@ -119,7 +125,9 @@ pinned_space::place pinned_space::give(place freed) noexcept {
   return freed;
 }
 
-pinned_space::place pinned_space::find(address at) { return base::holder_of(ranges_, at); }
+pinned_space::place pinned_space::find(address at) {
+  return base::holder_of(ranges_, at);
+}
 
 std::vector<std::string> pinned_space::validate() const {
   std::vector<std::string> wrong;
@@ -129,18 +137,22 @@ std::vector<std::string> pinned_space::validate() const {
     address at = base;
     bool free_before = false;
     for (auto here = ranges_.find(base); here != ranges_.end() && here->second.segment == base; ++here) {
-      if (here->first != at) wrong.push_back("the ranges of a segment leave a gap or overlap");
+      if (here->first != at)
+        wrong.push_back("the ranges of a segment leave a gap or overlap");
       bool const is_free = here->second.is == state::free;
-      if (is_free && free_before) wrong.push_back("two neighbouring free ranges were not merged");
+      if (is_free && free_before)
+        wrong.push_back("two neighbouring free ranges were not merged");
       if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first}))
         wrong.push_back("the list by size differs from the free ranges");
       counted += is_free;
       free_before = is_free;
       at += here->second.bytes;
     }
-    if (at != base + bytes) wrong.push_back("the ranges of a segment leave a gap or overlap");
+    if (at != base + bytes)
+      wrong.push_back("the ranges of a segment leave a gap or overlap");
   }
-  if (counted != by_size_.size()) wrong.push_back("the list by size differs from the free ranges");
+  if (counted != by_size_.size())
+    wrong.push_back("the list by size differs from the free ranges");
   return wrong;
 }
 

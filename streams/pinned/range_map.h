@@ -34,7 +34,7 @@ class pinned_space {
   };
   struct listed {
     std::size_t bytes = 0;
-    std::uint64_t segment = 0;               // number, by age
+    std::uint64_t segment = 0;  // number, by age
     address at = 0;
     auto operator<=>(listed const&) const = default;
   };
@@ -44,13 +44,13 @@ class pinned_space {
   using few = boost::container::small_vector<T, 4>;
   struct range {
     std::size_t bytes = 0;
-    address segment = 0;                     // its base
-    std::uint64_t age = 0;                   // its segment's number
+    address segment = 0;    // its base
+    std::uint64_t age = 0;  // its segment's number
     state is = state::free;
-    bool use_forgotten = false;              // a mark could not be noted: the end of its use is unknown
-    std::size_t requested = 0;               // bytes
-    few<memory::block_user> users{};         // while live: marked for these streams
-    few<clock::stamp> stamps{};              // exact uses; after the free, all uses
+    bool use_forgotten = false;       // a mark could not be noted: the end of its use is unknown
+    std::size_t requested = 0;        // bytes
+    few<memory::block_user> users{};  // while live: marked for these streams
+    few<clock::stamp> stamps{};       // exact uses; after the free, all uses
     // while live: exact uses by streams that look() cached for repeated copies
     few<pinned_use*> last{};
     sizes::node_type listing{};  // unless free: its list node, so that a free never allocates
@@ -61,8 +61,8 @@ class pinned_space {
   struct segment {
     address base = 0;
     std::size_t bytes = 0;
-    int node = -1;                           // NUMA node; -1: unknown
-    std::int64_t idle_since = 0;             // ns, when it last became wholly free
+    int node = -1;                // NUMA node; -1: unknown
+    std::int64_t idle_since = 0;  // ns, when it last became wholly free
   };
   using segments_by_age = std::map<std::uint64_t, segment>;
   struct entries {  // list nodes for a segment
@@ -73,7 +73,7 @@ class pinned_space {
   static entries make_entries();
   void add(entries&&, address base, std::size_t bytes, int node = -1) noexcept;
   void add(address base, std::size_t bytes, int node = -1) { add(make_entries(), base, bytes, node); }
-  entries remove(address base) noexcept;                         // Requires: wholly free
+  entries remove(address base) noexcept;  // Requires: wholly free
   // segments idle since then or longer, oldest first
   std::vector<address> wholly_free(std::int64_t idle_since = std::numeric_limits<std::int64_t>::max()) const;
   segment const& segment_of(address base) const { return segments_.at(ranges_.at(base).age); }
@@ -84,14 +84,15 @@ class pinned_space {
   // `node` is preferred; -1: any. Requires: bytes a positive multiple of the granule; alignment a power of 2.
   // Throws: bad_alloc; nothing has changed
   place take(std::size_t bytes, std::size_t alignment, int node = -1);
-  place give(place) noexcept;                                 // makes it free and merges it with its neighbours
-  place find(address);                                        // the range with that address; end(): none
+  place give(place) noexcept;  // makes it free and merges it with its neighbours
+  place find(address);         // the range with that address; end(): none
   place end() { return ranges_.end(); }
   ranges& all() noexcept { return ranges_; }
   template <class Do>
-  void each(Do act) const {                                   // by age of segments
+  void each(Do act) const {  // by age of segments
     for (auto const& [age, one] : segments_) {
-      for (auto at = ranges_.find(one.base); at != ranges_.end() && at->second.age == age; ++at) act(at->second);
+      for (auto at = ranges_.find(one.base); at != ranges_.end() && at->second.age == age; ++at)
+        act(at->second);
     }
   }
   bool keeps_some_away() const noexcept {  // pending or quarantined
@@ -102,10 +103,10 @@ class pinned_space {
   segments_by_age const& segments() const noexcept { return segments_; }
   std::size_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
   std::size_t free_ranges() const noexcept { return by_size_.size(); }
-  std::vector<std::string> validate() const;                  // violations of the invariant
+  std::vector<std::string> validate() const;  // violations of the invariant
 
  private:
-  place cut(place, std::size_t first_bytes);                  // cuts a free range in two; returns the second
+  place cut(place, std::size_t first_bytes);                          // cuts a free range in two; returns the second
   place take_on(std::size_t bytes, std::size_t alignment, int node);  // -1: any
 
   ranges ranges_;
@@ -134,7 +135,8 @@ bool note(All& all, One one) noexcept {
 
 template <class Stamps>
 void join(Stamps& stamps, clock::stamp s) {
-  if (!s.stream) return;
+  if (!s.stream)
+    return;
   for (auto& one : stamps) {
     if (one.stream == s.stream) {
       one.n = std::max(one.n, s.n);

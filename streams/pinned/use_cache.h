@@ -24,10 +24,10 @@ struct pinned_use {
 
 struct pinned_spot {
   driver::address base = 0;
-  std::size_t bytes = 0;                  // as requested; 0: none
+  std::size_t bytes = 0;  // as requested; 0: none
   std::uint64_t stream = 0;
   pinned_memory* of = nullptr;
-  pinned_use* last = nullptr;             // by that stream
+  pinned_use* last = nullptr;  // by that stream
 
   bool holds(driver::address at, std::size_t n) const noexcept {
     return weir::base::byte_range{base, bytes}.holds(at, n);
@@ -41,14 +41,17 @@ class pinned_uses {
   // Null: not cached. Compares identity, not addresses: a seeded run is the same in every process.
   pinned_spot const* find(pinned_memory const* of, std::uint64_t stream, driver::address at,
                           std::size_t bytes) noexcept {
-    if (seen_ != version_.load(base::memory_order_acquire)) return nullptr;
+    if (seen_ != version_.load(base::memory_order_acquire))
+      return nullptr;
     for (pinned_spot const& one : all_)
-      if (one.holds(at, bytes) && one.stream == stream && one.of == of) return &one;
+      if (one.holds(at, bytes) && one.stream == stream && one.of == of)
+        return &one;
     return nullptr;
   }
   // Requires: version was read before the block was looked up.
   pinned_spot const* remember(pinned_spot const& spot, std::uint64_t version) noexcept {
-    if (seen_ != version) all_ = {}, seen_ = version, next_ = 0;
+    if (seen_ != version)
+      all_ = {}, seen_ = version, next_ = 0;
     return &(all_[next_++ % all_.size()] = spot);
   }
 

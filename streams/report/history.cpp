@@ -35,11 +35,13 @@ std::string_view name_of(observe::action a) noexcept {
 }
 
 std::string line_text(source_location const& at) {
-  if (!at.file_name()) return "(not known)";
+  if (!at.file_name())
+    return "(not known)";
   std::string_view file = at.file_name();
   // the last two path components identify the file
   if (size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
-    if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
+    if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos)
+      file.remove_prefix(folder + 1);
   }
   return at.line() ? std::string(file) + ":" + std::to_string(at.line()) : std::string(file);
 }
@@ -58,7 +60,9 @@ void record_memory_history(history_options o, source_location at) {
                       error_id{217});
   observe::history::process().start(o.events, o.stacks);
 }
-void stop_memory_history() { observe::history::process().stop(); }
+void stop_memory_history() {
+  observe::history::process().stop();
+}
 
 std::vector<memory_event> memory_history(device on, source_location at) {
   place const its = place_of(on, "memory_history", at);
@@ -66,7 +70,8 @@ std::vector<memory_event> memory_history(device on, source_location at) {
   auto const scale = h.scale();
   std::vector<memory_event> out;
   for (observe::event const& e : h.events(its.runtime, its.device)) {
-    if (name_of(e.what).empty()) continue;
+    if (name_of(e.what).empty())
+      continue;
     out.push_back({scale(e.ticks),
                    name_of(e.what),
                    e.at,
@@ -132,7 +137,8 @@ struct WEIR_LOCAL memory_tracker::state {
 };
 
 memory_tracker::memory_tracker(std::ostream& out, device on, source_location at) : state_(new state{out, on}) {
-  if (!observe::history::on()) record_memory_history({}, at);
+  if (!observe::history::on())
+    record_memory_history({}, at);
   state_->before = state_->now(at);
 }
 memory_tracker::~memory_tracker() = default;
@@ -150,7 +156,8 @@ void memory_tracker::track(source_location at) {
     std::int64_t const more = c.blocks - (old == state_->before.end() ? 0 : old->second.blocks);
     std::int64_t const bytes_more = c.bytes - (old == state_->before.end() ? 0 : old->second.bytes);
     bytes += bytes_more, blocks += more;
-    if (more || bytes_more) changes.push_back({line, more, bytes_more});
+    if (more || bytes_more)
+      changes.push_back({line, more, bytes_more});
   }
   std::sort(changes.begin(), changes.end(),
             [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });

@@ -51,7 +51,8 @@ class trace_writer {
         auto const found = held_.find(e.at);
         if (found != held_.end())
           one.bytes = found->second.bytes, one.stream = found->second.stream, held_.erase(found);
-        else one.stream = 0;
+        else
+          one.stream = 0;
         return put("free_completed", one);
       }
     }
@@ -67,14 +68,15 @@ class trace_writer {
   }
   void hold(observe::event const& e) {  // the preceding free is not complete
     auto const asked = asked_.find(e.at);
-    if (asked == asked_.end()) return;
+    if (asked == asked_.end())
+      return;
     report::trace_entry& request = out_[asked->second];
     request.user = e.stream;
     held_[e.at] = request;
     out_[asked->second + 1].action = {};
   }
   std::vector<report::trace_entry>& out_;
-  boost::unordered_flat_map<std::uintptr_t, std::size_t> asked_;          // index of the newest free of an address
+  boost::unordered_flat_map<std::uintptr_t, std::size_t> asked_;         // index of the newest free of an address
   boost::unordered_flat_map<std::uintptr_t, report::trace_entry> held_;  // blocks whose free is not complete
 };
 
@@ -82,7 +84,8 @@ std::vector<report::frame> named(std::vector<void const*> const& stack) {
   std::vector<report::frame> out;
   for (void const* const p : stack) {
     std::string name = boost::stacktrace::frame(p).name();
-    if (name.empty()) name = base::address_text(p);
+    if (name.empty())
+      name = base::address_text(p);
     out.push_back({std::move(name), "", 0});
   }
   return out;
@@ -91,14 +94,14 @@ std::vector<report::frame> named(std::vector<void const*> const& stack) {
 void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   memory::device_memory* const all = r.part_if_made<memory::device_memory>();
   memory::allocator const* const a = all ? all->if_made(d) : nullptr;
-  if (!a) return;
+  if (!a)
+    return;
   boost::unordered_flat_map<std::uintptr_t, observe::live_block> known;
   for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d))
     known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
-    memory_segment& s = out.emplace_back(
-        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers,
-                       range.pool});
+    memory_segment& s = out.emplace_back(memory_segment{
+        range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers, range.pool});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
@@ -111,7 +114,8 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
 // Shared memory; the gaps between its blocks are free blocks.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   auto const* const beside = r.part_if_made<observe::external_memory>();
-  if (!beside) return;
+  if (!beside)
+    return;
   for (auto const& its : beside->segments(d)) {
     memory_segment& s = to.emplace_back(
         memory_segment{its.at,
@@ -123,7 +127,8 @@ void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
                        its.readers});
     std::uintptr_t next = its.at;
     auto const free_until = [&](std::uintptr_t end) {
-      if (next < end) s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});
+      if (next < end)
+        s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});
     };
     for (auto const& b : its.blocks) {
       free_until(b.at);
@@ -162,20 +167,24 @@ recording take_recording(runtime::impl& r) {
     trace_writer trace(one.trace);
     for (observe::event const& e : h.events(static_cast<std::uint32_t>(r.id()), d)) {
       trace.add(e, (scale(e.ticks) + since_1970) / 1000);
-      if (e.stack) stacks.push_back(e.stack);
+      if (e.stack)
+        stacks.push_back(e.stack);
     }
     trace.finish();
   }
   std::sort(stacks.begin(), stacks.end());
   stacks.erase(std::unique(stacks.begin(), stacks.end()), stacks.end());
-  for (std::uint32_t const number : stacks) out.stacks.push_back({number, named(h.stack(number))});
+  for (std::uint32_t const number : stacks)
+    out.stacks.push_back({number, named(h.stack(number))});
   return out;
 }
 
 void write_file(std::string const& path, std::string_view bytes, char const* operation, source_location at) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (file) file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
-  if (file) return;
+  if (file)
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
+  if (file)
+    return;
   int const why = errno;
   bool const is_full = why == ENOSPC || why == EDQUOT;
   throw invalid_use(operation, path + ": " + std::strerror(why),

@@ -18,7 +18,8 @@ namespace weir {
 simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_(&r), controls_(&c) {}
 
 simulation simulation::of(runtime& r, source_location at) {
-  if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
+  if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine()))
+    return simulation(r, *c);
   throw invalid_use("simulation::of", "this runtime has " + r.description(),
                     "Create the runtime with simulated{}, or set WEIR_DEVICES=sim", at, error_id{219});
 }
@@ -37,7 +38,8 @@ bool simulation::step(stream_ref s, source_location at) {
 }
 
 void simulation::run(source_location at) {
-  if (controls_->run()) return;
+  if (controls_->run())
+    return;
   throw invalid_use("simulation::run", controls_->stuck(),
                     "Remove one of the waits, or enqueue the work that it waits for", at, error_id{221});
 }
@@ -55,7 +57,8 @@ void simulation::spawn(std::string name, std::function<void()> body, source_loca
     throw invalid_use("simulation::spawn",
                       mine ? "this thread belongs to another machine" : "this thread is not scheduled by the seed",
                       "Call spawn on the first thread that did, or on a spawned thread", at, error_id{224});
-  if (!threads->active()) threads->enter("main", base::thread_scheduler::life::while_needed);
+  if (!threads->active())
+    threads->enter("main", base::thread_scheduler::life::while_needed);
   threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
     runtime_guard const here_is(*r);
     body();
@@ -64,7 +67,8 @@ void simulation::spawn(std::string name, std::function<void()> body, source_loca
 
 void simulation::join(source_location at) {
   base::thread_scheduler* const threads = controls_->host_threads();
-  if (!threads || !threads->active()) return;
+  if (!threads || !threads->active())
+    return;
   if (!threads->has_this_thread())
     throw invalid_use("simulation::join", "this thread is not scheduled by the seed",
                       "Call join on the first thread that spawned", at, error_id{225});
@@ -75,8 +79,8 @@ void simulation::join(source_location at) {
 }
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
-  bool const takes_memory = call == "create" || call == "create_shared" || call == "create_segment" || call == "pin" ||
-                            call == "reserve";
+  bool const takes_memory =
+      call == "create" || call == "create_shared" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::fault_injector::call_names();
   auto const refuse = [at](std::string operands, std::string remedy, error_id id) {
     throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at, id);
@@ -84,12 +88,17 @@ std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, sour
   if (std::find(names.begin(), names.end(), call) == names.end())
     refuse("there is no driver call \"" + std::string(call) + "\"",
            base::did_you_mean(call, names) + "Pass the name of a driver call, or any", error_id{227});
-  if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1", error_id{228});
+  if (k == 0)
+    refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1", error_id{228});
   return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }
 
-bool simulation::cancel_failure(std::uint64_t number) { return controls_->cancel_failure(number); }
-void simulation::clear_failures() { controls_->clear_failures(); }
+bool simulation::cancel_failure(std::uint64_t number) {
+  return controls_->cancel_failure(number);
+}
+void simulation::clear_failures() {
+  controls_->clear_failures();
+}
 
 void simulation::lose_device(device d, source_location at) {
   controls_->lose_device(ordinal(d, "simulation::lose_device", at));
@@ -110,7 +119,9 @@ driver::driver& program_machine(runtime& of) {
   auto* const front = driver::fault_injector_of(m);
   return front ? front->inner() : m;
 }
-driver::stream_handle handle_of(CUstream_st* s) { return driver::stream_handle{reinterpret_cast<std::uintptr_t>(s)}; }
+driver::stream_handle handle_of(CUstream_st* s) {
+  return driver::stream_handle{reinterpret_cast<std::uintptr_t>(s)};
+}
 }  // namespace
 
 simulated_stream::simulated_stream(device d, source_location at)
@@ -132,7 +143,8 @@ simulated_stream::~simulated_stream() {
   auto& machine = program_machine(*runtime_);
   for (int tries = 0; tries < 3; ++tries) {
     try {
-      if (machine.destroy_stream(device_, handle_of(handle_)).ok()) return;
+      if (machine.destroy_stream(device_, handle_of(handle_)).ok())
+        return;
     } catch (std::bad_alloc const&) {}  // the host has no memory for a moment
   }
 }
@@ -149,9 +161,15 @@ void simulated_stream::end_capture(source_location at) {
   (void)machine.destroy_graph(graph.value);
 }
 
-std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
-std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }
-std::vector<std::string> simulation::findings() const { return controls_->findings(); }
+std::uint64_t simulation::seed() const noexcept {
+  return controls_->seed();
+}
+std::uint64_t simulation::trace_hash() const noexcept {
+  return controls_->trace_hash();
+}
+std::vector<std::string> simulation::findings() const {
+  return controls_->findings();
+}
 
 // The findings of the race checker (weir/observe.h) --------------------------------------------------------
 
@@ -168,7 +186,8 @@ driver::check::control* checker(source_location at) {
 std::vector<race_report> race_reports(source_location at) {
   std::vector<race_report> all;
   if (auto* const c = checker(at)) {
-    for (finding const& f : c->findings()) all.push_back(public_report(f));
+    for (finding const& f : c->findings())
+      all.push_back(public_report(f));
   }
   return all;
 }
@@ -180,13 +199,16 @@ std::string races_not_judged(source_location at) {
 
 void require_no_races(source_location at) {
   auto const all = race_reports(at);
-  if (!all.empty()) throw race_found(all.front().text, all.front().first, all.front().second);
+  if (!all.empty())
+    throw race_found(all.front().text, all.front().first, all.front().second);
 }
 
 void on_race(std::function<void(race_report const&)> f, source_location at) {
   auto* const c = checker(at);
-  if (!c) return;
-  if (!f) return c->on_finding(nullptr);
+  if (!c)
+    return;
+  if (!f)
+    return c->on_finding(nullptr);
   c->on_finding([f = std::move(f)](finding const& found) { f(public_report(found)); });
 }
 

@@ -31,7 +31,8 @@ observe::external_memory* beside(source_location at) {
 memory_statistics memory_stats(device on, source_location at) {
   memory::allocator const* const a = used(on, "memory_stats", at);
   memory_statistics out = a ? a->statistics() : memory_statistics{};
-  if (auto const* const its = beside(at)) its->add_to(ordinal(on, "memory_stats", at), out);
+  if (auto const* const its = beside(at))
+    its->add_to(ordinal(on, "memory_stats", at), out);
   return out;
 }
 
@@ -54,12 +55,16 @@ memory_statistics pinned_memory_stats(source_location at) {
 }
 
 void reset_peak_memory_stats(device on, source_location at) {
-  if (memory::allocator* const a = used(on, "reset_peak_memory_stats", at)) a->reset_peak();
-  if (auto* const its = beside(at)) its->reset_peak(ordinal(on, "reset_peak_memory_stats", at));
+  if (memory::allocator* const a = used(on, "reset_peak_memory_stats", at))
+    a->reset_peak();
+  if (auto* const its = beside(at))
+    its->reset_peak(ordinal(on, "reset_peak_memory_stats", at));
 }
 void reset_accumulated_memory_stats(device on, source_location at) {
-  if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats", at)) a->reset_accumulated();
-  if (auto* const its = beside(at)) its->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats", at));
+  if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats", at))
+    a->reset_accumulated();
+  if (auto* const its = beside(at))
+    its->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats", at));
 }
 
 memory_report current_memory_report(device on, source_location at) {

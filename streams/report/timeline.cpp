@@ -14,7 +14,8 @@ namespace weir {
 
 profile_range::profile_range(std::string_view name, source_location at) {
   std::string const whole(name);
-  if (observe::span_recorder::on()) open_ = new observe::host_span(name, at);
+  if (observe::span_recorder::on())
+    open_ = new observe::host_span(name, at);
   driver::push_range(whole.c_str());
 }
 
@@ -24,11 +25,15 @@ profile_range::~profile_range() {
 }
 
 void record_timeline(timeline_options o, source_location at) {
-  if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at, error_id{230});
-  if (!observe::history::on()) record_memory_history({.events = o.spans}, at);
+  if (o.spans == 0)
+    throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at, error_id{230});
+  if (!observe::history::on())
+    record_memory_history({.events = o.spans}, at);
   observe::span_recorder::process().start(o.spans);
 }
-void stop_timeline() { observe::span_recorder::process().stop(); }
+void stop_timeline() {
+  observe::span_recorder::process().stop();
+}
 
 namespace {
 std::vector<observe::span> spans_of(runtime::impl& r) {
@@ -40,14 +45,17 @@ std::vector<observe::span> spans_of(runtime::impl& r) {
 }
 }  // namespace
 
-std::string timeline_summary(source_location at) { return report::overlap(spans_of(streams::current_runtime(at))); }
+std::string timeline_summary(source_location at) {
+  return report::overlap(spans_of(streams::current_runtime(at)));
+}
 
 void dump_timeline(std::string const& path, source_location at) {
   auto const spans = spans_of(streams::current_runtime(at));
   std::vector<report::device_memory_events> memory;
   for (int d = 0, n = device_count(at); d < n; ++d) {
     report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d, at), 0});
-    for (line_statistics const& l : memory_by_line(d, at)) its.live_bytes += l.bytes;
+    for (line_statistics const& l : memory_by_line(d, at))
+      its.live_bytes += l.bytes;
   }
   streams::write_file(path, report::trace_events(spans, memory), "dump_timeline", at);
 }

@@ -22,7 +22,8 @@ struct recent {
   recent();
   ~recent();
   void keep(clock::stream_clock const& s) noexcept {
-    if (streams[(next + streams.size() - 1) % streams.size()].load(base::memory_order_relaxed) == &s) return;
+    if (streams[(next + streams.size() - 1) % streams.size()].load(base::memory_order_relaxed) == &s)
+      return;
     streams[next].store(&s, base::memory_order_relaxed);
     next = (next + 1) % streams.size();
   }
@@ -62,17 +63,20 @@ borrowed_streams::borrowed_streams(runtime::impl& r) : runtime_(r), clocks_(r.pa
 // Sets `device` to that of a captured stream which was seen before. Returns: the stream, if it is registered
 clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::identity const& is) {
   for (int d = 0; d < runtime_.device_count(); ++d)
-    if (auto* const registered = clocks_.known(d, is.handle)) return registered;
+    if (auto* const registered = clocks_.known(d, is.handle))
+      return registered;
   auto all = contents_.lock();
   for (int d = 0; d < runtime_.device_count(); ++d)
-    if (all->captured.contains({d, is.handle}) || all->ids.contains({d, is.handle})) device = d;
+    if (all->captured.contains({d, is.handle}) || all->ids.contains({d, is.handle}))
+      device = d;
   return nullptr;
 }
 
 clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of whose, source_location at) {
   runtime_.open(device, "borrow_stream", at);
   auto const refuse = [&](driver::status s) {
-    if (s.what == driver::code::invalid) throw_other_device("borrow_stream", device, at);
+    if (s.what == driver::code::invalid)
+      throw_other_device("borrow_stream", device, at);
     if (!s.ok())
       throw_refusal(s, "borrow_stream", base::gpu_name(device), "Pass the handle of a stream that exists", at);
   };
@@ -80,7 +84,8 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   refuse(is.is);
   bool const of_any = whose == of::any_device;
   if (of_any && is.value.captured) {
-    if (auto* const registered = known_elsewhere(device, is.value)) return *registered;
+    if (auto* const registered = known_elsewhere(device, is.value))
+      return *registered;
   }
   recent& mine = of_this_thread();
   clock::stream_clock* found = nullptr;
@@ -91,17 +96,21 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
       refuse(its.is);
       device = its.value;
       runtime_.open(device, "borrow_stream", at);
-      if (auto* const registered = clocks_.known(device, is.value.handle)) return *registered;
+      if (auto* const registered = clocks_.known(device, is.value.handle))
+        return *registered;
     }
-    if (asked) refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
+    if (asked)
+      refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
     auto all = contents_.lock();
     auto const at_id = all->by_id.find(is.value.id);
     bool const is_known = !is.value.captured && at_id != all->by_id.end() && at_id->second.stream;
     if (is_known && at_id->second.at.first != device) {
-      if (!of_any) throw_other_device("borrow_stream", device, at);
+      if (!of_any)
+        throw_other_device("borrow_stream", device, at);
       device = at_id->second.at.first;
     }
-    if (!is_known && !is.value.captured && !asked) continue;
+    if (!is_known && !is.value.captured && !asked)
+      continue;
     if (is_known && all->captured.empty()) [[likely]] {
       at_id->second.turn = ++all->turn;
       found = at_id->second.stream;
@@ -112,8 +121,10 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   }
   found->saw_captured(is.value.captured);
   clock::named_in_call const now(*found);
-  if (found->owes_fence() && !is.value.captured) (void)found->fence();
-  if (!gone.empty()) retire(gone, *found);
+  if (found->owes_fence() && !is.value.captured)
+    (void)found->fence();
+  if (!gone.empty())
+    retire(gone, *found);
   return *found;
 }
 
@@ -122,25 +133,32 @@ void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock cons
   bool look_at_device = false;
   for (auto const& [s, exists, set_aside] : gone) {
     std::optional<clock::named_in_call> too;
-    if (exists) too.emplace(*s);
-    if (set_aside) clocks_.set_aside(*s);
-    else if (clocks_.retire(*s)) continue;
+    if (exists)
+      too.emplace(*s);
+    if (set_aside)
+      clocks_.set_aside(*s);
+    else if (clocks_.retire(*s))
+      continue;
     auto all = contents_.lock();
     std::size_t& uncovered = all->uncovered[static_cast<std::size_t>(s->device())];
-    if (++uncovered < most) continue;
+    if (++uncovered < most)
+      continue;
     uncovered = 0;
     look_at_device = true;
   }
   // Streams that ended without a fence leave memory that is free only when all work of the device is done.
-  if (look_at_device && clocks_.collectives_given().empty()) (void)clocks_.synchronize_device(named.device());
+  if (look_at_device && clocks_.collectives_given().empty())
+    (void)clocks_.synchronize_device(named.device());
 }
 
 clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {
-  if (auto const there = all.captured.find(here); there != all.captured.end()) return *there->second;
+  if (auto const there = all.captured.find(here); there != all.captured.end())
+    return *there->second;
   if (all.captured.size() >= most) {  // their captures ended, or they did, and they were not named since
     gone.reserve(gone.size() + all.captured.size());
     std::erase_if(all.captured, [&](auto const& e) {
-      if (in_use(e.second)) return false;
+      if (in_use(e.second))
+        return false;
       gone.push_back({e.second});
       return true;
     });
@@ -150,10 +168,10 @@ clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, 
   return made;
 }
 
-clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::identity const& is,
-                                            streams_gone& gone) {
+clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::identity const& is, streams_gone& gone) {
   place const here{device, is.handle};
-  if (is.captured) return find_captured(all, here, gone);
+  if (is.captured)
+    return find_captured(all, here, gone);
   gone.reserve(gone.size() + 2);
   known& its = all.by_id[is.id];
   its.turn = ++all.turn;
@@ -162,13 +180,16 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
   if (!its.stream) {
     bool const has_name_from_capture = inside != all.captured.end();
     its.stream = has_name_from_capture ? inside->second : &clocks_.make(device, is.handle, clock::life::borrowed);
-    if (has_name_from_capture) all.captured.erase(inside);
+    if (has_name_from_capture)
+      all.captured.erase(inside);
     if (is.handle != driver::stream_handle::per_thread) {  // of each thread another stream
       std::uint64_t& last = all.ids.try_emplace(here, is.id).first->second;
-      if (last != is.id) forget(all, std::exchange(last, is.id), gone);
+      if (last != is.id)
+        forget(all, std::exchange(last, is.id), gone);
     }
     // each look costs a step for each of them
-    if (all.by_id.size() > std::max(most, all.after_look + most / 2)) forget_some(all, device, gone);
+    if (all.by_id.size() > std::max(most, all.after_look + most / 2))
+      forget_some(all, device, gone);
   } else if (inside != all.captured.end()) {
     gone.push_back({inside->second, true});
     all.captured.erase(inside);
@@ -179,9 +200,12 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
 // Requires: room in `gone`
 void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gone, bool set_aside) noexcept {
   auto const at = all.by_id.find(id);
-  if (at == all.by_id.end()) return;
-  if (at->second.stream) gone.push_back({at->second.stream, false, set_aside});
-  if (auto const last = all.ids.find(at->second.at); last != all.ids.end() && last->second == id) all.ids.erase(last);
+  if (at == all.by_id.end())
+    return;
+  if (at->second.stream)
+    gone.push_back({at->second.stream, false, set_aside});
+  if (auto const last = all.ids.find(at->second.at); last != all.ids.end() && last->second == id)
+    all.ids.erase(last);
   all.by_id.erase(at);
 }
 
@@ -193,17 +217,21 @@ void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone
   for (bool const set_aside : {false, true}) {
     oldest.clear();
     for (auto const& [id, its] : all.by_id) {
-      if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks()) continue;
+      if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks())
+        continue;
       if (its.stream->may_be_forgotten() != set_aside && !in_use(its.stream))
         oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
     }
-    if (set_aside && !oldest.empty()) (void)clocks_.rest_of(device);
+    if (set_aside && !oldest.empty())
+      (void)clocks_.rest_of(device);
     std::ranges::sort(oldest);
     oldest.resize((oldest.size() + 1) / 2);
     gone.reserve(gone.size() + oldest.size());
-    for (auto const& [owes, turn, id] : oldest) forget(all, id, gone, set_aside);
+    for (auto const& [owes, turn, id] : oldest)
+      forget(all, id, gone, set_aside);
     all.after_look = all.by_id.size();
-    if (!too_many || all.after_look <= most_marked / 2) return;
+    if (!too_many || all.after_look <= most_marked / 2)
+      return;
   }
 }
 

@@ -35,7 +35,7 @@ class borrowed_streams {
   using place = std::pair<int, driver::stream_handle>;  // a device and a handle
   struct one_gone {
     clock::stream_clock* stream;
-    bool exists = false;  // it is the named stream, under the name that it had in a capture
+    bool exists = false;     // it is the named stream, under the name that it had in a capture
     bool set_aside = false;  // it may go on
   };
   using streams_gone = std::vector<one_gone>;
@@ -50,7 +50,7 @@ class borrowed_streams {
     std::map<place, clock::stream_clock*> captured;  // not seen outside of a capture yet
     std::vector<std::size_t> uncovered;              // by device: gone, without a fence, since it was last waited for
     std::uint64_t turn = 0;
-    std::size_t after_look = 0;                      // how many were known when some were last forgotten
+    std::size_t after_look = 0;  // how many were known when some were last forgotten
   };
   void retire(streams_gone const&, clock::stream_clock const& named);
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);

@@ -27,9 +27,11 @@ void handle_memo::note(int device, CUstream_st* handle, clock::stream_clock& s, 
 }
 
 void handle_memo::forget_that_one_is_current() noexcept {
-  if (value() == &empty) return;
+  if (value() == &empty)
+    return;
   for (entry& e : const_cast<handle_memo*>(value())->entries_)
-    if (e.device <= of_any_device) e = {};
+    if (e.device <= of_any_device)
+      e = {};
 }
 
 namespace {
@@ -38,13 +40,16 @@ driver::stream_handle handle_of(CUstream_st* s) noexcept {
   return s ? static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(s)) : driver::stream_handle::legacy;
 }
 
-clock::clocks& clocks_of(runtime::impl& r) { return r.part<clock::clocks>(); }
+clock::clocks& clocks_of(runtime::impl& r) {
+  return r.part<clock::clocks>();
+}
 
 driver::stream_handle adopted(runtime::impl& r, int device, CUstream_st* native, char const* operation,
                               source_location at) {
   r.open(device, operation, at);
   auto const s = r.machine().adopt(device, native);
-  if (s.is.what == driver::code::invalid) throw_other_device(operation, device, at);
+  if (s.is.what == driver::code::invalid)
+    throw_other_device(operation, device, at);
   require(s.is, operation, base::gpu_name(device), "Pass the handle of a stream that exists", at);
   return s.value;
 }
@@ -66,7 +71,8 @@ clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* 
 void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
   auto& clocks = clocks_of(r);
   auto* const stream = clocks.known(device, handle_of(native));
-  if (stream && clocks.leave(*stream)) return;
+  if (stream && clocks.leave(*stream))
+    return;
   throw invalid_use("unregister_stream",
                     base::text("the handle ", base::address_text(native), " on ", base::gpu_name(device),
                                ", which is not registered"),
@@ -84,7 +90,8 @@ external_stream::external_stream(weir::device d, CUstream_st* native, source_loc
 
 external_stream::~external_stream() {
   clock::stream_clock* const stream = clock::find(ref_.id());
-  if (!stream || process_is_ending() || process_was_forked()) return;
+  if (!stream || process_is_ending() || process_was_forked())
+    return;
   (void)streams::clocks_of(stream->owner()).leave(*stream);
 }
 
@@ -100,7 +107,8 @@ bool is_of_each_device(CUstream_st* native) noexcept {
 void wait_for_every_device(runtime::impl& r, char const* operation, source_location at) {
   for (int d = 0; d < r.device_count(); ++d) {
     auto const is = streams::clocks_of(r).synchronize_device(d);
-    if (is.what == driver::code::invalid) continue;  // nothing of this process runs there
+    if (is.what == driver::code::invalid)
+      continue;  // nothing of this process runs there
     require(is, operation, base::gpu_name(d) + ", for a stream that does not exist any more",
             "Name a stream that exists, or free after the work is done and without a stream", at);
   }
@@ -110,13 +118,15 @@ void wait_for_every_device(runtime::impl& r, char const* operation, source_locat
 
 // CUDA never destroys the legacy stream: it is registered for good.
 stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
-  if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
+  if (auto* const known = streams::handle_memo::find(d.index(), native))
+    return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "borrow_stream", at);
   auto const handle = streams::handle_of(native);
   std::uint64_t const version = streams::handle_memo::version();
   auto* stream = streams::clocks_of(r).known(i, handle);
-  if (!stream && handle == driver::stream_handle::legacy) stream = &streams::register_handle(r, i, native, at);
+  if (!stream && handle == driver::stream_handle::legacy)
+    stream = &streams::register_handle(r, i, native, at);
   using streams::borrowed_streams;
   if (!stream)
     return streams::ref_of(r.part<borrowed_streams>().named(i, native, borrowed_streams::of::this_device, at));
@@ -126,28 +136,35 @@ stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at
 
 stream_ref detail::stream_of(CUstream_st* native, source_location at) {
   using streams::handle_memo;
-  if (auto* const known = handle_memo::find(handle_memo::of_any_device, native)) return streams::ref_of(*known);
+  if (auto* const known = handle_memo::find(handle_memo::of_any_device, native))
+    return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
   int const here = streams::device_in_cuda(r, "stream_of", at);
-  if (is_of_each_device(native)) return borrow_stream(here, native, at);
+  if (is_of_each_device(native))
+    return borrow_stream(here, native, at);
   std::uint64_t const version = handle_memo::version();
   auto* stream = streams::clocks_of(r).known(here, streams::handle_of(native));
   using streams::borrowed_streams;
-  if (!stream) stream = &r.part<borrowed_streams>().named(here, native, borrowed_streams::of::any_device, at);
-  if (stream->alive() != clock::life::borrowed) handle_memo::note(handle_memo::of_any_device, native, *stream, version);
+  if (!stream)
+    stream = &r.part<borrowed_streams>().named(here, native, borrowed_streams::of::any_device, at);
+  if (stream->alive() != clock::life::borrowed)
+    handle_memo::note(handle_memo::of_any_device, native, *stream, version);
   return streams::ref_of(*stream);
 }
 
 stream_ref detail::stream_of(weir::device d, CUstream_st* native, source_location at) {
-  if (d == gpu) return stream_of(native, at);
+  if (d == gpu)
+    return stream_of(native, at);
   using streams::handle_memo;
   int const key = handle_memo::of_device(d.index());
-  if (auto* const known = handle_memo::find(key, native)) return streams::ref_of(*known);
+  if (auto* const known = handle_memo::find(key, native))
+    return streams::ref_of(*known);
   std::uint64_t const version = handle_memo::version();
   stream_ref const found = borrow_stream(d, native, at);
   (void)streams::device_in_cuda(streams::current_runtime(at), d.index(), "stream_of", at);
   clock::stream_clock& stream = streams::clock_of(found);
-  if (stream.alive() != clock::life::borrowed) handle_memo::note(key, native, stream, version);
+  if (stream.alive() != clock::life::borrowed)
+    handle_memo::note(key, native, stream, version);
   return found;
 }
 
@@ -156,13 +173,15 @@ device detail::device_in_cuda(source_location at) {
 }
 
 device detail::device_of_call(weir::device d, source_location at) {
-  if (d == gpu) return device_in_cuda(at);
+  if (d == gpu)
+    return device_in_cuda(at);
   (void)streams::device_in_cuda(streams::current_runtime(at), d.index(), "current device", at);
   return d;
 }
 
 void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, source_location at) {
-  if (!p) return;
+  if (!p)
+    return;
   std::optional<stream_ref> stream;
   bool exists = true;
   try {
@@ -175,20 +194,25 @@ void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, sourc
   } catch (driver_error const&) {
     exists = false;
   }
-  if (stream) return weir::deallocate(*stream, p, at);
-  if (!exists) wait_for_every_device(streams::current_runtime(at), "deallocate", at);
+  if (stream)
+    return weir::deallocate(*stream, p, at);
+  if (!exists)
+    wait_for_every_device(streams::current_runtime(at), "deallocate", at);
   weir::deallocate(p, at);
 }
 
 // A borrowed home is fenced only in a call that names it. If another stream has its handle by now, it has ended.
 void detail::deallocate_at_home(void* p, source_location at) {
-  if (deallocate_quickly(p)) return;
+  if (deallocate_quickly(p))
+    return;
   auto const block = p ? streams::block_of_allocator(p) : std::nullopt;
   auto const* const home = block && block->home ? stream_access::line_if_valid(*block->home) : nullptr;
-  if (!home || home->alive() != clock::life::borrowed) return deallocate_slowly(p, at);
+  if (!home || home->alive() != clock::life::borrowed)
+    return deallocate_slowly(p, at);
   auto* const native = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(home->handle()));
   try {
-    if (borrow_stream(home->device(), native, at) == *block->home) return deallocate(*block->home, p, at);
+    if (borrow_stream(home->device(), native, at) == *block->home)
+      return deallocate(*block->home, p, at);
   } catch (driver_error const&) {
   } catch (invalid_use const&) {}
   deallocate_slowly(p, at);

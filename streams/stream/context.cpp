@@ -17,10 +17,10 @@ namespace {
 struct frame {  // one guard
   std::uint64_t number = 0;
   int device_found = 0;
-  int cuda_found = driver::no_device;       // what was current in CUDA
-  int stream_device = -1;                   // the device whose current stream was replaced; -1: none
+  int cuda_found = driver::no_device;  // what was current in CUDA
+  int stream_device = -1;              // the device whose current stream was replaced; -1: none
   stream_ref stream_found = weir::detail::stream_access::none();  // none: the default stream
-  bool ended = false;                       // too early: newer guards are above it
+  bool ended = false;                                             // too early: newer guards are above it
 };
 
 struct seat {  // one thread in one runtime
@@ -28,7 +28,7 @@ struct seat {  // one thread in one runtime
   known_runtime of;
   stream_pool* pool = nullptr;
   int device = 0;
-  std::vector<stream_ref> chosen;           // by device; none: the default stream
+  std::vector<stream_ref> chosen;  // by device; none: the default stream
   std::vector<frame> frames;
 };
 
@@ -51,11 +51,13 @@ struct seats {
   }
   seats(seats const&) = delete;
   ~seats() {
-    if (process_was_forked()) return;
+    if (process_was_forked())
+      return;
     base::no_switch const own_affair;
     auto of = notes().lock();
     auto const at = of->find(thread);
-    if (at == of->end()) return;
+    if (at == of->end())
+      return;
     notes_left.fetch_sub(at->second.size());
     of->erase(at);
   }
@@ -68,14 +70,17 @@ seats& mine() {
 
 seat* seat_if_any(std::uint64_t runtime) {
   seats& all = mine();
-  if (all.last && all.last->runtime == runtime) return all.last;
+  if (all.last && all.last->runtime == runtime)
+    return all.last;
   for (auto& s : all.all)
-    if (s->runtime == runtime) return all.last = s.get();
+    if (s->runtime == runtime)
+      return all.last = s.get();
   return nullptr;
 }
 
 seat& seat_in(runtime::impl& r) {
-  if (seat* const there = seat_if_any(r.id())) [[likely]] return *there;
+  if (seat* const there = seat_if_any(r.id())) [[likely]]
+    return *there;
   seats& all = mine();
   all.last = nullptr;
   std::erase_if(all.all, [](auto const& s) { return !s->of.if_alive(); });
@@ -89,11 +94,13 @@ seat& seat_in(runtime::impl& r) {
 }
 
 bool ended_elsewhere(std::uint64_t number) {
-  if (notes_left.load() == 0) return false;
+  if (notes_left.load() == 0)
+    return false;
   base::no_switch const one_step;
   auto of = notes().lock();
   auto const at = of->find(base::this_thread_id());
-  if (at == of->end()) return false;
+  if (at == of->end())
+    return false;
   auto const gone = std::erase(at->second, number);
   notes_left.fetch_sub(gone);
   return gone != 0;
@@ -106,26 +113,33 @@ void set(seat& s, runtime::impl& r, int device, std::string_view operation, sour
 }
 
 void restore(seat& s, driver::driver& machine, frame const& f) {
-  if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
+  if (f.stream_device >= 0)
+    s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
-  if (f.cuda_found == driver::no_device) handle_memo::forget_that_one_is_current();
-  if (machine.make_current(f.cuda_found).ok()) return;
+  if (f.cuda_found == driver::no_device)
+    handle_memo::forget_that_one_is_current();
+  if (machine.make_current(f.cuda_found).ok())
+    return;
   // The program made a device current that weir has not used.
-  if (machine.open(f.cuda_found).ok()) (void)machine.make_current(f.cuda_found);
+  if (machine.open(f.cuda_found).ok())
+    (void)machine.make_current(f.cuda_found);
 }
 
 }  // namespace
 
 void require_not_stuck(driver::driver& machine, driver::status s, std::string_view operation, source_location at) {
-  if (s.ok()) [[likely]] return;
+  if (s.ok()) [[likely]]
+    return;
   if (std::string const why = s.what == driver::code::failed ? machine.why_stuck() : std::string(); !why.empty())
     throw_refusal(s, operation, "waited forever: " + why,
                   "Remove one of the waits, or enqueue the work that it waits for", at);
 }
 
 int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
-  if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at, error_id{234});
-  if (d.index() == -1) return seat_in(r).device;
+  if (d.is_cpu())
+    throw invalid_use(std::string(operation), "cpu", "Name a gpu", at, error_id{234});
+  if (d.index() == -1)
+    return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count())
     throw invalid_use(std::string(operation),
                       base::text(base::gpu_name(d.index()), " of ", r.device_count(), " devices"),
@@ -137,7 +151,8 @@ namespace {
 inline clock::stream_clock& line_in(seat& s, int device, source_location const& at) {
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
   if (auto* const stream = weir::detail::stream_access::stream(chosen)) {
-    if (stream->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *stream;
+    if (stream->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]]
+      return *stream;
     chosen = weir::detail::stream_access::none();  // it was returned, or its registration has ended
   }
   return s.pool->default_line(device, at);
@@ -152,7 +167,9 @@ clock::stream_clock& current_clock(runtime::impl& r, source_location const& at) 
   seat& s = seat_in(r);
   return line_in(s, s.device, at);
 }
-int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
+int current_ordinal(runtime::impl& r) {
+  return seat_in(r).device;
+}
 
 int device_in_cuda(runtime::impl& r, std::string_view operation, source_location at) {
   return device_in_cuda(r, seat_in(r).device, operation, at);
@@ -161,13 +178,17 @@ int device_in_cuda(runtime::impl& r, std::string_view operation, source_location
 int device_in_cuda(runtime::impl& r, int if_none, std::string_view operation, source_location at) {
   auto const is = r.machine().current_device();
   require(is.is, operation, "the current device", "", at);
-  if (is.value != driver::no_device) return is.value;
+  if (is.value != driver::no_device)
+    return is.value;
   // cudaMalloc leaves its device current. Else cudaPointerGetAttributes tells no address of what was allocated.
-  if (r.machine().open(if_none).ok()) (void)r.machine().make_current(if_none);
+  if (r.machine().open(if_none).ok())
+    (void)r.machine().make_current(if_none);
   return if_none;
 }
 
-std::string describe(clock::stream_clock const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
+std::string describe(clock::stream_clock const& t) {
+  return base::text("stream ", t.id(), " of gpu:", t.device());
+}
 
 void throw_forked(std::string_view operation, source_location at) {
   throw_refusal({driver::code::forked}, operation, "a child", "", at);
@@ -178,11 +199,13 @@ void throw_not_valid(stream_ref s, std::string_view operation, source_location a
     throw invalid_use(std::string(operation), std::move(what), remedy, at, id);
   };
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
-  if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to", error_id{236});
+  if (!tenure)
+    refuse("a stream that was moved from", "Use the stream it was moved to", error_id{236});
   std::string const what =
       base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::stream_clock const* const stream = clock::find(clock::tenure_word::id(tenure));
-  if (!stream) refuse(what + ", whose runtime has ended", "Keep the runtime until its last use", error_id{237});
+  if (!stream)
+    refuse(what + ", whose runtime has ended", "Keep the runtime until its last use", error_id{237});
   if (stream->alive() == clock::life::retired)
     refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used",
            error_id{238});
@@ -193,7 +216,8 @@ void throw_not_valid(stream_ref s, std::string_view operation, source_location a
 void choose(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation, source_location at) {
   seat& s = seat_in(r);
   set(s, r, device, operation, at);
-  if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
+  if (stream)
+    s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
 }
 
 weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation,
@@ -213,33 +237,39 @@ weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock
 }
 
 void leave(weir::detail::guard_mark mark) noexcept {
-  if (mark.number == 0 || process_was_forked()) return;
+  if (mark.number == 0 || process_was_forked())
+    return;
   if (mark.thread != base::this_thread_id()) {
     misplaced.fetch_add(1);
     try {
       base::no_switch const one_step;
       auto of = notes().lock();
       auto const maker = of->find(mark.thread);
-      if (maker == of->end()) return;  // that thread has ended: no one to notify
+      if (maker == of->end())
+        return;  // that thread has ended: no one to notify
       maker->second.push_back(mark.number);
       notes_left.fetch_add(1);
     } catch (...) {}  // no memory for the note: that thread keeps its setting
     return;
   }
   seat* const s = seat_if_any(mark.runtime);
-  if (!s || !s->of.if_alive()) return;
+  if (!s || !s->of.if_alive())
+    return;
   auto const it =
       std::find_if(s->frames.rbegin(), s->frames.rend(), [&](frame const& f) { return f.number == mark.number; });
-  if (it == s->frames.rend()) return;
+  if (it == s->frames.rend())
+    return;
   it->ended = true;
   if (it != s->frames.rbegin()) {
     misplaced.fetch_add(1);
     bool all_above_ended_elsewhere = true;
     for (auto above = s->frames.rbegin(); above != it; ++above) {
-      if (!above->ended && ended_elsewhere(above->number)) above->ended = true;
+      if (!above->ended && ended_elsewhere(above->number))
+        above->ended = true;
       all_above_ended_elsewhere = all_above_ended_elsewhere && above->ended;
     }
-    if (!all_above_ended_elsewhere) return;
+    if (!all_above_ended_elsewhere)
+      return;
   }
   driver::driver& machine = s->pool->machine();
   while (!s->frames.empty() && (s->frames.back().ended || ended_elsewhere(s->frames.back().number))) {
@@ -248,6 +278,8 @@ void leave(weir::detail::guard_mark mark) noexcept {
   }
 }
 
-std::uint64_t misplaced_guards() noexcept { return misplaced.load(); }
+std::uint64_t misplaced_guards() noexcept {
+  return misplaced.load();
+}
 
 }  // namespace weir::streams

@@ -39,26 +39,35 @@ namespace streams {
 [[noreturn]] void throw_forked(std::string_view operation, source_location);
 // the runtime of this thread's runtime_guard, else the default
 inline runtime::impl& current_runtime(source_location const& at) {
-  if (process_was_forked()) [[unlikely]] throw_forked("runtime", at);
+  if (process_was_forked()) [[unlikely]]
+    throw_forked("runtime", at);
   return runtime_of_thread(at).get();
 }
 // The device's ordinal for this thread. Throws: invalid_use (cpu where a GPU is needed; no such device)
 int resolve(device, runtime::impl&, std::string_view operation, source_location);
 
 // Requires: not moved from (checked by clock_or_throw)
-inline clock::stream_clock& clock_of(stream_ref s) noexcept { return *detail::stream_access::stream(s); }
-inline stream_ref ref_of(clock::stream_clock& t) noexcept { return detail::stream_access::ref(t); }
+inline clock::stream_clock& clock_of(stream_ref s) noexcept {
+  return *detail::stream_access::stream(s);
+}
+inline stream_ref ref_of(clock::stream_clock& t) noexcept {
+  return detail::stream_access::ref(t);
+}
 // The thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
 clock::stream_clock& current_clock(runtime::impl&, int device, source_location const&);
-clock::stream_clock& current_clock(runtime::impl&, source_location const&);   // of the current device
-int current_ordinal(runtime::impl&);                                  // the current device
+clock::stream_clock& current_clock(runtime::impl&, source_location const&);  // of the current device
+int current_ordinal(runtime::impl&);                                         // the current device
 // The device that is current in CUDA, as cudaSetDevice and weir's own calls leave it. If none is, weir's, which becomes
 // current, if it can. Throws: driver_error
 int device_in_cuda(runtime::impl&, std::string_view operation, source_location);
 // If none is, `if_none` becomes current, if it can, and is the answer.
 int device_in_cuda(runtime::impl&, int if_none, std::string_view operation, source_location);
-inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
-inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
+inline weir::stamp public_stamp(clock::stamp s) noexcept {
+  return detail::stream_access::stamp(s);
+}
+inline clock::stamp inner_stamp(weir::stamp s) noexcept {
+  return detail::stream_access::stamp(s);
+}
 
 // find_block for memory that deallocate accepts: no shared buffer, no registered range
 std::optional<block_info> block_of_allocator(void const*) noexcept;
@@ -71,8 +80,10 @@ std::string describe(clock::stream_clock const&);
 // Throws: invalid_use (moved from, returned, or its registration or runtime has ended)
 [[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, source_location);
 inline clock::stream_clock& clock_or_throw(stream_ref s, std::string_view operation, source_location at) {
-  if (process_was_forked()) [[unlikely]] throw_forked(operation, at);
-  if (auto* const stream = detail::stream_access::line_if_valid(s)) [[likely]] return *stream;
+  if (process_was_forked()) [[unlikely]]
+    throw_forked(operation, at);
+  if (auto* const stream = detail::stream_access::line_if_valid(s)) [[likely]]
+    return *stream;
   throw_not_valid(s, operation, at);
 }
 
@@ -85,7 +96,8 @@ class named_work {
  public:
   explicit named_work(clock::stream_clock& s) noexcept : named_(s), stream_(s) {}
   ~named_work() {
-    if (stream_.alive() == clock::life::borrowed) [[unlikely]] (void)stream_.fence();
+    if (stream_.alive() == clock::life::borrowed) [[unlikely]]
+      (void)stream_.fence();
   }
 
  private:

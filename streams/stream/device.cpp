@@ -9,7 +9,9 @@
 
 namespace weir {
 
-int device_count(source_location at) { return streams::current_runtime(at).device_count(); }
+int device_count(source_location at) {
+  return streams::current_runtime(at).device_count();
+}
 
 bool is_available() noexcept {
   try {
@@ -19,10 +21,13 @@ bool is_available() noexcept {
   }
 }
 
-device current_device(source_location at) { return device(streams::current_ordinal(streams::current_runtime(at))); }
+device current_device(source_location at) {
+  return device(streams::current_ordinal(streams::current_runtime(at)));
+}
 
 void set_device(device d, source_location at) {
-  if (d.is_cpu()) return;
+  if (d.is_cpu())
+    return;
   auto& r = streams::current_runtime(at);
   streams::choose(r, streams::resolve(d, r, "set_device", at), nullptr, "set_device", at);
 }
@@ -63,11 +68,14 @@ void synchronize(device d, source_location at) {
 }
 
 device_guard::device_guard(device d, source_location at) {
-  if (d.is_cpu()) return;
+  if (d.is_cpu())
+    return;
   auto& r = streams::current_runtime(at);
   mark_ = streams::enter(r, streams::resolve(d, r, "device_guard", at), nullptr, "device_guard", at);
 }
 
-device_guard::~device_guard() { streams::leave(mark_); }
+device_guard::~device_guard() {
+  streams::leave(mark_);
+}
 
 }  // namespace weir

@@ -12,11 +12,14 @@
 namespace weir {
 namespace {
 
-clock::clocks& clocks_of(clock::stream_clock const& t) { return t.owner().part<clock::clocks>(); }
+clock::clocks& clocks_of(clock::stream_clock const& t) {
+  return t.owner().part<clock::clocks>();
+}
 
 void check_one_runtime(clock::stream_clock const& a, clock::stream_clock const& b, char const* operation,
                        source_location at) {
-  if (&a.owner() == &b.owner()) return;
+  if (&a.owner() == &b.owner())
+    return;
   throw invalid_use(operation,
                     streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
                         streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
@@ -25,7 +28,8 @@ void check_one_runtime(clock::stream_clock const& a, clock::stream_clock const& 
 
 void require_wait(driver::status s, clock::stream_clock const& waiter, std::string_view operation,
                   std::string const& what, source_location at) {
-  if (s.ok()) return;
+  if (s.ok())
+    return;
   streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
                 s.what == driver::code::not_permitted
@@ -38,18 +42,22 @@ void require_wait(driver::status s, clock::stream_clock const& waiter, std::stri
 }  // namespace
 
 bool stamp::query(source_location at) const {
-  if (process_was_forked()) streams::throw_forked("stamp::query", at);
+  if (process_was_forked())
+    streams::throw_forked("stamp::query", at);
   clock::stream_clock* const stream = clock::find(stream_);
-  if (!stream) return true;
+  if (!stream)
+    return true;
   auto const r = clocks_of(*stream).poll({stream_, n_});
   require(r.is, "stamp::query", streams::describe(*stream), "", at);
   return r.value;
 }
 
 void stamp::synchronize(source_location at) const {
-  if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
+  if (process_was_forked())
+    streams::throw_forked("stamp::synchronize", at);
   clock::stream_clock* const stream = clock::find(stream_);
-  if (!stream) return;
+  if (!stream)
+    return;
   observe::host_span const waits("synchronize", at);
   base::call_site const in(stream->owner().observer(), "synchronize", at);
   auto const is = clocks_of(*stream).synchronize({stream_, n_});
@@ -58,8 +66,12 @@ void stamp::synchronize(source_location at) const {
   memory::device_memory::return_idle(stream->owner(), stream->device());
 }
 
-device stream_ref::device() const noexcept { return weir::device(clock::tenure_word::device(tenure_)); }
-std::uint64_t stream_ref::id() const noexcept { return clock::tenure_word::id(tenure_); }
+device stream_ref::device() const noexcept {
+  return weir::device(clock::tenure_word::device(tenure_));
+}
+std::uint64_t stream_ref::id() const noexcept {
+  return clock::tenure_word::id(tenure_);
+}
 stamp stream_ref::stamp() const noexcept {
   clock::stream_clock const* const stream = clock::find(id());
   return stream ? streams::public_stamp(stream->now()) : weir::stamp{};
@@ -84,7 +96,8 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
-  if (stream.covers(wanted)) return stream.rely_on(clock::find(wanted.stream));
+  if (stream.covers(wanted))
+    return stream.rely_on(clock::find(wanted.stream));
   clock::stream_clock const& other = *clock::find(wanted.stream);
   check_one_runtime(stream, other, "stream::wait", at);
   streams::timed_work const timed(stream, "wait", 0, at, other.id());
@@ -92,7 +105,8 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto is = stream.wait(wanted);
   // If no fence covers a borrowed stream's work, only the host can wait for it.
   bool const has_no_fence = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
-  if (!is.ok() && has_no_fence) is = clocks_of(stream).synchronize(wanted);
+  if (!is.ok() && has_no_fence)
+    is = clocks_of(stream).synchronize(wanted);
   require_wait(is, stream, "stream::wait", "for " + streams::describe(other), at);
 }
 
@@ -100,14 +114,16 @@ void stream_ref::wait(stream_ref other, source_location at) const {
   auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
   auto& from = streams::clock_or_throw(other, "stream::wait", at);
   clock::stamp const wanted = from.now();
-  if (stream.covers(wanted)) return;
+  if (stream.covers(wanted))
+    return;
   check_one_runtime(stream, from, "stream::wait", at);
   streams::timed_work const timed(stream, "wait", 0, at, from.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
   clock::named_in_call const named(from);
   auto is = stream.wait(wanted);
   if (is.what == driver::code::not_permitted) {  // perhaps the other stream is captured
-    if (auto const joined = stream.join(from); joined.ok()) return;
+    if (auto const joined = stream.join(from); joined.ok())
+      return;
   }
   require_wait(is, stream, "stream::wait", "for " + streams::describe(from), at);
 }
@@ -158,7 +174,9 @@ CUstream_st* stream_ref::native(source_location at) const {
   return handle;
 }
 
-event stream::record_event(source_location at) const { return ref_.record_event(at); }
+event stream::record_event(source_location at) const {
+  return ref_.record_event(at);
+}
 
 stream::stream(weir::priority p, source_location at) : stream(gpu, stream_flags::non_blocking, p, at) {}
 
@@ -185,8 +203,10 @@ stream& stream::operator=(stream&& from) noexcept {
 
 stream::~stream() {
   clock::stream_clock* const line = clock::find(ref_.id());  // null: moved from, or the runtime is gone
-  if (!line || process_is_ending() || process_was_forked()) return;
-  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
+  if (!line || process_is_ending() || process_was_forked())
+    return;
+  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>())
+    pool->give_back(*line);
 }
 
 stream_ref default_stream(device d, source_location at) {
@@ -226,6 +246,8 @@ stream_guard::stream_guard(stream_ref s, source_location at) {
   mark_ = streams::enter(stream.owner(), stream.device(), &stream, "stream_guard", at);
 }
 
-stream_guard::~stream_guard() { streams::leave(mark_); }
+stream_guard::~stream_guard() {
+  streams::leave(mark_);
+}
 
 }  // namespace weir

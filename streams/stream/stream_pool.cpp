@@ -26,7 +26,8 @@ stream_pool::~stream_pool() {
 clock::stream_clock& stream_pool::make(int device, driver::stream_kind kind, priority p, source_location at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
-  if (!s.ok()) throw_refusal(s.is, "stream", base::gpu_name(device), "Destroy streams that are not needed", at);
+  if (!s.ok())
+    throw_refusal(s.is, "stream", base::gpu_name(device), "Destroy streams that are not needed", at);
   try {
     auto made = made_.lock();
     base::make_room(*made);
@@ -40,7 +41,8 @@ clock::stream_clock& stream_pool::make(int device, driver::stream_kind kind, pri
 
 clock::stream_clock& stream_pool::default_line(int device, source_location at) {
   auto& slot = defaults_[static_cast<std::size_t>(device)];
-  if (auto* there = slot.load(base::memory_order_acquire)) return *there;
+  if (auto* there = slot.load(base::memory_order_acquire))
+    return *there;
   runtime_.open(device, "default_stream", at);
   auto& made = make(device, driver::stream_kind::blocking, priority::normal, at);  // may block: no lock is held
   clock::stream_clock* first = nullptr;
@@ -74,10 +76,12 @@ void stream_pool::give_back(clock::stream_clock& stream) noexcept {
   stream.set_carries_collectives(false);
   auto* const memory = runtime_.part_if_made<memory::device_memory>();
   // before the next lease
-  if (auto* const of = memory ? memory->if_made(stream.device()) : nullptr) of->forget_own_readers(stream);
+  if (auto* const of = memory ? memory->if_made(stream.device()) : nullptr)
+    of->forget_own_readers(stream);
   auto leases = leases_.lock();
   auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.stream == &stream; });
-  if (it == leases->end()) return;
+  if (it == leases->end())
+    return;
   stream.end_tenure();
   it->out = false;
   std::rotate(it, it + 1, leases->end());

@@ -10,16 +10,14 @@
 namespace weir::streams {
 namespace {
 
-constexpr std::size_t collect_beyond = 2048;                  // uncollected spans
+constexpr std::size_t collect_beyond = 2048;               // uncollected spans
 constexpr std::int64_t new_base_after_ns = 4'000'000'000;  // float milliseconds since the base lose precision
 
 // A part of the runtime.
 class stopwatch {
  public:
   explicit stopwatch(runtime::impl& r)
-      : machine_(r.machine()),
-        clocks_(r.part<clock::clocks>()),
-        bases_(static_cast<std::size_t>(r.device_count())) {}
+      : machine_(r.machine()), clocks_(r.part<clock::clocks>()), bases_(static_cast<std::size_t>(r.device_count())) {}
 
   struct base_time {  // a device time and a host time. Without an event: not available
     clock::event_ref event;
@@ -37,16 +35,19 @@ class stopwatch {
     base_time& mine = bases_[static_cast<std::size_t>(device)];
     {
       base::lock_guard const hold(lock_);
-      if (mine.event && base::now_ns() - mine.ns < new_base_after_ns) return mine;
+      if (mine.event && base::now_ns() - mine.ns < new_base_after_ns)
+        return mine;
     }
     base_time made{take(device)};
     auto const s = machine_.create_stream(device, driver::stream_kind::independent, 0);
-    if (!s.ok()) return {};
+    if (!s.ok())
+      return {};
     bool const ok = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
                     machine_.synchronize_event(made.event->handle()).ok();
     made.ns = base::now_ns();
     (void)machine_.destroy_stream(device, s.value);
-    if (!ok) return {};
+    if (!ok)
+      return {};
     base::lock_guard const hold(lock_);
     return mine = made;
   }
@@ -57,7 +58,8 @@ class stopwatch {
       pending_.push_back(std::move(p));
       many = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
     }
-    if (many) collect(false);
+    if (many)
+      collect(false);
   }
 
   void collect(bool wait) {
@@ -104,7 +106,8 @@ struct timed_work::open {
 void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::size_t bytes, source_location at,
                        std::uint64_t waits_for) noexcept {
   try {
-    if (stream.alive() == clock::life::retired || stream.captured().value) return;
+    if (stream.alive() == clock::life::retired || stream.captured().value)
+      return;
     stopwatch& by = stream.owner().part<stopwatch>();
     auto made = std::make_unique<open>(open{by, stream, {}});
     stopwatch::pending& w = made->work;
@@ -112,9 +115,11 @@ void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::
     s.where = observe::span::on::stream, s.name = name, s.runtime = stream.owner().id(), s.device = stream.device();
     s.number = stream.id(), s.link = call_.link(), s.bytes = bytes, s.stream = waits_for, s.at = at;
     w.from = by.base_of(stream.device());
-    if (!w.from.event) return;
+    if (!w.from.event)
+      return;
     w.start = by.take(stream.device()), w.end = by.take(stream.device());
-    if (w.start && w.end && record(stream, w.start).ok()) open_ = made.release();
+    if (w.start && w.end && record(stream, w.start).ok())
+      open_ = made.release();
   } catch (std::exception const&) {}  // this work is not timed
 }
 
@@ -123,7 +128,8 @@ void timed_work::end() noexcept {
   stopwatch::pending& w = done->work;
   bool const kept = done->turn == observe::span_recorder::process().turn() && record(done->stream, w.end).ok();
   try {
-    if (kept) done->by.add(std::move(w));
+    if (kept)
+      done->by.add(std::move(w));
   } catch (std::exception const&) {}  // this work is not timed
 }
 
@@ -136,7 +142,8 @@ base::per_thread<std::unique_ptr<timed_work>>& open_launch() noexcept {
 }  // namespace
 
 void begin_timed_launch(clock::stream_clock& stream, source_location at) noexcept {
-  if (!observe::span_recorder::on()) [[likely]] return;
+  if (!observe::span_recorder::on()) [[likely]]
+    return;
   try {
     any_launch.set(true);
     open_launch().get() = nullptr;
@@ -145,7 +152,8 @@ void begin_timed_launch(clock::stream_clock& stream, source_location at) noexcep
 }
 
 void end_timed_launch() noexcept {
-  if (!any_launch.on()) [[likely]] return;
+  if (!any_launch.on()) [[likely]]
+    return;
   try {
     open_launch().get() = nullptr;
   } catch (std::bad_alloc const&) {}  // this thread has timed no launch
@@ -153,7 +161,8 @@ void end_timed_launch() noexcept {
 
 void collect_timed_work(runtime::impl& r) noexcept {
   try {
-    if (auto* const by = r.part_if_made<stopwatch>()) by->collect(true);
+    if (auto* const by = r.part_if_made<stopwatch>())
+      by->collect(true);
   } catch (std::bad_alloc const&) {}  // uncollected spans are collected later
 }
 

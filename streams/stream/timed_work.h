@@ -15,10 +15,12 @@ class [[nodiscard]] timed_work {
   timed_work(clock::stream_clock& stream, std::string_view name, std::size_t bytes, source_location at,
              std::uint64_t waits_for = 0) noexcept
       : call_(name, at, bytes, stream.id()) {
-    if (observe::span_recorder::on()) [[unlikely]] begin(stream, name, bytes, at, waits_for);
+    if (observe::span_recorder::on()) [[unlikely]]
+      begin(stream, name, bytes, at, waits_for);
   }
   ~timed_work() {
-    if (open_) [[unlikely]] end();
+    if (open_) [[unlikely]]
+      end();
   }
   timed_work(timed_work const&) = delete;
 

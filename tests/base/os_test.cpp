@@ -12,8 +12,8 @@
 #include <fstream>
 #include <set>
 
-#include "runtime/base/os_numa.h"
 #include "runtime/base/os_memory.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/sync.h"
 
 namespace weir::os {
@@ -106,7 +106,8 @@ TEST(os, memory_is_what_host_and_control_groups_leave) {
 TEST(os, a_child_knows_that_it_is_one) {
   auto const here = fork_generation();
   pid_t const child = ::fork();
-  if (child == 0) ::_exit(fork_generation() == here + 1 ? 0 : 1);
+  if (child == 0)
+    ::_exit(fork_generation() == here + 1 ? 0 : 1);
   int how = 0;
   ASSERT_EQ(::waitpid(child, &how, 0), child);
   EXPECT_EQ(how, 0);
@@ -128,7 +129,8 @@ TEST(os, the_processors_of_this_process_are_counted) {
 
 TEST(os, each_core_is_named_by_one_allowed_processor) {
   auto const cores = processors_of_cores();
-  if (cores.empty()) GTEST_SKIP() << "the system does not say which processors are one core";
+  if (cores.empty())
+    GTEST_SKIP() << "the system does not say which processors are one core";
   EXPECT_LE(cores.size(), static_cast<std::size_t>(usable_processors()));
   EXPECT_EQ(std::set<int>(cores.begin(), cores.end()).size(), cores.size());
   base::thread([&] {  // a thread, because its affinity changes
@@ -136,7 +138,8 @@ TEST(os, each_core_is_named_by_one_allowed_processor) {
       ASSERT_TRUE(run_this_thread_on({one}));
       EXPECT_EQ(processors_of_cores(), std::vector<int>{one});
     }
-  }).join();
+  })
+      .join();
 }
 
 }  // namespace

@@ -11,9 +11,13 @@
 
 namespace weir::tests {
 
-inline seeds orders(std::uint64_t n) { return {"relay", n}; }
+inline seeds orders(std::uint64_t n) {
+  return {"relay", n};
+}
 // Enough to say in how many something is found.
-inline bool many(seeds const& s) { return s.count() >= 100; }
+inline bool many(seeds const& s) {
+  return s.count() >= 100;
+}
 
 // A seeded machine with one device and the scheduler of its host threads.
 struct scheduled_rig {
@@ -27,7 +31,8 @@ struct scheduled_rig {
   driver::driver& machine() { return *made.machine; }
   void run(std::vector<std::function<void()>> bodies) {
     int number = 0;
-    for (auto& b : bodies) threads.spawn(std::string(1, static_cast<char>('a' + number++)), std::move(b));
+    for (auto& b : bodies)
+      threads.spawn(std::string(1, static_cast<char>('a' + number++)), std::move(b));
     why_over = threads.join();
   }
   std::vector<std::string> findings() { return made.control->findings(); }

@@ -60,7 +60,8 @@ TEST(hosts, a_circle_of_locks_is_named_and_unwound) {
              base::lock_guard two(m);
            }});
     ASSERT_EQ(ended, 2);
-    if (r.why_over.empty()) continue;
+    if (r.why_over.empty())
+      continue;
     ++stuck;
     ASSERT_EQ(r.findings().size(), 1u);
     std::string const text = r.findings()[0];
@@ -93,7 +94,8 @@ TEST(hosts, a_run_past_its_points_ends_despite_a_held_lock) {
   r.run({[] { (void)ending().get(); },
          [&] {
            base::lock_guard hold(taken_at_the_end);
-           while (!r.threads.over()) base::switch_point();
+           while (!r.threads.over())
+             base::switch_point();
            base::yield_thread();  // the other one goes on, and the lock is not there yet
          }});
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;

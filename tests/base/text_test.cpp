@@ -29,15 +29,22 @@ TEST(text, control_characters_are_question_marks) {
   EXPECT_EQ(visible("plain.cpp:7"), "plain.cpp:7");
   EXPECT_EQ(visible("größe-大-🙂.cpp"), "größe-大-🙂.cpp");
   EXPECT_EQ(visible(std::string_view("\x1b]0;title\x07 a\nb\tc\x7f\0d", 19)), "?]0;title? a?b?c??d");
-  EXPECT_EQ(visible("\xc2\x9b" "31m"), "??31m") << "CSI as one character";
-  EXPECT_EQ(visible("\x9b" "31m \xff\xc3"), "?31m ??") << "no UTF-8";
+  EXPECT_EQ(visible("\xc2\x9b"
+                    "31m"),
+            "??31m")
+      << "CSI as one character";
+  EXPECT_EQ(visible("\x9b"
+                    "31m \xff\xc3"),
+            "?31m ??")
+      << "no UTF-8";
 }
 
 TEST(text, json_has_no_number_that_is_infinite_or_none) {
   EXPECT_EQ(json_number(1.0 / 3, 2), "0.33");
   EXPECT_EQ(json_number(1e300, 0).size(), 301u);
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  for (double const bad : {std::nan(""), infinity, -infinity}) EXPECT_EQ(json_number(bad, 2), "null");
+  for (double const bad : {std::nan(""), infinity, -infinity})
+    EXPECT_EQ(json_number(bad, 2), "null");
   EXPECT_EQ(json_text("a\"b\\c\n</script>"), "\"a\\u0022b\\u005cc\\u000a\\u003c/script\\u003e\"");
 }
 

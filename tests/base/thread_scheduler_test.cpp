@@ -104,7 +104,8 @@ TEST(hosts, threads_wait_for_a_static_that_another_thread_makes) {
     r.run({[&] { values[0] = all[k](busy, quiet_one); }, [&] { values[1] = all[k](busy, quiet_one); },
            [&] {
              base::lock_guard hold(busy);
-             for (int i = 0; i < 3; ++i) base::lock_guard a_switch_point(other);
+             for (int i = 0; i < 3; ++i)
+               base::lock_guard a_switch_point(other);
            }});
     ASSERT_EQ(r.why_over, "") << "seed " << k + 1;
     ASSERT_EQ(initialised, before + 1);
@@ -200,7 +201,8 @@ TEST(hosts, the_thread_that_a_notification_wakes_is_a_choice) {
         ++given;
       }
       c.notify_one();
-      while (order.size() < i) base::yield_thread();
+      while (order.size() < i)
+        base::yield_thread();
     }
   });
   EXPECT_EQ(threads.join(), "");
@@ -223,16 +225,16 @@ TEST(hosts, inner_threads_switch_and_exceptions_arrive) {
     std::uint64_t id = 0, inner_id = 0;
     static base::per_thread<int> value;
     EXPECT_THROW(r.run({[&] {
-                   id = base::this_thread_id();
-                   ASSERT_EQ(value.get()++, 0) << "a kept thread begins anew";
-                   base::thread inner([&] {
-                     inner_is_in = r.threads.has_this_thread();
-                     inner_id = base::this_thread_id();
-                     ASSERT_EQ(value.get()++, 0);
-                   });
-                   inner.join();
-                   throw std::runtime_error("told");
-                 }}),
+      id = base::this_thread_id();
+      ASSERT_EQ(value.get()++, 0) << "a kept thread begins anew";
+      base::thread inner([&] {
+        inner_is_in = r.threads.has_this_thread();
+        inner_id = base::this_thread_id();
+        ASSERT_EQ(value.get()++, 0);
+      });
+      inner.join();
+      throw std::runtime_error("told");
+    }}),
                  std::runtime_error);
     ASSERT_TRUE(inner_is_in);
     ASSERT_NE(id, inner_id);
@@ -302,9 +304,11 @@ TEST(hosts, a_lock_that_was_tried_is_known_to_be_held) {
     int inside = 0;
     auto const body = [&](bool tries) {
       return [&, tries] {
-        if (tries ? !m.try_lock() : (m.lock(), false)) return;
+        if (tries ? !m.try_lock() : (m.lock(), false))
+          return;
         EXPECT_EQ(inside++, 0);
-        for (int i = 0; i < 3; ++i) base::yield_thread();
+        for (int i = 0; i < 3; ++i)
+          base::yield_thread();
         --inside;
         m.unlock();
       };
@@ -321,11 +325,13 @@ TEST(hosts, a_lock_that_a_thread_outside_holds_is_waited_for) {
   std::thread outside([&] {
     base::lock_guard hold(m);
     held = true;
-    while (!wanted) std::this_thread::yield();
+    while (!wanted)
+      std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // meanwhile the other thread reaches the lock
     given_back = true;
   });
-  while (!held) std::this_thread::yield();
+  while (!held)
+    std::this_thread::yield();
   bool seen = false;
   r.run({[&] {
     wanted = true;
@@ -347,35 +353,55 @@ TEST(hosts, a_second_entry_reports_nothing_of_the_first) {
 
 TEST(scheduler_death, misuse_ends_the_process_with_its_reason) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child has no kept threads
-  EXPECT_DEATH({
-    rig r(1);
-    r.threads.spawn("a", [] { for (int i = 0; i < 100; ++i) base::yield_thread(); });
-    r.threads.leave();
-  }, "the scheduler ends while its threads run");
-  EXPECT_DEATH({
-    rig r(1);
-    std::thread([&] { r.threads.end(); }).join();
-  }, "a thread outside the scheduler ends its machine");
-  EXPECT_DEATH({
-    rig r(1);
-    r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
-  }, "terminate called.*\n.*of a thread");
-  EXPECT_DEATH({
-    rig r(1);
-    r.run({[] { for (std::uint64_t i = 0; i <= 2 * thread_scheduler::endless; ++i) base::switch_point(); }});
-  }, "a stopped run does not end: the run does not end");
-  EXPECT_DEATH({
-    rig r(1);
-    base::atomic<bool> never = false;
-    r.run({[&] {
-      base::no_switch const one_step;
-      while (!never.load()) base::yield_thread();
-    }});
-  }, "inside base::no_switch or with base::quiet");
-  EXPECT_DEATH({
-    for (int i = 0; i < base::thread_slots; ++i) (void)base::detail::new_thread_slot();
-    (void)base::detail::new_thread_slot();
-  }, "");
+  EXPECT_DEATH(
+      {
+        rig r(1);
+        r.threads.spawn("a", [] {
+          for (int i = 0; i < 100; ++i)
+            base::yield_thread();
+        });
+        r.threads.leave();
+      },
+      "the scheduler ends while its threads run");
+  EXPECT_DEATH(
+      {
+        rig r(1);
+        std::thread([&] { r.threads.end(); }).join();
+      },
+      "a thread outside the scheduler ends its machine");
+  EXPECT_DEATH(
+      {
+        rig r(1);
+        r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
+      },
+      "terminate called.*\n.*of a thread");
+  EXPECT_DEATH(
+      {
+        rig r(1);
+        r.run({[] {
+          for (std::uint64_t i = 0; i <= 2 * thread_scheduler::endless; ++i)
+            base::switch_point();
+        }});
+      },
+      "a stopped run does not end: the run does not end");
+  EXPECT_DEATH(
+      {
+        rig r(1);
+        base::atomic<bool> never = false;
+        r.run({[&] {
+          base::no_switch const one_step;
+          while (!never.load())
+            base::yield_thread();
+        }});
+      },
+      "inside base::no_switch or with base::quiet");
+  EXPECT_DEATH(
+      {
+        for (int i = 0; i < base::thread_slots; ++i)
+          (void)base::detail::new_thread_slot();
+        (void)base::detail::new_thread_slot();
+      },
+      "");
 }
 
 TEST(hosts, a_machine_refuses_a_thread_that_it_does_not_switch) {

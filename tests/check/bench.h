@@ -22,7 +22,8 @@ struct bench : ::testing::Test {
     machine = std::move(w.machine);
     judge = w.control;
     witness = machine->watching();
-    for (int d = 0; d < 2; ++d) EXPECT_TRUE(machine->open(d).ok());
+    for (int d = 0; d < 2; ++d)
+      EXPECT_TRUE(machine->open(d).ok());
   }
   stream_handle stream(int device = 0, stream_kind k = stream_kind::independent) {
     return machine->create_stream(device, k, 0).value;
@@ -30,7 +31,8 @@ struct bench : ::testing::Test {
   event_handle event(int device = 0) { return machine->create_event(device, event_kind::order_only).value; }
   address addresses(std::size_t bytes = page) { return machine->reserve(bytes, page).value; }
   memory_handle map(address at, memory_handle h = memory_handle::none) {
-    if (h == memory_handle::none) h = machine->create(0, page).value;
+    if (h == memory_handle::none)
+      h = machine->create(0, page).value;
     EXPECT_TRUE(machine->map(at, page, h).ok());
     EXPECT_TRUE(machine->grant(at, page, 0).ok());
     EXPECT_TRUE(machine->grant(at, page, 1).ok());
@@ -63,12 +65,14 @@ struct bench : ::testing::Test {
   }
   std::vector<kind> kinds() {
     std::vector<kind> all;
-    for (auto const& f : judge->findings()) all.push_back(f.what);
+    for (auto const& f : judge->findings())
+      all.push_back(f.what);
     return all;
   }
   std::string text() {
     std::string all;
-    for (auto const& f : judge->findings()) all += f.text + "\n";
+    for (auto const& f : judge->findings())
+      all += f.text + "\n";
     return all;
   }
   ~bench() override { (void)judge->findings(); }

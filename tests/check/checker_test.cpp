@@ -87,7 +87,8 @@ TEST_F(checker, freeing_while_a_stream_without_a_mark_uses_the_block) {
 TEST_F(checker, a_free_is_right_with_mark_order_or_completion) {
   auto const s = stream(), t = stream();
   address const x = memory(), y = memory(), z = memory();
-  for (address const at : {x, y, z}) begins(s, at, 256, 10);
+  for (address const at : {x, y, z})
+    begins(s, at, 256, 10);
   read(t, x);
   ends({{0, s}, {0, t}}, x, 256, 11);
   read(t, y);
@@ -132,8 +133,10 @@ TEST_F(checker, reuse_behind_order_or_completion_is_right) {
     order(s, t);
     read(t, at);
     ends({{0, s}, {0, t}}, at, 256, 11);
-    if (i % 2) order(t, s);
-    else EXPECT_TRUE(machine->synchronize_stream(0, t).ok());
+    if (i % 2)
+      order(t, s);
+    else
+      EXPECT_TRUE(machine->synchronize_stream(0, t).ok());
   }
   order(s, u);
   order(t, u);
@@ -186,7 +189,8 @@ TEST_F(checker, over_waits_count_what_exceeds_the_memorys_use) {
   begins(s, at, 256, 10);
   write(s, at);
   ends({{0, s}}, at, 256, 11);
-  for (int i = 0; i < 7; ++i) write(s, elsewhere);
+  for (int i = 0; i < 7; ++i)
+    write(s, elsewhere);
   {
     base::internal_ordering const own(true);
     order(s, t);

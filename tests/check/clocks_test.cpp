@@ -32,10 +32,12 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
     auto const below = [&](std::uint64_t n) { return draw() % n; };
 
     std::vector<stream> all;
-    for (int i = 0; i < 4; ++i) all.emplace_back(device(i % 2));
+    for (int i = 0; i < 4; ++i)
+      all.emplace_back(device(i % 2));
     std::vector<event> events(3);
     std::vector<int> on(3, 0);
-    for (std::size_t i = 0; i < events.size(); ++i) events[i].record(all[0]);
+    for (std::size_t i = 0; i < events.size(); ++i)
+      events[i].record(all[0]);
     std::vector<asked> stamps;
     std::vector<buffer> blocks;
     auto const line = [&](stream const& s) -> clock::stream_clock& { return streams::clock_of(s.ref()); };
@@ -45,8 +47,10 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
       stream& t = all[below(4)];
       std::size_t const e = below(3);
       switch (below(11)) {
-        case 0: case 1: launch(s, {}, on_gpu, [] {}); break;
-        case 2: case 3: t.ref().wait(s); break;
+        case 0:
+        case 1: launch(s, {}, on_gpu, [] {}); break;
+        case 2:
+        case 3: t.ref().wait(s); break;
         case 4:
           if (line(s).device() == line(all[static_cast<std::size_t>(on[e])]).device())
             events[e].record(s), on[e] = static_cast<int>(&s - all.data());
@@ -54,21 +58,28 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
         case 5: t.ref().wait(events[e]); break;
         case 6: (void)events[e].query(); break;
         case 7: (void)s.ref().query(); break;
-        case 8: if (below(3) == 0) s.ref().synchronize(); break;
+        case 8:
+          if (below(3) == 0)
+            s.ref().synchronize();
+          break;
         case 9: {
           stream_guard const home{s.ref()};
           blocks.emplace_back(64_KiB * (1 + below(40)));
           blocks.back().record_stream(t.ref().device() == s.ref().device() ? t.ref() : s.ref());
-          if (blocks.size() > 6) blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(below(blocks.size())));
+          if (blocks.size() > 6)
+            blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(below(blocks.size())));
           break;
         }
-        default: if (!stamps.empty()) (void)clocks.poll(stamps[below(stamps.size())].stamp);
+        default:
+          if (!stamps.empty())
+            (void)clocks.poll(stamps[below(stamps.size())].stamp);
       }
       if (below(2)) {
         auto& l = line(all[below(4)]);
         stamps.push_back({l.now(), judge.position(l.device(), l.handle())});
       }
-      if (stamps.size() > 24) stamps.erase(stamps.begin(), stamps.begin() + 8);
+      if (stamps.size() > 24)
+        stamps.erase(stamps.begin(), stamps.begin() + 8);
       for (asked const& a : stamps) {
         if (clocks.complete(a.stamp)) {
           ++complete;
@@ -88,10 +99,12 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
         }
       }
     }
-    for (auto& s : all) s.ref().synchronize();
+    for (auto& s : all)
+      s.ref().synchronize();
     expect_none(race_reports());
   }
-  if (wanted.count() < 5) return;
+  if (wanted.count() < 5)
+    return;
   EXPECT_GT(ordered, complete);
   EXPECT_GT(complete, 1000u);
   EXPECT_GT(neither, 1000u) << "clocks that say yes to everything prove nothing";

@@ -13,8 +13,12 @@ namespace {
 constexpr std::int64_t count = 1024;
 constexpr size_t bytes = count * 4;
 
-std::vector<communicator> two_ranks() { return communicator::create_all(std::vector<device>{device(0), device(1)}); }
-stream_ref line(int rank) { return default_stream(device(rank)); }
+std::vector<communicator> two_ranks() {
+  return communicator::create_all(std::vector<device>{device(0), device(1)});
+}
+stream_ref line(int rank) {
+  return default_stream(device(rank));
+}
 
 // Streams of the program, one buffer a rank, and a collective between the ranks.
 struct two {
@@ -22,7 +26,8 @@ struct two {
   buffer in[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
   stream other{device(0)};
   two() {
-    for (int r : {0, 1}) fill(r);
+    for (int r : {0, 1})
+      fill(r);
   }
   void fill(int r) {
     device_guard const on(r);
@@ -37,11 +42,14 @@ struct two {
     ranks[1].all_reduce({in[1].data(), count}, reduce_op::sum, at);
   }
   static void done() {
-    for (int r : {0, 1}) synchronize(device(r));
+    for (int r : {0, 1})
+      synchronize(device(r));
   }
 };
 
-std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
+std::string at_line(int n) {
+  return "collectives_test.cpp:" + std::to_string(n);
+}
 
 // Rank 0's part waits for rank 1's, whose stream waits for rank 0's. Every run reports the same cycle.
 TEST(collectives, a_cycle_through_two_ranks_is_printed) {
@@ -78,10 +86,12 @@ TEST(collectives, a_cycle_through_two_ranks_is_printed) {
     ASSERT_EQ(reports.size(), 1u);
     EXPECT_EQ(reports[0].kind, "stuck");
     for (std::string const& text : {thrown, reports[0].text}) {
-      for (auto const& part : after) EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+      for (auto const& part : after)
+        EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
       EXPECT_NE(text.find("emove one of the waits"), std::string::npos) << text;
     }
-    if (first.empty()) first = thrown;
+    if (first.empty())
+      first = thrown;
     EXPECT_EQ(thrown, first);
     ranks[0].abort();
   }
@@ -94,7 +104,8 @@ TEST(collectives, steps_on_a_stream_of_their_own_are_right) {
       p.other.wait(line(0));
       p.reduce(p.other);
       line(0).wait(p.other);
-      for (int r : {0, 1}) read(line(r), p.in[r].data(), bytes), p.fill(r);
+      for (int r : {0, 1})
+        read(line(r), p.in[r].data(), bytes), p.fill(r);
     }
     p.done();
   }));
@@ -106,11 +117,16 @@ TEST(collectives, every_kind_on_every_ranks_own_stream_is_right) {
     buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
     buffer sent[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
     for (int step = 0; step < 2; ++step) {
-      for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
-      for (int r : {0, 1}) p.ranks[r].reduce_scatter({p.in[r].data(), count}, {all[r].data(), 2 * count});
-      for (int r : {0, 1}) p.ranks[r].broadcast({all[r].data(), 2 * count}, step);
-      for (int r : {0, 1}) p.ranks[r].all_to_all({sent[r].data(), 2 * count}, {all[r].data(), 2 * count});
-      for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {all[r].data<float>() + r * count, count});
+      for (int r : {0, 1})
+        p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
+      for (int r : {0, 1})
+        p.ranks[r].reduce_scatter({p.in[r].data(), count}, {all[r].data(), 2 * count});
+      for (int r : {0, 1})
+        p.ranks[r].broadcast({all[r].data(), 2 * count}, step);
+      for (int r : {0, 1})
+        p.ranks[r].all_to_all({sent[r].data(), 2 * count}, {all[r].data(), 2 * count});
+      for (int r : {0, 1})
+        p.ranks[r].all_gather({all[r].data(), 2 * count}, {all[r].data<float>() + r * count, count});
     }
     p.done();
   }));
@@ -122,9 +138,12 @@ TEST(collectives, all_to_all_uses_both_buffers_to_the_last_byte) {
       two p;
       buffer out[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
       p.other.wait(line(0));
-      for (int r : {0, 1}) p.ranks[r].all_to_all({out[r].data(), count}, {p.in[r].data(), count});
-      if (wrong == 1) write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
-      if (wrong == 2) read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
+      for (int r : {0, 1})
+        p.ranks[r].all_to_all({out[r].data(), count}, {p.in[r].data(), count});
+      if (wrong == 1)
+        write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+      if (wrong == 2)
+        read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
       p.done();
       p.other.synchronize();
     });
@@ -143,14 +162,18 @@ TEST(collectives, transfers_use_their_memory_to_the_last_byte) {
         auto const in_of = [&](int r) { return device_span{p.in[r].data(), count}; };
         auto const out_of = [&](int r) { return device_span{out[r].data(), count}; };
         if (both) {
-          for (int r : {0, 1}) p.ranks[r].send_receive(in_of(r), 1 - r, out_of(r), 1 - r);
+          for (int r : {0, 1})
+            p.ranks[r].send_receive(in_of(r), 1 - r, out_of(r), 1 - r);
         } else {
           p.ranks[0].send(in_of(0), 1), p.ranks[1].receive(out_of(1), 0);
           p.ranks[1].send(in_of(1), 0), p.ranks[0].receive(out_of(0), 1);
         }
-        if (wrong == 1) write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
-        if (wrong == 2) read(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
-        if (wrong == 3) read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
+        if (wrong == 1)
+          write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+        if (wrong == 2)
+          read(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+        if (wrong == 3)
+          read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
         p.done();
         p.other.synchronize();
       });
@@ -177,8 +200,10 @@ TEST(collectives, buckets_reduced_during_backward_are_right) {
           g[r].mark_ready(which, line(r));
         }
       }
-      for (int r : {0, 1}) g[r].finish(line(r));
-      for (int r : {0, 1}) read(line(r), g[r].gradient(0).data, bytes), read(line(r), g[r].gradient(1).data, bytes);
+      for (int r : {0, 1})
+        g[r].finish(line(r));
+      for (int r : {0, 1})
+        read(line(r), g[r].gradient(0).data, bytes), read(line(r), g[r].gradient(1).data, bytes);
     }
     two::done();
   }));
@@ -205,7 +230,8 @@ struct bucketed {
     }
   }
   void finish() {
-    for (int r : {0, 1}) g[static_cast<size_t>(r)].finish(line(r));
+    for (int r : {0, 1})
+      g[static_cast<size_t>(r)].finish(line(r));
     two::done();
   }
 };
@@ -218,11 +244,11 @@ TEST(collectives, a_use_before_finish_names_gradient_and_call) {
     write(line(0), p.g[0].gradient(0).data, bytes), wrote = __LINE__;
     p.finish();
   });
-  expect_one(all, "race",
-             {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ",
-              "writes them on weir's own stream 3 of gpu:0",
-              "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 2 of gpu:0",
-              "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
+  expect_one(
+      all, "race",
+      {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ", "writes them on weir's own stream 3 of gpu:0",
+       "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 2 of gpu:0",
+       "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
 }
 
 TEST(collectives, a_write_beside_mark_ready_names_that_call) {
@@ -268,7 +294,8 @@ TEST(collectives, inputs_may_be_read_but_not_written_beside_it) {
     two p;
     buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
     p.other.wait(line(0));
-    for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
+    for (int r : {0, 1})
+      p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
     right ? read(p.other, p.in[0].data(), bytes) : write(p.other, p.in[0].data(), bytes);
     p.done();
   };
@@ -311,15 +338,19 @@ TEST(backend_collectives, are_judged_by_what_they_declare) {
     write(s, in.data(), bytes);
     t.wait(s);
     as_nccl(t).call(gather(in, out));
-    if (how == 0) s.wait(t);
-    if (how == 1) t.synchronize();
+    if (how == 0)
+      s.wait(t);
+    if (how == 1)
+      t.synchronize();
     how == 3 ? read(s, in.data(), bytes) : write(s, in.data(), bytes);
-    if (how != 4) s.wait(t);
+    if (how != 4)
+      s.wait(t);
     read(s, out.data(), 2 * bytes);
     s.wait(t);
     synchronize();
   };
-  for (int how : {0, 1, 3}) expect_none(found([&] { run(how); }));
+  for (int how : {0, 1, 3})
+    expect_none(found([&] { run(how); }));
   expect_one(found([&] { run(2); }), "race", {"all_gather at", "reads them on stream 2", "writes them on stream 1"});
   EXPECT_EQ(found([&] { run(4); }).size(), 2u) << "its input is written, and its result read";
 }

@@ -16,10 +16,14 @@ struct graph_memory : bench {
   executable_handle writer(bool freed = true) {
     gone = false;
     EXPECT_TRUE(machine->begin_capture(0, s, capture_mode::relaxed).ok());
-    EXPECT_TRUE(machine->keep_with_graph(0, s, [](void* p) { *static_cast<bool*>(p) = true; }, &gone).ok());
+    EXPECT_TRUE(machine
+                    ->keep_with_graph(
+                        0, s, [](void* p) { *static_cast<bool*>(p) = true; }, &gone)
+                    .ok());
     begins(s, x, 64, 1);
     write(s, x);
-    if (freed) ends({{0, s}}, x, 64, 2);
+    if (freed)
+      ends({{0, s}}, x, 64, 2);
     auto const g = machine->end_capture(0, s);
     EXPECT_TRUE(g.ok());
     auto const ready = machine->instantiate(0, g.value);
@@ -105,7 +109,8 @@ TEST_F(graph_memory, it_is_ordinary_when_the_launches_are_over) {
   for (bool const over : {true, false}) {
     auto const g = writer();
     launch(g, u);
-    if (over) drain();
+    if (over)
+      drain();
     EXPECT_TRUE(machine->destroy_executable(g).ok());
     EXPECT_EQ(gone, over);
     begins(t, x, 64, 3);

@@ -106,9 +106,11 @@ TEST_F(graphs, unordered_parts_race_at_capture) {
     write(s, y);
     order(s, t);  // t joins
     write(t, x);
-    if (right) order(t, s);
+    if (right)
+      order(t, s);
     read(s, x);
-    if (!right) order(t, s);
+    if (!right)
+      order(t, s);
     (void)end(s);
     EXPECT_EQ(kinds(), right ? all{} : all{kind::race}) << text();
   }
@@ -126,7 +128,8 @@ TEST_F(graphs, a_race_inside_a_graph_is_reported_once) {
   write(s, x);
   order(t, s);
   auto const g = end(s);
-  for (int i = 0; i < 3; ++i) launch(g, i % 2 ? u : s);
+  for (int i = 0; i < 3; ++i)
+    launch(g, i % 2 ? u : s);
   auto const found = judge->findings();
   ASSERT_EQ(found.size(), 1u) << text();
   EXPECT_EQ(found[0].times, 1u);

@@ -48,7 +48,8 @@ TEST_P(guarded, concurrent_readers_keep_the_bytes_open) {
   stream s, t;
   buffer x(64 << 10);
   write(current_stream(), x.data(), x.size());
-  for (stream* one : {&s, &t}) one->wait(current_stream());
+  for (stream* one : {&s, &t})
+    one->wait(current_stream());
   for (int i = 0; i < 40; ++i) {
     read(s, x.data(), 100 + static_cast<size_t>(i));
     read(t, x.data(), x.size());
@@ -63,7 +64,8 @@ TEST_P(guarded, memory_that_comes_back_is_guarded_again) {
   for (int i = 0; i < 30; ++i) {
     buffer x(1000 + static_cast<size_t>(i) * 5000);
     write(s, x.data(), x.size());
-    if (i % 10 == 9) empty_cache();
+    if (i % 10 == 9)
+      empty_cache();
   }
   synchronize();
   expect_none(race_reports());
@@ -110,11 +112,13 @@ void a_race_and_then_an_exception() {
 TEST_P(guarded_death, races_found_before_the_end_are_printed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   if (!by_the_byte) {
-    EXPECT_DEATH(a_race_and_then_a_stray_touch(),
-                 "host code touched.*\n.*the race checker found (1 error|2 errors):\n.*race: bytes 0-4095 of block 1 of gpu:0");
+    EXPECT_DEATH(
+        a_race_and_then_a_stray_touch(),
+        "host code touched.*\n.*the race checker found (1 error|2 errors):\n.*race: bytes 0-4095 of block 1 of gpu:0");
   }
-  EXPECT_DEATH(a_race_and_then_an_exception(),
-               "no such word.*\n.*the race checker found (1 error|2 errors):\n.*race: bytes 0-4095 of block 1 of gpu:0");
+  EXPECT_DEATH(
+      a_race_and_then_an_exception(),
+      "no such word.*\n.*the race checker found (1 error|2 errors):\n.*race: bytes 0-4095 of block 1 of gpu:0");
 }
 
 TEST_P(guarded_death, a_host_access_names_the_block_before_the_end) {
@@ -144,7 +148,8 @@ struct passed_by {
     };
     driver::work const w{[](void* at) {
                            auto const& to = *static_cast<target*>(at);
-                           for (size_t i = 0; i < to.bytes; ++i) static_cast<char volatile*>(to.at)[i] = 1;
+                           for (size_t i = 0; i < to.bytes; ++i)
+                             static_cast<char volatile*>(to.at)[i] = 1;
                          },
                          [](void* at) { delete static_cast<target*>(at); }, new target{static_cast<char*>(p), bytes}};
     EXPECT_TRUE(rt.get().machine().enqueue(0, line.handle(), {&t, 1}, w).ok());
@@ -197,7 +202,8 @@ void an_engine_touches_a_block_given_back() {
 
 TEST_P(guarded_death, work_given_after_a_free_ends_at_one_byte) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (size_t const bytes : {1, 8, 1000}) EXPECT_DEATH(work_touches_a_block_given_back(bytes), "use-after-poison");
+  for (size_t const bytes : {1, 8, 1000})
+    EXPECT_DEATH(work_touches_a_block_given_back(bytes), "use-after-poison");
   EXPECT_DEATH(an_engine_touches_a_block_given_back(), "use-after-poison");
 }
 

@@ -17,7 +17,9 @@ namespace weir::check_tests {
 namespace {
 
 constexpr size_t size = 4096, n = size / sizeof(float);
-std::string here_line(int at) { return "host_test.cpp:" + std::to_string(at); }
+std::string here_line(int at) {
+  return "host_test.cpp:" + std::to_string(at);
+}
 
 enum class waits { no, for_the_stream, for_the_stamp, for_an_event, for_the_device, for_a_query };
 constexpr waits all_waits[] = {waits::for_the_stream, waits::for_the_stamp, waits::for_an_event, waits::for_the_device,
@@ -33,12 +35,17 @@ void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> co
   copied_at = __LINE__ - 1;
   event e;
   e.record(s);
-  if (how == waits::for_the_stream) s.synchronize();
-  if (how == waits::for_the_stamp) copied.synchronize();
-  if (how == waits::for_an_event) e.synchronize();
-  if (how == waits::for_the_device) synchronize();
+  if (how == waits::for_the_stream)
+    s.synchronize();
+  if (how == waits::for_the_stamp)
+    copied.synchronize();
+  if (how == waits::for_an_event)
+    e.synchronize();
+  if (how == waits::for_the_device)
+    synchronize();
   while (how == waits::for_a_query && !copied.query()) {
-    if (by_hand) simulation::of(runtime::current()).step(s);
+    if (by_hand)
+      simulation::of(runtime::current()).step(s);
   }
   use(to);
   synchronize();
@@ -56,7 +63,8 @@ TEST(host_uses, a_read_before_the_wait_is_reported_for_every_seed) {
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].first.line(), static_cast<unsigned>(copied));
   EXPECT_EQ(all[0].second.line(), static_cast<unsigned>(used));
-  for (waits const how : all_waits) expect_none(found([&] { fetch_then(how, copied, use); }));
+  for (waits const how : all_waits)
+    expect_none(found([&] { fetch_then(how, copied, use); }));
 }
 
 TEST(host_uses, only_wrong_bytes_vary_with_the_seed) {
@@ -85,7 +93,8 @@ TEST(host_uses, the_checker_may_read_a_shielded_source) {
     deallocate(most);
     void* const again = allocate(home, 40_MiB);
     copy(other, x.data(), to.data(), size, non_blocking);
-    if (early) (void)*static_cast<char volatile*>(to.data());
+    if (early)
+      (void)*static_cast<char volatile*>(to.data());
     deallocate(again);
     synchronize();
   };
@@ -118,7 +127,8 @@ TEST(host_uses, operations_on_a_pinned_tensor_are_host_uses) {
   for (tensor_use const& use : tensor_uses) {
     auto const run = [&](bool right) {
       tensor const x = ones({static_cast<std::int64_t>(n)}), y = x.to(cpu, non_blocking);
-      if (right) synchronize();
+      if (right)
+        synchronize();
       use.does(y, source_location::current());
       synchronize();
     };
@@ -137,7 +147,8 @@ TEST(host_uses, a_copys_source_may_be_read_but_not_written) {
       tensor const x = empty({static_cast<std::int64_t>(n)}),
                    y = ones({static_cast<std::int64_t>(n)}, {.on = cpu, .kind = memory_kind::pinned});
       tensor(x).copy_(y, non_blocking);
-      if (right) synchronize();
+      if (right)
+        synchronize();
       use.does(y, source_location::current());
       synchronize();
     };
@@ -161,10 +172,14 @@ TEST(host_uses, copies_and_fills_of_host_memory_are_host_uses) {
     std::vector<char> pageable(size);
     s.wait(other);
     copy(s, to.data(), x.data(), size, non_blocking);
-    if (how == 0) copy(pageable.data(), to.data(), size);  // a copy within the host waits for `other` only
-    if (how == 1) copy(to.data(), pageable.data(), size);
-    if (how == 2) fill(to.data(), std::byte{1}, size);
-    if (how == 3) (void)pin_memory(std::as_bytes(std::span(to.data<char>(), size)));
+    if (how == 0)
+      copy(pageable.data(), to.data(), size);  // a copy within the host waits for `other` only
+    if (how == 1)
+      copy(to.data(), pageable.data(), size);
+    if (how == 2)
+      fill(to.data(), std::byte{1}, size);
+    if (how == 3)
+      (void)pin_memory(std::as_bytes(std::span(to.data<char>(), size)));
     synchronize();
   };
   for (int how = 0; how < 4; ++how) {
@@ -179,7 +194,8 @@ TEST(host_uses, a_kernels_declared_writes_are_waited_for_too) {
     stream s;
     buffer to = pinned(size);
     write(s, to.data(), size, source_location::current());
-    if (right) s.synchronize();
+    if (right)
+      s.synchronize();
     (void)to.host<char>();
     synchronize();
   };
@@ -213,18 +229,24 @@ TEST(host_uses, an_element_of_a_container_is_seen_by_its_page) {
     buffer x(size);
     floats v(n, 1);
     fill(x.data(), std::byte{0}, size);
-    if (to_device) copy(s, x.data(), v.data(), size, non_blocking), copied = __LINE__;
-    else copy(s, v.data(), x.data(), size, non_blocking), copied = __LINE__;
-    if (right) s.synchronize();
+    if (to_device)
+      copy(s, x.data(), v.data(), size, non_blocking), copied = __LINE__;
+    else
+      copy(s, v.data(), x.data(), size, non_blocking), copied = __LINE__;
+    if (right)
+      s.synchronize();
     auto* const at = const_cast<float volatile*>(v.data() + 17);
-    if (writing) *at = 5;
-    else (void)*at;
+    if (writing)
+      *at = 5;
+    else
+      (void)*at;
     synchronize();
   };
   for (bool const writing : {false, true}) {
     for (bool const to_device : {false, true}) {
       auto const all = found_without_threads([&] { run(writing, to_device, false); });
-      if (!writing && to_device) expect_none(all);
+      if (!writing && to_device)
+        expect_none(all);
       else
         expect_one(all, "host too early", {
           "bytes 0-4095 of pinned block 1", "copy at " + here_line(copied),
@@ -286,7 +308,8 @@ void open_the_page(int, siginfo_t* info, void*) {
 TEST(host_uses, no_page_is_guarded_under_the_programs_own_handler) {
   handled = 0;
   expect_none(found_without_threads([] {
-    struct sigaction own {}, before {};
+    struct sigaction own {
+    }, before{};
     own.sa_sigaction = open_the_page;
     own.sa_flags = SA_SIGINFO;
     stream s;
@@ -344,15 +367,18 @@ TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
     stream_guard const home{s.ref()};
     buffer x(size), ring = pinned(4 * size);
     fill(x.data(), std::byte{7}, size);
-    for (size_t i = 0; i < 2; ++i) copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
+    for (size_t i = 0; i < 2; ++i)
+      copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
     s.synchronize();
-    for (size_t i = 2; i < 4; ++i) copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
+    for (size_t i = 2; i < 4; ++i)
+      copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
     auto const all = ring.host<char>();
     EXPECT_TRUE(read > 1 || all[read * size + 9] == 7);
     (void)*const_cast<char volatile*>(&all[read * size + 10]);
     s.synchronize();
   };
-  for (size_t const done : {0, 1}) expect_none(found([&] { run(done); }));
+  for (size_t const done : {0, 1})
+    expect_none(found([&] { run(done); }));
   for (size_t const under_way : {2, 3})
     expect_one(found_without_threads([&] { run(under_way); }), "host too early",
                {"bytes " + std::to_string(under_way * size), "host code"});
@@ -405,8 +431,10 @@ TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
     auto* const from = table.data<char>();
     auto* const to = x.data<char>();
     auto const body = [from, to](size_t i) { to[i] = from[i]; };
-    if (right) parallel_for(s, size, {writes(x), reads(table)}, body);
-    else parallel_for(s, size, {writes(x), reads(other)}, body), launched = __LINE__;
+    if (right)
+      parallel_for(s, size, {writes(x), reads(table)}, body);
+    else
+      parallel_for(s, size, {writes(x), reads(other)}, body), launched = __LINE__;
     s.synchronize();
     std::memset(table.data(), 4, table.size());
   };

@@ -21,9 +21,12 @@ values one_launch_without_a_stream(stream_ref s, int first_line = 0) {
   int *const x = all.data<int>(), *const y = x + 1024, *const z = y + 1024;
   fill(s, x, std::byte{0}, all.size());
   s.synchronize();
-  launch(s, {writes(x, 4)}, on_gpu, [x] { *x = 7; }, at(1));
-  launch(legacy, {reads(x, 4), writes(y, 4)}, on_gpu, [x, y] { *y = *x + 1; }, at(2));
-  launch(s, {reads(y, 4), writes(z, 4)}, on_gpu, [y, z] { *z = *y * 10; }, at(3));
+  launch(
+      s, {writes(x, 4)}, on_gpu, [x] { *x = 7; }, at(1));
+  launch(
+      legacy, {reads(x, 4), writes(y, 4)}, on_gpu, [x, y] { *y = *x + 1; }, at(2));
+  launch(
+      s, {reads(y, 4), writes(z, 4)}, on_gpu, [y, z] { *z = *y * 10; }, at(3));
   synchronize(s.device());
   values v;
   copy(s, &v.x, x, 4);
@@ -32,7 +35,9 @@ values one_launch_without_a_stream(stream_ref s, int first_line = 0) {
   return v;
 }
 
-bool is_right(values const& v) { return v.x == 7 && v.y == 8 && v.z == 80; }
+bool is_right(values const& v) {
+  return v.x == 7 && v.y == 8 && v.z == 80;
+}
 
 int right_of_50(stream_flags flags) {
   int right = 0;

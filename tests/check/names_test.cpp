@@ -24,7 +24,8 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
     auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     stream const s{device(0)}, t{device(1)}, other{device(0)};
     buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
-    for (auto const* one : {&s, &t, &other}) one->wait(current_stream(device(0)));
+    for (auto const* one : {&s, &t, &other})
+      one->wait(current_stream(device(0)));
     write(s, x.data(), 64);
     write(other, x.data(), 64);
     auto const reduce = [&](std::size_t rank, stream const& on, buffer const& b) {
@@ -36,7 +37,8 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
     reduce(1, t, y);
     EXPECT_THROW(s.synchronize(), driver_error);
     std::string race, circle;
-    for (auto const& r : race_reports()) (r.kind == "stuck" ? circle : race) += r.text;
+    for (auto const& r : race_reports())
+      (r.kind == "stuck" ? circle : race) += r.text;
     for (auto const* one : {&s, &other})
       EXPECT_NE(race.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << race;
     for (auto const* one : {&s, &t})

@@ -20,7 +20,8 @@ inline void write(stream_ref s, void* p, size_t bytes, source_location at = sour
   launch(
       s, {writes(p, bytes)}, on_gpu,
       [p, bytes] {
-        for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(p)[i] = 1;
+        for (size_t i = 0; i < bytes; ++i)
+          static_cast<volatile char*>(p)[i] = 1;
       },
       at);
 }
@@ -28,7 +29,8 @@ inline void read(stream_ref s, void* p, size_t bytes, source_location at = sourc
   launch(
       s, {reads(p, bytes)}, on_gpu,
       [p, bytes] {
-        for (size_t i = 0; i < bytes; ++i) (void)static_cast<volatile char*>(p)[i];
+        for (size_t i = 0; i < bytes; ++i)
+          (void)static_cast<volatile char*>(p)[i];
       },
       at);
 }
@@ -46,7 +48,8 @@ inline std::vector<race_report> found_in(simulated like, program const& run) {
 
 inline std::string texts(std::vector<race_report> const& all) {
   std::string text;
-  for (auto const& r : all) text += r.text + "\n";
+  for (auto const& r : all)
+    text += r.text + "\n";
   return text;
 }
 
@@ -67,7 +70,8 @@ inline std::vector<race_report> found_without_threads(program const& run) {
 inline std::vector<race_report> found(program const& run) {
   auto const once = found_without_threads(run);
 #if defined(__SANITIZE_THREAD__)
-  if (!once.empty()) return once;  // a race of the program is also a race of the threads that run its work
+  if (!once.empty())
+    return once;  // a race of the program is also a race of the threads that run its work
 #endif
   EXPECT_EQ(texts(found_in({.devices = 2, .memory = 64_MiB}, run)), texts(once)) << "threads";
   return once;
@@ -77,9 +81,14 @@ inline void expect_one(std::vector<race_report> const& all, std::string const& k
                        std::vector<std::string> const& words) {
   ASSERT_EQ(all.size(), 1u) << texts(all);
   EXPECT_EQ(all[0].kind, kind) << all[0].text;
-  for (auto const& word : words) EXPECT_NE(all[0].text.find(word), std::string::npos) << word << " in: " << all[0].text;
+  for (auto const& word : words)
+    EXPECT_NE(all[0].text.find(word), std::string::npos) << word << " in: " << all[0].text;
 }
-inline void expect_none(std::vector<race_report> const& all) { EXPECT_TRUE(all.empty()) << texts(all); }
-inline std::string line(int n) { return "races_test.cpp:" + std::to_string(n); }
+inline void expect_none(std::vector<race_report> const& all) {
+  EXPECT_TRUE(all.empty()) << texts(all);
+}
+inline std::string line(int n) {
+  return "races_test.cpp:" + std::to_string(n);
+}
 
 }  // namespace weir::check_tests

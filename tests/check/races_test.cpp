@@ -35,8 +35,10 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
     made = __LINE__ - 1;
     a.ref().wait(current_stream());
     write(a, x.data(), size), wrote = __LINE__;
-    if (right) b.ref().wait(a);
-    else b.ref().wait(current_stream());
+    if (right)
+      b.ref().wait(a);
+    else
+      b.ref().wait(current_stream());
     read(b, x.data(), size), read_at = __LINE__;
     synchronize();
   };
@@ -59,16 +61,18 @@ TEST(races, a_wait_in_the_other_direction_is_named) {
     stream_guard const home{a.ref()};
     buffer x(size);
     for (int round = 0; round < 2; ++round) {  // b reads what a writes, and a does not wait for that
-      if (right && round) a.ref().wait(b);
+      if (right && round)
+        a.ref().wait(b);
       write(a, x.data(), size);
       b.ref().wait(a);
       read(b, x.data(), size);
     }
     synchronize();
   };
-  expect_one(found([&] { run(false); }), "race",
-             {"stream 2 of gpu:0 comes after stream 1 of gpu:0, but not the reverse. Remedy: let stream 1 of gpu:0 wait "
-              "for stream 2 of gpu:0"});
+  expect_one(
+      found([&] { run(false); }), "race",
+      {"stream 2 of gpu:0 comes after stream 1 of gpu:0, but not the reverse. Remedy: let stream 1 of gpu:0 wait "
+       "for stream 2 of gpu:0"});
   expect_none(found([&] { run(true); }));
 }
 
@@ -136,7 +140,8 @@ TEST(races, an_event_stands_for_its_last_record_at_the_wait) {
     event e;
     e.record(a);
     write(a, x.data(), size);
-    if (again) e.record(a);
+    if (again)
+      e.record(a);
     b.ref().wait(e);
     read(b, x.data(), size);
     synchronize();
@@ -151,19 +156,24 @@ TEST(races, only_completion_that_the_host_asked_for_orders) {
     stream_guard const home{a.ref()};
     buffer x(size);
     write(a, x.data(), size);
-    if (how == 1) a.ref().synchronize();
-    if (how == 2) synchronize();
-    if (how == 3) a.ref().stamp().synchronize();
+    if (how == 1)
+      a.ref().synchronize();
+    if (how == 2)
+      synchronize();
+    if (how == 3)
+      a.ref().stamp().synchronize();
     if (how == 4) {
       while (!a.ref().query()) {
-        if (by_hand) simulation::of(runtime::current()).step(a);
+        if (by_hand)
+          simulation::of(runtime::current()).step(a);
       }
     }
     read(b, x.data(), size);
     synchronize();
   };
   EXPECT_EQ(found([&] { run(0); }).size(), 1u);
-  for (int how = 1; how <= 4; ++how) expect_none(found([&] { run(how); }));
+  for (int how = 1; how <= 4; ++how)
+    expect_none(found([&] { run(how); }));
 }
 
 // A poll's yes orders, even if the program ignores it. Only runs with the answer no are reported.
@@ -184,7 +194,8 @@ TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
         });
     ASSERT_EQ(reports.size(), was_done ? 0u : 1u) << "seed " << seed << "\n" << texts(reports);
     excused += was_done;
-    if (first.empty()) first = texts(reports);
+    if (first.empty())
+      first = texts(reports);
     EXPECT_EQ(texts(reports), was_done ? std::string() : first) << "seed " << seed;
   }
   EXPECT_GT(excused, 0);
@@ -204,15 +215,19 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
         found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {
           stream on[2];
           buffer const x(size);
-          for (auto& s : on) s.wait(current_stream());
+          for (auto& s : on)
+            s.wait(current_stream());
           auto machine = simulation::of(runtime::current());
           for (int k : {0, 1}) {
             machine.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
               after_the_other |= seen[1 - k];
-              if (k == 0) write(on[0], x.data(), size), lines[0] = __LINE__;
-              else write(on[1], x.data(), size), lines[1] = __LINE__;
+              if (k == 0)
+                write(on[0], x.data(), size), lines[0] = __LINE__;
+              else
+                write(on[1], x.data(), size), lines[1] = __LINE__;
               given[k] = true;
-              if (seed % 2) base::yield_thread();
+              if (seed % 2)
+                base::yield_thread();
               neither_waited |= given[1 - k] && !waits[0] && !waits[1];
               waits[k] = true;
               on[k].synchronize();
@@ -222,7 +237,8 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
           machine.join();
           synchronize();
         });
-    if (after_the_other) expect_none(reports);
+    if (after_the_other)
+      expect_none(reports);
     if (neither_waited) {
       EXPECT_EQ(reports.size(), 1u) << "seed " << seed << "\n" << texts(reports);
     }
@@ -250,7 +266,8 @@ TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
       auto* const bytes = from.data<char>();
       std::memset(bytes, 1, size);
       copy(a, x.data(), bytes, size, non_blocking);
-      if (right) b.ref().wait(a);
+      if (right)
+        b.ref().wait(a);
       launch_host(b, [bytes] { std::memset(bytes, 2, size); });
       a.ref().synchronize();
       in_between = bytes[0] == 2;
@@ -270,7 +287,8 @@ TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
     }
     expect_one(reports, "source changed",
                {"were the source of copy at", "changed before the host had waited for that copy"});
-    if (first.empty()) first = texts(reports);
+    if (first.empty())
+      first = texts(reports);
     EXPECT_EQ(texts(reports), first) << "seed " << seed;
   }
   EXPECT_GT(came_before, 0);
@@ -284,7 +302,8 @@ TEST(races, copies_and_fills_are_uses_and_the_public_line_is_named) {
     stream_guard const home{a.ref()};
     buffer x(size), to = pinned(size);
     fill(x.data(), std::byte{7}, size), filled = __LINE__;
-    if (right) b.ref().wait(a);
+    if (right)
+      b.ref().wait(a);
     copy(b, to.data(), x.data(), size, non_blocking), copied = __LINE__;
     synchronize();
   };
@@ -303,7 +322,8 @@ TEST(races, a_block_begins_on_its_stream) {
     write(a, scratch.data(), size);
     stream_guard const home{a.ref()};
     buffer x(size);
-    if (right) b.ref().wait(a);
+    if (right)
+      b.ref().wait(a);
     write(b, x.data(), size);
     synchronize();
   };
@@ -351,7 +371,8 @@ TEST(lifetime, a_transferred_block_may_be_used_by_both_in_order) {
     write(a, x.data(), size);
     x.set_stream(c);
     read(c, x.data(), size);
-    if (right) a.ref().wait(c);
+    if (right)
+      a.ref().wait(c);
     write(a, x.data(), size);
     c.ref().wait(a);
     read(c, x.data(), size);
@@ -410,7 +431,8 @@ TEST(reports, without_the_option_nothing_is_looked_at) {
   std::string const kept = was ? was : "";
   ::unsetenv("WEIR_CHECK_RACES");
   runtime rt{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 3}};
-  if (was) ::setenv("WEIR_CHECK_RACES", kept.c_str(), 1);
+  if (was)
+    ::setenv("WEIR_CHECK_RACES", kept.c_str(), 1);
   runtime_guard const in{rt};
   stream a, b;
   buffer x(size);
@@ -434,7 +456,8 @@ TEST(races, a_part_of_a_striped_copy_names_the_call) {
       other.ref().wait(current_stream()), copies.ref().wait(current_stream());
       copy(copies, on_gpu.data(), there.data(), bytes, non_blocking);
       write(other, on_gpu.data<std::byte>() + at, chunk);
-      for (stream_ref s : {copies.ref(), other.ref()}) s.synchronize();
+      for (stream_ref s : {copies.ref(), other.ref()})
+        s.synchronize();
     });
     ASSERT_EQ(all.size(), 1u) << texts(all);
     EXPECT_NE(all[0].text.find("copy at races_test.cpp"), std::string::npos) << all[0].text;

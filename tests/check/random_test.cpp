@@ -31,13 +31,15 @@ struct operation {
     synchronize_stream,
     synchronize_event
   } is = what::launch;
-  int on = 0;                    // its stream; unused for synchronize_event
-  int other = 0;                 // stream or event
+  int on = 0;     // its stream; unused for synchronize_event
+  int other = 0;  // stream or event
   std::vector<touched> uses;
 };
 using listing = std::vector<operation>;
 
-bool of_gpu_1(int line) { return line == line_count - 1; }
+bool of_gpu_1(int line) {
+  return line == line_count - 1;
+}
 
 // The order of operations: an edge from each operation to its direct predecessors. A query walks back.
 class oracle {
@@ -48,7 +50,8 @@ class oracle {
     int const me = static_cast<int>(before_.size());
     std::vector<int> edges;
     auto const edge = [&](int from) {
-      if (from >= 0) edges.push_back(from);
+      if (from >= 0)
+        edges.push_back(from);
     };
     edge(host_);  // work that the host enqueues follows what it saw complete
     switch (o.is) {
@@ -60,9 +63,12 @@ class oracle {
     }
     before_.push_back(std::move(edges));
     uses_.push_back(o.uses);
-    if (o.is == synchronize_stream || o.is == synchronize_event) host_ = me;
-    else if (o.is == record) event_[o.other] = last_[o.on];
-    else last_[o.on] = me;
+    if (o.is == synchronize_stream || o.is == synchronize_event)
+      host_ = me;
+    else if (o.is == record)
+      event_[o.other] = last_[o.on];
+    else
+      last_[o.on] = me;
     return me;
   }
   bool comes_before(int first, int later) const {
@@ -71,9 +77,11 @@ class oracle {
     while (!to_do.empty()) {
       int const at = to_do.back();
       to_do.pop_back();
-      if (at == first) return true;
+      if (at == first)
+        return true;
       for (int const b : before_[static_cast<std::size_t>(at)]) {
-        if (!seen[static_cast<std::size_t>(b)]) seen[static_cast<std::size_t>(b)] = true, to_do.push_back(b);
+        if (!seen[static_cast<std::size_t>(b)])
+          seen[static_cast<std::size_t>(b)] = true, to_do.push_back(b);
       }
     }
     return false;
@@ -84,7 +92,8 @@ class oracle {
   bool race(int first, int later) const {
     bool meet = false;
     for (auto const& a : uses_[static_cast<std::size_t>(first)]) {
-      for (auto const& b : uses_[static_cast<std::size_t>(later)]) meet |= conflict(a, b);
+      for (auto const& b : uses_[static_cast<std::size_t>(later)])
+        meet |= conflict(a, b);
     }
     return meet && !comes_before(first, later);
   }
@@ -93,7 +102,8 @@ class oracle {
     std::set<int> all;
     for (int block = 0; block < static_cast<int>(block_count); ++block) {
       for (std::size_t g = 0; g < grains; ++g) {
-        if (int const found = first_to_race(block, g); found >= 0) all.insert(found);
+        if (int const found = first_to_race(block, g); found >= 0)
+          all.insert(found);
       }
     }
     return all;
@@ -108,9 +118,11 @@ class oracle {
     std::vector<use> so_far;
     for (int i = 0; i < static_cast<int>(uses_.size()); ++i) {
       for (touched const& t : uses_[static_cast<std::size_t>(i)]) {
-        if (t.block != block || g < t.from || g >= t.to) continue;
+        if (t.block != block || g < t.from || g >= t.to)
+          continue;
         for (use const& u : so_far) {
-          if (u.of != i && (u.writes || t.writes) && !comes_before(u.of, i)) return i;
+          if (u.of != i && (u.writes || t.writes) && !comes_before(u.of, i))
+            return i;
         }
         so_far.push_back({i, t.writes});
       }
@@ -128,7 +140,8 @@ class author {
  public:
   author(std::uint64_t seed, bool careful) : draw_(seed * 2 + careful), careful_(careful) {}
   listing write() {
-    for (int i = 0, n = 20 + below(40); i < n; ++i) next();
+    for (int i = 0, n = 20 + below(40); i < n; ++i)
+      next();
     return std::move(all_);
   }
 
@@ -146,14 +159,20 @@ class author {
     o.on = below(line_count);
     o.other = below(3);
     switch (below(careful_ ? 12 : 16)) {
-      case 0: case 1: case 2: case 3:
-        for (int i = 0, n = 1 + below(3); i < n; ++i) o.uses.push_back(some_use(o.on, below(2) != 0));
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+        for (int i = 0, n = 1 + below(3); i < n; ++i)
+          o.uses.push_back(some_use(o.on, below(2) != 0));
         break;
       case 4:
         o.is = copy, o.on = below(line_count - 1);
         o.uses = {{0, 0, 4, false}, {1, 0, 4, true}};
-        for (touched& t : o.uses) t.from += static_cast<std::size_t>(below(12)), t.to += t.from;
-        if (below(2)) std::swap(o.uses[0].block, o.uses[1].block);
+        for (touched& t : o.uses)
+          t.from += static_cast<std::size_t>(below(12)), t.to += t.from;
+        if (below(2))
+          std::swap(o.uses[0].block, o.uses[1].block);
         break;
       case 5: {
         o.is = set, o.on = below(line_count - 1);
@@ -163,20 +182,26 @@ class author {
         break;
       }
       case 6: o.is = wait_stream, o.other = below(line_count); break;
-      case 7: case 12: o.is = record, o.other = of_gpu_1(o.on) ? 2 : below(2); break;
-      case 8: case 13: o.is = wait_event; break;
+      case 7:
+      case 12: o.is = record, o.other = of_gpu_1(o.on) ? 2 : below(2); break;
+      case 8:
+      case 13: o.is = wait_event; break;
       case 9:
         o.is = below(4) ? wait_stream : synchronize_stream;
-        if (o.is == wait_stream) o.other = below(line_count);
+        if (o.is == wait_stream)
+          o.other = below(line_count);
         break;
       case 10:
         o.is = below(4) ? record : synchronize_event;
-        if (o.is == record) o.other = of_gpu_1(o.on) ? 2 : below(2);
+        if (o.is == record)
+          o.other = of_gpu_1(o.on) ? 2 : below(2);
         break;
       default: o.uses = {some_use(o.on, below(3) == 0)};
     }
-    if (o.is == wait_stream && o.other == o.on) return;
-    if (careful_) wait_for_all(o);
+    if (o.is == wait_stream && o.other == o.on)
+      return;
+    if (careful_)
+      wait_for_all(o);
     add(std::move(o));
   }
   void add(operation o) {
@@ -189,7 +214,8 @@ class author {
     for (int i = 0; i < static_cast<int>(all_.size()); ++i) {
       oracle then = known_;
       int const me = then.add(o);
-      if (!then.race(i, me)) continue;
+      if (!then.race(i, me))
+        continue;
       operation w;
       w.is = operation::what::wait_stream;
       w.on = o.on;
@@ -223,7 +249,8 @@ void perform(listing const& all) {
         std::vector<memory_use> declared;
         for (touched const& t : o.uses)
           declared.push_back({place(t), t.writes ? access_mode::write : access_mode::read, (t.to - t.from) * grain});
-        weir::launch(on, declared, on_gpu, [] {}, at);
+        weir::launch(
+            on, declared, on_gpu, [] {}, at);
         break;
       }
       case copy: weir::copy(on, place(o.uses[1]), place(o.uses[0]), 4 * grain, non_blocking, at); break;
@@ -239,7 +266,8 @@ void perform(listing const& all) {
       case synchronize_event: events[o.other].synchronize(at); break;
     }
   }
-  for (int d = 0; d < 2; ++d) synchronize(device(d));
+  for (int d = 0; d < 2; ++d)
+    synchronize(device(d));
 }
 
 std::uint64_t number(char const* name, std::uint64_t otherwise) {
@@ -250,7 +278,8 @@ std::uint64_t number(char const* name, std::uint64_t otherwise) {
 // Returns: the number of reports.
 std::size_t judge(listing const& all, std::vector<race_report> const& found) {
   oracle truth;
-  for (operation const& o : all) (void)truth.add(o);
+  for (operation const& o : all)
+    (void)truth.add(o);
   std::set<int> reported;
   for (race_report const& r : found) {
     int const first = static_cast<int>(r.first.line()) - 1, later = static_cast<int>(r.second.line()) - 1;
@@ -274,7 +303,8 @@ std::size_t reports_of(std::uint64_t program, bool careful) {
        ++seed) {
     like.seed = seed + program;
     EXPECT_EQ(texts(found_in(like, [&] { perform(all); })), texts(once)) << "machine " << like.seed;
-    if (::testing::Test::HasFailure()) break;
+    if (::testing::Test::HasFailure())
+      break;
   }
   return n;
 }

@@ -15,7 +15,8 @@ constexpr int ranks = 3;
 void on_threads(std::function<void(communicator&)> const& body) {
   runtime& machine = runtime::current();
   std::vector<device> who;
-  for (int k = 0; k < ranks; ++k) who.emplace_back(k);
+  for (int k = 0; k < ranks; ++k)
+    who.emplace_back(k);
   auto all = communicator::create_all(who);
   std::vector<std::thread> threads;
   for (communicator& c : all)
@@ -24,7 +25,8 @@ void on_threads(std::function<void(communicator&)> const& body) {
       device_guard const on(c.device());
       body(c);
     });
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
 }
 
 simulated machine_of(std::uint64_t seed) {
@@ -42,7 +44,8 @@ TEST(rank_threads, that_are_correct_pass_at_every_seed) {
           float const got = x[0].item<float>();
           EXPECT_EQ(got, turn == 0 ? 3 : turn == 1 ? 9 : 27);
         }
-        if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        if (c.rank() == 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
         buffer const y(4);
         fill(y.data(), std::byte{1}, 4);
         c.send_receive({y.data(), 1, int32}, (c.rank() + 1) % ranks, {x.data(), 1, int32}, (c.rank() + 2) % ranks);
@@ -87,9 +90,11 @@ TEST(rank_threads, that_all_wait_are_stuck_at_once) {
         device_guard const on(c.device());
         buffer const x(4);
         c.receive({x.data(), 1, int32}, 1 - c.rank());
-        for (came.fetch_add(1); came.load() < 2;) std::this_thread::yield();
+        for (came.fetch_add(1); came.load() < 2;)
+          std::this_thread::yield();
         EXPECT_THROW(current_stream().synchronize(), error);
-        for (came.fetch_add(1); came.load() < 4;) std::this_thread::yield();
+        for (came.fetch_add(1); came.load() < 4;)
+          std::this_thread::yield();
         c.abort();
       };
       std::thread other([&] {

@@ -65,7 +65,8 @@ TEST(system_calls, use_blocks_beside_one_in_use) {
       buffer const before = pinned(64), one = pinned(64), beside = pinned(64);
       in_use(s, one, 0, 64);
       buffer const after = pinned(64);
-      for (buffer const* b : {&before, &beside, &after}) EXPECT_TRUE(f.take(b->data(), 64) && f.give(b->data(), 64));
+      for (buffer const* b : {&before, &beside, &after})
+        EXPECT_TRUE(f.take(b->data(), 64) && f.give(b->data(), 64));
       s.synchronize();
     }));
     expect_none(found([&] {

@@ -13,7 +13,9 @@
 namespace {
 
 // Lines of this file, in the pipeline.
-struct { int copy, launch; } line;
+struct {
+  int copy, launch;
+} line;
 
 // Doubles each batch on one stream while another stream copies the next batch.
 float pipeline(bool mended) {
@@ -22,9 +24,11 @@ float pipeline(bool mended) {
   weir::stream_guard const home{copies.ref()};
   weir::buffer in = weir::pinned(n * sizeof(float)), out = weir::pinned(n * sizeof(float));
   weir::buffer batch(n * sizeof(float));
-  for (float& x : in.host<float>()) x = 21;
+  for (float& x : in.host<float>())
+    x = 21;
   weir::copy(copies, batch.data(), in.data(), batch.size(), weir::non_blocking), line.copy = __LINE__;
-  if (mended) compute.ref().wait(copies);
+  if (mended)
+    compute.ref().wait(copies);
   line.launch = __LINE__ + 1;
   weir::parallel_for(compute, n, {weir::updates(batch)},
                      [x = batch.data<float>()] WEIR_HOST_DEVICE(size_t i) { x[i] *= 2; });
@@ -61,7 +65,8 @@ TEST(worked_example, the_race_is_reported_for_every_seed) {
     if (first) {
       EXPECT_EQ(o.races[0].text, first->races[0].text);
     }
-    if (!first) first = o;
+    if (!first)
+      first = o;
     wrong += o.result != 42;
   }
   std::printf("wrong bytes under %d seeds of 50; the report under each of them:\n%s\n", wrong,
@@ -72,7 +77,8 @@ TEST(worked_example, the_race_is_reported_for_every_seed) {
 
 TEST(worked_example, a_seed_is_the_same_run_again) {
   std::uint64_t seed = 1;
-  while (run(seed, false).result == 42) ++seed;
+  while (run(seed, false).result == 42)
+    ++seed;
   outcome const once = run(seed, false), again = run(seed, false);
   std::printf("seed %llu: %g instead of 42, trace %016llx\nseed %llu: %g instead of 42, trace %016llx\n",
               static_cast<unsigned long long>(seed), static_cast<double>(once.result),

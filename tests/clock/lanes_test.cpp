@@ -50,7 +50,8 @@ TEST_F(lanes, a_lane_is_ordered_by_what_happens_inside) {
   EXPECT_FALSE(outside.covers(before));
   end(a);
   all.capture_ended(on_a.capture());
-  for (stamp const s : {before, after, there}) EXPECT_TRUE(all.complete(s));
+  for (stamp const s : {before, after, there})
+    EXPECT_TRUE(all.complete(s));
   EXPECT_EQ(a.known_lane(), nullptr);
   EXPECT_EQ(a.lane().value, nullptr);
 }

@@ -42,7 +42,8 @@ class watched : public driver::fault_injector {
 
  private:
   static void once(std::function<void()>& f) {
-    if (auto const now = std::exchange(f, nullptr)) now();
+    if (auto const now = std::exchange(f, nullptr))
+      now();
   }
 };
 
@@ -68,7 +69,9 @@ struct rig {
     auto const s = machine->create_stream(device, driver::stream_kind::independent, 0);
     return all.make(device, s.value, l);
   }
-  void work(stream_clock& t) { (void)machine->enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}}); }
+  void work(stream_clock& t) {
+    (void)machine->enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}});
+  }
   bool step(stream_clock& t) { return control->step(t.device(), t.handle()); }
   void drain(stream_clock& t) {
     while (step(t)) {}
@@ -81,7 +84,8 @@ struct rig {
         rt(std::make_unique<runtime::impl>(some_runtime(), std::unique_ptr<driver::driver>(machine), options{},
                                            "a test")),
         all(rt->part<clocks>()) {
-    for (int d = 0; d < machine->device_count(); ++d) rt->open(d, "rig", source_location::current());
+    for (int d = 0; d < machine->device_count(); ++d)
+      rt->open(d, "rig", source_location::current());
   }
 };
 

@@ -169,7 +169,8 @@ TEST_F(timelines, one_poll_halves_to_the_newest_complete_fence) {
     stamps.push_back(a.now());
     (void)a.fence();
   }
-  for (int i = 0; i < 41; ++i) step(a);
+  for (int i = 0; i < 41; ++i)
+    step(a);
   EXPECT_TRUE(all.poll(stamps[0]).value);
   EXPECT_LE(all.counted().polls, 8u);
   EXPECT_TRUE(all.complete(stamps[40]));
@@ -189,7 +190,8 @@ TEST_F(timelines, driver_events_are_used_again) {
 
 // Taking the next event destroys the exported one.
 TEST_F(timelines, an_exported_event_is_not_reused) {
-  for (int i = 0; i < 10; ++i) all.take_event(0, driver::event_kind::order_only).value->give_away();
+  for (int i = 0; i < 10; ++i)
+    all.take_event(0, driver::event_kind::order_only).value->give_away();
   EXPECT_EQ(events(), 1);
   EXPECT_TRUE(stream().fence().ok());
   EXPECT_EQ(events(), 1);  // the stream's own
@@ -319,8 +321,10 @@ TEST_F(timelines, a_timed_wait_sees_completion_or_gives_up) {
   EXPECT_FALSE(all.complete(s));
   int looks = 0;
   std::function<void()> const looked = [&] {
-    if (++looks < 10) machine->in_query = looked;
-    else drain(a);
+    if (++looks < 10)
+      machine->in_query = looked;
+    else
+      drain(a);
   };
   machine->in_query = looked;
   EXPECT_TRUE(all.ask_for_a_while(s).ok());
@@ -339,9 +343,12 @@ TEST_F(timelines, a_timed_wait_naps_on_a_machine_with_threads) {
   int looks = 0;
   std::int64_t began = 0, ended = 0;
   std::function<void()> const looked = [&] {
-    if (!looks++) began = base::now_ns();
-    if (looks < questions) machine->in_query = looked;
-    else ended = base::now_ns(), drain(a);
+    if (!looks++)
+      began = base::now_ns();
+    if (looks < questions)
+      machine->in_query = looked;
+    else
+      ended = base::now_ns(), drain(a);
   };
   machine->in_query = looked;
   machine->moves = true;
@@ -408,7 +415,8 @@ TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
     }
     EXPECT_EQ(stream().wait(last).what, code::invalid);  // belongs to another runtime
   }
-  for (auto id : ids) EXPECT_EQ(find(id), nullptr);
+  for (auto id : ids)
+    EXPECT_EQ(find(id), nullptr);
   EXPECT_TRUE(all.complete(last));
   EXPECT_EQ(find(0), nullptr);
   EXPECT_EQ(find(~0ull), nullptr);
@@ -439,13 +447,16 @@ TEST_F(timelines, any_call_refused_once_leaves_the_scenario_working) {
 // Every fence knows many streams, so that the check takes long enough to overlap another thread's record.
 TEST_F(timelines, invariants_are_judged_at_one_moment) {
   auto& a = stream();
-  for (int i = 0; i < 200; ++i) EXPECT_TRUE(a.wait(stream().now()).ok());
+  for (int i = 0; i < 200; ++i)
+    EXPECT_TRUE(a.wait(stream().now()).ok());
   std::atomic<bool> over = false;
   std::atomic<int> recorded = 0;
   std::thread recorder([&] {
-    for (; !over; ++recorded) EXPECT_TRUE(a.fence().ok());
+    for (; !over; ++recorded)
+      EXPECT_TRUE(a.fence().ok());
   });
-  for (int judged = 0; judged < 150 || recorded < 50; ++judged) EXPECT_EQ(all.validate(), std::vector<std::string>{});
+  for (int judged = 0; judged < 150 || recorded < 50; ++judged)
+    EXPECT_EQ(all.validate(), std::vector<std::string>{});
   over = true;
   recorder.join();
 }
@@ -453,7 +464,8 @@ TEST_F(timelines, invariants_are_judged_at_one_moment) {
 TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
   rig r({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::threads, .seed = 1});
   std::vector<stream_clock*> lines;
-  for (int i = 0; i < 4; ++i) lines.push_back(&r.stream(i % 2));
+  for (int i = 0; i < 4; ++i)
+    lines.push_back(&r.stream(i % 2));
   std::vector<std::thread> threads;
   for (unsigned me = 0; me < 4; ++me) {
     threads.emplace_back([&, me] {
@@ -462,7 +474,10 @@ TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
         x = x * 6364136223846793005u + 1442695040888963407u;
         stream_clock &a = *lines[(x >> 33) % 4], &b = *lines[(x >> 40) % 4];
         switch ((x >> 50) % 4) {
-          case 0: r.work(a); EXPECT_TRUE(a.fence().ok()); break;
+          case 0:
+            r.work(a);
+            EXPECT_TRUE(a.fence().ok());
+            break;
           case 1: {
             stamp const s = b.now();
             EXPECT_TRUE(a.wait(s).ok());
@@ -480,8 +495,10 @@ TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
       }
     });
   }
-  for (auto& t : threads) t.join();
-  for (auto* t : lines) EXPECT_TRUE(r.all.synchronize(t->now()).ok());
+  for (auto& t : threads)
+    t.join();
+  for (auto* t : lines)
+    EXPECT_TRUE(r.all.synchronize(t->now()).ok());
   EXPECT_EQ(r.all.validate(), std::vector<std::string>{});
 }
 

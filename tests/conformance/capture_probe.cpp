@@ -10,7 +10,8 @@ struct captured {  // a capture on g.s with an event inside and one outside
   CUevent inside = nullptr, outside = nullptr, never = nullptr;
   explicit captured(gpu const& on, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED) : g(on) {
     g.use();
-    for (CUevent* e : {&inside, &outside, &never}) MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
+    for (CUevent* e : {&inside, &outside, &never})
+      MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
     MUST(cu->cuEventRecord(outside, g.other));
     MUST(cu->cuStreamSynchronize(g.other));
     MUST(cu->cuStreamBeginCapture(g.s, mode));
@@ -21,12 +22,15 @@ struct captured {  // a capture on g.s with an event inside and one outside
   CUresult end() { return cu->cuStreamEndCapture(g.s, &kept); }
 };
 
-CUstreamCaptureMode relaxed_mode() { return CU_STREAM_CAPTURE_MODE_RELAXED; }
+CUstreamCaptureMode relaxed_mode() {
+  return CU_STREAM_CAPTURE_MODE_RELAXED;
+}
 
 std::string state(CUstream s) {
   CUstreamCaptureStatus is{};
   CUresult const r = cu->cuStreamIsCapturing(s, &is);
-  if (r != CUDA_SUCCESS) return number(r);
+  if (r != CUDA_SUCCESS)
+    return number(r);
   return is == CU_STREAM_CAPTURE_STATUS_NONE ? "none" : is == CU_STREAM_CAPTURE_STATUS_ACTIVE ? "active" : "spoiled";
 }
 
@@ -94,7 +98,10 @@ void captures() {
     MUST(cu->cuMemHostRegister(h, page, CU_MEMHOSTREGISTER_PORTABLE));
     return cu->cuMemHostUnregister(h);
   });
-  ask(g, "cuLaunchHostFunc inside", [&](captured& c) { return cu->cuLaunchHostFunc(c.g.s, [](void*) {}, nullptr); });
+  ask(g, "cuLaunchHostFunc inside", [&](captured& c) {
+    return cu->cuLaunchHostFunc(
+        c.g.s, [](void*) {}, nullptr);
+  });
   ask(g, "cuStreamDestroy of a joined stream", [&](captured& c) {
     CUstream const t = c.g.stream();
     MUST(cu->cuStreamWaitEvent(t, c.inside, 0));

@@ -45,7 +45,8 @@ TEST_P(capture, m17_captured_calls_run_when_their_graph_is_launched) {
   for (capture_mode const mode : all_modes) {
     SCOPED_TRACE(text(mode));
     auto const before = logged().size();
-    for (std::uint32_t k = 0; k < 3; ++k) write(b, 7 + 2 * k, k);
+    for (std::uint32_t k = 0; k < 3; ++k)
+      write(b, 7 + 2 * k, k);
     h[0] = 1, h[1] = 3;
     ASSERT_OK(machine().begin_capture(0, s, mode));
     EXPECT_TRUE(is_captured(s));
@@ -63,7 +64,8 @@ TEST_P(capture, m17_captured_calls_run_when_their_graph_is_launched) {
     EXPECT_FALSE(is_captured(s));
     EXPECT_OK(machine().synchronize_device(0));
     EXPECT_EQ(logged().size(), before + 1);
-    for (std::uint32_t k = 0; k < 3; ++k) EXPECT_EQ(read(b, k), 7 + 2 * k);
+    for (std::uint32_t k = 0; k < 3; ++k)
+      EXPECT_EQ(read(b, k), 7 + 2 * k);
     EXPECT_EQ(h[1], 3u);
     auto const graph = machine().instantiate(0, kept.value);
     ASSERT_OK(graph.is);
@@ -104,7 +106,8 @@ TEST_P(capture, m17_a_capture_forks_and_joins_by_events) {
     EXPECT_OK(machine().wait(0, s, f));
     log(0, s, 4);
   });
-  for (stream_handle const each : {s, t, u}) EXPECT_FALSE(is_captured(each));
+  for (stream_handle const each : {s, t, u})
+    EXPECT_FALSE(is_captured(each));
   EXPECT_TRUE(logged().empty());
   EXPECT_OK(machine().launch_graph(0, s, graph));
   EXPECT_OK(machine().launch_graph(0, s, graph));
@@ -251,7 +254,8 @@ TEST_P(capture, m17_all_captured_work_must_join_before_the_end) {
       }
     }
     auto const kept = machine().end_capture(0, s[0]);
-    for (stream_handle const each : s) EXPECT_FALSE(is_captured(each));
+    for (stream_handle const each : s)
+      EXPECT_FALSE(is_captured(each));
     if (!c.whole) {
       EXPECT_SAYS(code::not_permitted, kept.is);
       continue;
@@ -310,7 +314,8 @@ TEST_P(capture, m17_a_capture_ends_where_it_began) {
     ASSERT_OK(machine().begin_capture(0, s, mode));
     log(0, s, 1);
     elsewhere([&] { EXPECT_SAYS(mode == capture_mode::relaxed ? code::ok : code::not_permitted, end(s)); });
-    if (is_captured(s)) end(s);  // whole, spoiled or gone: the machine decides
+    if (is_captured(s))
+      end(s);  // whole, spoiled or gone: the machine decides
     EXPECT_FALSE(is_captured(s));
   }
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));

@@ -43,8 +43,10 @@ void unmap_remap() {
   launch_store(g.s, p.words(), 5);
   bool const waited = waits("unmap under held work, another page mapped there before it runs", g, h, [&] {
     CUresult r = cu->cuMemUnmap(p.at, page);
-    if (r == CUDA_SUCCESS) r = cu->cuMemMap(p.at, page, 0, fresh, 0);
-    if (r == CUDA_SUCCESS) r = pages::grant(p.at, 0);
+    if (r == CUDA_SUCCESS)
+      r = cu->cuMemMap(p.at, page, 0, fresh, 0);
+    if (r == CUDA_SUCCESS)
+      r = pages::grant(p.at, 0);
     return r;
   });
   say("  then the stream", number(cu->cuStreamSynchronize(g.s)));
@@ -93,8 +95,14 @@ void blocking() {
   with_held("cuStreamDestroy, idle", [&] { return cu->cuStreamDestroy(made); });
   with_held("cuEventCreate", [&] { return cu->cuEventCreate(&e, CU_EVENT_DISABLE_TIMING); });
   with_held("cuEventDestroy", [&] { return cu->cuEventDestroy(e); });
-  with_held("cuMemGetInfo", [&] { std::size_t f = 0, t = 0; return cu->cuMemGetInfo(&f, &t); });
-  with_held("cuLaunchHostFunc on another stream", [&] { return cu->cuLaunchHostFunc(g.other, [](void*) {}, nullptr); });
+  with_held("cuMemGetInfo", [&] {
+    std::size_t f = 0, t = 0;
+    return cu->cuMemGetInfo(&f, &t);
+  });
+  with_held("cuLaunchHostFunc on another stream", [&] {
+    return cu->cuLaunchHostFunc(
+        g.other, [](void*) {}, nullptr);
+  });
   {
     held h(g, g.s);
     launch_store(g.s, work.words(), 1);
@@ -110,7 +118,8 @@ void sticky() {
   g.use();
   pages const p(0);
   CUevent done = nullptr, pending = nullptr, fresh = nullptr, never = nullptr;
-  for (CUevent* e : {&done, &pending, &never}) MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
+  for (CUevent* e : {&done, &pending, &never})
+    MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
   CUstream witness = nullptr, spare = nullptr;
   MUST(cu->cuStreamCreateWithPriority(&witness, CU_STREAM_NON_BLOCKING, 0));
   MUST(cu->cuStreamCreateWithPriority(&spare, CU_STREAM_NON_BLOCKING, 0));
@@ -125,7 +134,8 @@ void sticky() {
   MUST(cu->cuStreamSynchronize(g.s));
   held h(g, g.other);
   static std::atomic<int> host_functions{0};
-  MUST(cu->cuLaunchHostFunc(g.other, [](void*) { ++host_functions; }, nullptr));
+  MUST(cu->cuLaunchHostFunc(
+      g.other, [](void*) { ++host_functions; }, nullptr));
   MUST(cu->cuEventRecord(pending, g.other));
   if (two) {
     b->use();
@@ -150,7 +160,8 @@ void sticky() {
   say("cuStreamIsCapturing", number(cu->cuStreamIsCapturing(witness, &capture)));
   say("cuMemcpyAsync", number(cu->cuMemcpyAsync(p.at, hex, 4, witness)));
   say("cuMemsetD32Async", number(cu->cuMemsetD32Async(p.at, 0, 1, witness)));
-  say("cuLaunchHostFunc", number(cu->cuLaunchHostFunc(witness, [](void*) {}, nullptr)));
+  say("cuLaunchHostFunc", number(cu->cuLaunchHostFunc(
+                              witness, [](void*) {}, nullptr)));
   say("a kernel launch (runtime's number)", std::to_string(launch_store(witness, p.words(), 1)));
   say("cuCtxSynchronize", number(cu->cuCtxSynchronize()));
   std::size_t f = 0, t = 0;
@@ -262,16 +273,21 @@ void costs() {
   gpu const g(0);
   pages const p(0);
   auto const ns = [&](char const* what, int n, std::function<void()> const& f) {
-    for (int i = 0; i < n / 10; ++i) f();
+    for (int i = 0; i < n / 10; ++i)
+      f();
     auto const start = clock_type::now();
-    for (int i = 0; i < n; ++i) f();
+    for (int i = 0; i < n; ++i)
+      f();
     char text[32];
     std::snprintf(text, sizeof text, "%.0f ns", us_since(start) / n * 1000);
     say(what, text);
   };
   CUcontext c = nullptr;
   ns("cuCtxGetCurrent", 100000, [&] { cu->cuCtxGetCurrent(&c); });
-  ns("cuCtxPushCurrent + cuCtxPopCurrent", 100000, [&] { cu->cuCtxPushCurrent(g.context); cu->cuCtxPopCurrent(&c); });
+  ns("cuCtxPushCurrent + cuCtxPopCurrent", 100000, [&] {
+    cu->cuCtxPushCurrent(g.context);
+    cu->cuCtxPopCurrent(&c);
+  });
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   ns("cuThreadExchangeStreamCaptureMode, twice", 100000, [&] {
     cu->cuThreadExchangeStreamCaptureMode(&mode);
@@ -291,7 +307,10 @@ void costs() {
   void* into = &type;
   ns("cuPointerGetAttributes, one", 100000, [&] { cu->cuPointerGetAttributes(1, &which, &into, p.at); });
   ns("cuMemcpyAsync, 64 B in the device", 1000, [&] { cu->cuMemcpyAsync(p.at, p.at + 4096, 64, g.s); });
-  ns("cuLaunchHostFunc", 1000, [&] { cu->cuLaunchHostFunc(g.s, [](void*) {}, nullptr); });
+  ns("cuLaunchHostFunc", 1000, [&] {
+    cu->cuLaunchHostFunc(
+        g.s, [](void*) {}, nullptr);
+  });
   MUST(cu->cuStreamSynchronize(g.s));
   auto const vmm = [&](char const* what, int grants) {
     CUdeviceptr at = 0;
@@ -299,7 +318,8 @@ void costs() {
     auto const handle = pages::make(0);
     ns(what, 200, [&] {
       cu->cuMemMap(at, page, 0, handle, 0);
-      for (int d = 0; d < grants; ++d) pages::grant(at, d);
+      for (int d = 0; d < grants; ++d)
+        pages::grant(at, d);
       cu->cuMemUnmap(at, page);
     });
   };
@@ -315,25 +335,33 @@ struct group {
   char const* name;
   void (*ask)();
 };
-constexpr group groups[] = {
-    {"blocking", blocking},           {"depth", depth},
-    {"depth-others", depth_others},   {"unmap-unused", unmap_unused},
-    {"unmap-used", unmap_used},       {"unmap-remap", unmap_remap},
-    {"unmap-peers", unmap_peers},     {"peer-blocking", peer_blocking},
-    {"peer-copies", peer_copies},     {"peer-fault", peer_fault},
-    {"sticky", sticky},               {"odd-addresses", odd_addresses},
-    {"captures", captures},           {"costs", costs}};
+constexpr group groups[] = {{"blocking", blocking},
+                            {"depth", depth},
+                            {"depth-others", depth_others},
+                            {"unmap-unused", unmap_unused},
+                            {"unmap-used", unmap_used},
+                            {"unmap-remap", unmap_remap},
+                            {"unmap-peers", unmap_peers},
+                            {"peer-blocking", peer_blocking},
+                            {"peer-copies", peer_copies},
+                            {"peer-fault", peer_fault},
+                            {"sticky", sticky},
+                            {"odd-addresses", odd_addresses},
+                            {"captures", captures},
+                            {"costs", costs}};
 
 int run_group(char const* name) {
   std::string self = "/proc/self/exe", argument = name;
   char* const arguments[] = {self.data(), argument.data(), nullptr};
   pid_t child = 0;
   std::fflush(stdout);
-  if (::posix_spawn(&child, self.c_str(), nullptr, nullptr, arguments, environ) != 0) return -1;
+  if (::posix_spawn(&child, self.c_str(), nullptr, nullptr, arguments, environ) != 0)
+    return -1;
   int status = 0;
   for (int i = 0; i < 4500; ++i) {
     if (::waitpid(child, &status, WNOHANG) == child) {
-      if (WIFSIGNALED(status)) std::printf("  (ended by signal %d)\n", WTERMSIG(status));
+      if (WIFSIGNALED(status))
+        std::printf("  (ended by signal %d)\n", WTERMSIG(status));
       return 0;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -13,16 +13,19 @@ using give = std::function<int(int)>;  // enqueues the k-th operation. Returns: 
 // Enqueues operations on another thread, until `most` are enqueued or one does not return for 300 ms.
 class filling {
  public:
-  filling(gpu const& g, give f) : thread_([this, &g, f = std::move(f)] {
-    cu->cuCtxSetCurrent(g.context);
-    for (int k = 0; k < most; ++k) {
-      if ((error_ = f(k)) != 0) break;
-      ++given_;
-    }
-    over_ = true;
-  }) {
+  filling(gpu const& g, give f)
+      : thread_([this, &g, f = std::move(f)] {
+          cu->cuCtxSetCurrent(g.context);
+          for (int k = 0; k < most; ++k) {
+            if ((error_ = f(k)) != 0)
+              break;
+            ++given_;
+          }
+          over_ = true;
+        }) {
     for (int last = -1, still = 0; !over_ && still < 300; ++still) {
-      if (int const now = given_; now != last) last = now, still = 0;
+      if (int const now = given_; now != last)
+        last = now, still = 0;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     stuck_at_ = over_ ? -1 : given_.load();
@@ -30,7 +33,8 @@ class filling {
   int stuck_at() const { return stuck_at_; }
   void join() { thread_.join(); }
   std::string text() const {
-    if (error_ != 0) return std::to_string(given_) + " given, then error " + std::to_string(error_);
+    if (error_ != 0)
+      return std::to_string(given_) + " given, then error " + std::to_string(error_);
     return stuck_at_ < 0 ? "none of " + std::to_string(most) + " waits"
                          : std::to_string(stuck_at_) + " are given, the next WAITS";
   }
@@ -51,7 +55,8 @@ struct kit {
   kit() {
     g.use();
     MUST(cu->cuMemHostRegister(host, page, CU_MEMHOSTREGISTER_PORTABLE));
-    for (CUevent* e : {&recorded, &complete, &pending}) MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
+    for (CUevent* e : {&recorded, &complete, &pending})
+      MUST(cu->cuEventCreate(e, CU_EVENT_DISABLE_TIMING));
     MUST(cu->cuEventRecord(complete, g.other));
     MUST(cu->cuStreamSynchronize(g.other));
   }
@@ -61,10 +66,14 @@ struct kit {
   int d2d(CUstream s) const { return cu->cuMemcpyAsync(p.at + 4096, p.at, 64, s); }
   int fill(CUstream s) const { return cu->cuMemsetD32Async(p.at + 8192, 1, 16, s); }
   int record(CUstream s) const { return cu->cuEventRecord(recorded, s); }
-  int call_host(CUstream s) const { return cu->cuLaunchHostFunc(s, [](void*) {}, nullptr); }
+  int call_host(CUstream s) const {
+    return cu->cuLaunchHostFunc(
+        s, [](void*) {}, nullptr);
+  }
   int mix(CUstream s, int k) const {
     switch (k % 9) {
-      case 0: case 1: return launch(s, k);
+      case 0:
+      case 1: return launch(s, k);
       case 2: return h2d(s);
       case 3: return d2h(s);
       case 4: return d2d(s);
@@ -115,10 +124,12 @@ void depth() {
   ask(k, "the mix without host functions", [&](int i) { return k.mix(s, i / 8 * 9 + i % 8); });
   for (int n : {2, 8, 32}) {  // one gate holds all: the other streams wait for the first one's event
     std::vector<CUstream> all{s};
-    while (static_cast<int>(all.size()) < n) all.push_back(k.g.stream());
+    while (static_cast<int>(all.size()) < n)
+      all.push_back(k.g.stream());
     held h(k.g, s);
     MUST(cu->cuEventRecord(k.pending, s));
-    for (int i = 1; i < n; ++i) MUST(cu->cuStreamWaitEvent(all[static_cast<std::size_t>(i)], k.pending, 0));
+    for (int i = 1; i < n; ++i)
+      MUST(cu->cuStreamWaitEvent(all[static_cast<std::size_t>(i)], k.pending, 0));
     filling filled(k.g, [&](int i) { return k.mix(all[static_cast<std::size_t>(i % n)], i / n); });
     h.open();
     filled.join();
@@ -126,7 +137,8 @@ void depth() {
     k.g.use();
     MUST(cu->cuCtxSynchronize());
   }
-  if (devices() < 2) return say("peer copies", "needs 2 GPUs");
+  if (devices() < 2)
+    return say("peer copies", "needs 2 GPUs");
   gpu const b(1);
   pages const far(1);
   ask(k, "peer copy, 64 B, neither side granted",
@@ -156,7 +168,10 @@ void depth_others() {
     k.g.use();
     MUST(cu->cuCtxSynchronize());
   };
-  struct kind { char const* name; give f; };
+  struct kind {
+    char const* name;
+    give f;
+  };
   for (kind const& full : {kind{"kernels", [&](int i) { return k.launch(k.g.s, i); }},
                            kind{"the mix", [&](int i) { return k.mix(k.g.s, i); }}}) {
     std::printf("  while a call waits for room on a stream full of %s, on another thread:\n", full.name);
@@ -177,8 +192,10 @@ void depth_others() {
     });
     while_full("    cuMemMap, cuMemSetAccess, cuMemUnmap", full.f, [&] {
       CUresult r = cu->cuMemMap(at, page, 0, handle, 0);
-      if (r == CUDA_SUCCESS) r = pages::grant(at, 0);
-      if (r == CUDA_SUCCESS) r = cu->cuMemUnmap(at, page);
+      if (r == CUDA_SUCCESS)
+        r = pages::grant(at, 0);
+      if (r == CUDA_SUCCESS)
+        r = cu->cuMemUnmap(at, page);
       return r;
     });
     while_full("    cuEventCreate + cuEventDestroy", full.f, [&] {

@@ -15,7 +15,8 @@ TEST_P(grants, m16_a_grant_is_for_kernels_not_for_peer_copies) {
   NEED_DEVICES(n);
   for (int i = 0; i < n; ++i) {
     for (int j = 0; j < n; ++j) {
-      if (i == j) continue;
+      if (i == j)
+        continue;
       SCOPED_TRACE(std::to_string(i) + " -> " + std::to_string(j));
       auto const a = conformance::memory(i), b = conformance::memory(j);
       auto const s = stream(i);
@@ -26,7 +27,8 @@ TEST_P(grants, m16_a_grant_is_for_kernels_not_for_peer_copies) {
       EXPECT_EQ(read(b), mark);
       auto const said = machine().peer(i, j);
       ASSERT_OK(said.is);
-      if (!said.value.access) continue;
+      if (!said.value.access)
+        continue;
       EXPECT_SAYS(code::invalid, machine().copy(i, s, b.words(), a.words(), 4));
       EXPECT_OK(machine().grant(b.at, b.bytes, i));
       EXPECT_OK(machine().copy(i, s, b.words(), a.words(), 4));
@@ -45,9 +47,11 @@ TEST_P(grants, m16_one_call_grants_to_several_devices_or_to_none) {
   NEED_DEVICES(n);
   std::uint64_t readers = 1;
   for (int d = 1; d < n; ++d) {
-    if (auto const said = machine().peer(d, 0); said.ok() && said.value.access) readers |= std::uint64_t{1} << d;
+    if (auto const said = machine().peer(d, 0); said.ok() && said.value.access)
+      readers |= std::uint64_t{1} << d;
   }
-  if (readers == 1) GTEST_SKIP() << "no device reaches device 0";
+  if (readers == 1)
+    GTEST_SKIP() << "no device reaches device 0";
   auto const b = conformance::memory(0);
   write(b, 3);
   EXPECT_OK(machine().unmap(b.at, b.bytes));
@@ -61,7 +65,8 @@ TEST_P(grants, m16_one_call_grants_to_several_devices_or_to_none) {
   EXPECT_OK(machine().grant_all(b.at, b.bytes, readers));
   EXPECT_EQ(read(b), 3u);
   for (int d = 1; d < n; ++d) {
-    if (!(readers >> d & 1)) continue;
+    if (!(readers >> d & 1))
+      continue;
     auto const mine = conformance::memory(d);
     auto const s = stream(d);
     EXPECT_OK(machine().copy(d, s, mine.words(), b.words(), 4));
@@ -75,7 +80,8 @@ class granted_memory : public grants {
  protected:
   void SetUp() override {
     grants::SetUp();
-    if (IsSkipped()) return;
+    if (IsSkipped())
+      return;
     NEED_DEVICES(2);
     if (auto const said = machine().peer(1, 0); !said.ok() || !said.value.access)
       GTEST_SKIP() << "device 1 does not reach device 0";
@@ -83,7 +89,8 @@ class granted_memory : public grants {
     b = conformance::memory(0), mine = conformance::memory(1);
     write(b, 3);
   }
-  stream_handle s{}; block b, mine;
+  stream_handle s{};
+  block b, mine;
 };
 WEIR_CONFORMANCE(granted_memory);
 

@@ -87,7 +87,8 @@ TEST_P(graphs, m17_launches_of_one_executable_are_ordered) {
   auto const a = stream(0), b = stream(0), c = stream(0);
   auto const once = captured(0, a, [&] { log(0, a, 1); });
   auto const twice = captured(0, a, [&] { log(0, a, 2); });
-  for (auto const each : {once, twice}) EXPECT_OK(machine().launch_graph(0, c, each));
+  for (auto const each : {once, twice})
+    EXPECT_OK(machine().launch_graph(0, c, each));
   finish(0, c);
   auto& g = hold(0, a);
   EXPECT_OK(machine().launch_graph(0, a, once));
@@ -121,7 +122,8 @@ TEST_P(graphs, m17_a_launch_on_a_blocking_stream_keeps_legacy_order) {
 TEST_P(graphs, m17_destruction_under_way_cancels_nothing) {
   auto const s = stream(0);
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));
-  for (std::uint32_t k = 0; k < 4; ++k) log(0, s, k);
+  for (std::uint32_t k = 0; k < 4; ++k)
+    log(0, s, k);
   auto const kept = machine().end_capture(0, s);
   ASSERT_OK(kept.is);
   auto const once = machine().instantiate(0, kept.value), again = machine().instantiate(0, kept.value);
@@ -143,15 +145,19 @@ TEST_P(graphs, m17_destruction_under_way_cancels_nothing) {
 }
 
 TEST_P(graphs, m17_captured_work_is_dropped_once_with_its_last_user) {
-  if (on_cuda()) GTEST_SKIP() << "work behind the seam is the simulated machine's; a GPU's kernels own nothing";
+  if (on_cuda())
+    GTEST_SKIP() << "work behind the seam is the simulated machine's; a GPU's kernels own nothing";
   auto const s = stream(0);
-  struct counts { int runs = 0, drops = 0; } n;
+  struct counts {
+    int runs = 0, drops = 0;
+  } n;
   driver::work w;
   w.run = [](void* p) { ++static_cast<counts*>(p)->runs; };
   w.drop = [](void* p) { ++static_cast<counts*>(p)->drops; };
   w.state = &n;
   auto const graph = captured(0, s, [&] { EXPECT_OK(machine().enqueue(0, s, {}, w)); });
-  for (int i = 0; i < 3; ++i) EXPECT_OK(machine().launch_graph(0, s, graph));
+  for (int i = 0; i < 3; ++i)
+    EXPECT_OK(machine().launch_graph(0, s, graph));
   finish(0, s);
   EXPECT_EQ(n.runs, 3);
   EXPECT_EQ(n.drops, 0);
@@ -268,7 +274,8 @@ TEST_P(graphs, m17_an_update_changes_later_launches) {
     if (keeps) {
       EXPECT_OK(machine().keep_with_graph(0, s, kept_by_a_graph::drop, keeps));
     }
-    for (int i = 0; i < fills; ++i) EXPECT_OK(machine().fill(0, s, b.words() + i, value, 4, 1));
+    for (int i = 0; i < fills; ++i)
+      EXPECT_OK(machine().fill(0, s, b.words() + i, value, 4, 1));
     auto const kept = machine().end_capture(0, s);
     EXPECT_OK(kept.is);
     return kept.value;
@@ -285,7 +292,8 @@ TEST_P(graphs, m17_an_update_changes_later_launches) {
   EXPECT_OK(machine().copy(0, s, b.words() + 1, b.words(), 4));
   EXPECT_SAYS(code::not_supported, machine().update(0, x.value, other));
   EXPECT_OK(machine().update(0, x.value, second));
-  for (graph_handle const one : {second, other}) EXPECT_OK(machine().destroy_graph(one));
+  for (graph_handle const one : {second, other})
+    EXPECT_OK(machine().destroy_graph(one));
   EXPECT_SAYS(code::invalid, machine().update(0, x.value, second));
   EXPECT_OK(machine().launch_graph(0, s, x.value));
   EXPECT_OK(machine().destroy_executable(x.value));
@@ -300,7 +308,8 @@ TEST_P(graphs, m17_an_update_changes_later_launches) {
 }
 
 TEST_P(graphs, m17_a_lost_device_ends_its_captures) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0), other = stream(0);
   auto const graph = captured(0, s, [&] { log(0, s, 1); });
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::relaxed));

@@ -17,12 +17,12 @@ struct device_log {  // pinned, so that the host can read it while a stream is h
 
 int launch_append(CUstream_st*, device_log*, std::uint32_t x);
 int launch_store(CUstream_st*, std::uint32_t* to, std::uint32_t value);
-int launch_copy_word(CUstream_st*, std::uint32_t* to, std::uint32_t const* from);                       // *to = *from
-int launch_fill(CUstream_st*, std::uint32_t* to, std::uint32_t first, std::size_t count);           // to[i] = first + i
+int launch_copy_word(CUstream_st*, std::uint32_t* to, std::uint32_t const* from);          // *to = *from
+int launch_fill(CUstream_st*, std::uint32_t* to, std::uint32_t first, std::size_t count);  // to[i] = first + i
 int launch_crash(CUstream_st*);  // CUDA error 700, which is sticky
 int launch_spin(CUstream_st*, long long clocks);
 int query_event(CUevent_st*);  // in the calling thread's own capture mode
-int current_device();  // of the calling thread; -1: none
-int load_kernels();  // so that no first launch falls into a measured interval
+int current_device();          // of the calling thread; -1: none
+int load_kernels();            // so that no first launch falls into a measured interval
 
 }  // namespace weir::conformance

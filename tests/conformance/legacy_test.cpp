@@ -14,7 +14,8 @@ class legacy_stream : public conformance {
  protected:
   void SetUp() override {
     conformance::SetUp();
-    if (IsSkipped()) return;
+    if (IsSkipped())
+      return;
     // the first of its kind may block
     for (stream_handle const s : {legacy, per_thread, stream(0), stream(0, stream_kind::blocking)}) {
       log(0, s, 1000);

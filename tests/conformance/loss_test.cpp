@@ -31,7 +31,8 @@ class loss : public conformance {
 WEIR_CONFORMANCE(loss);
 
 TEST_P(loss, m15_every_later_call_answers_lost_with_one_number) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0);
   auto const e = event(0), f = event(0);
   auto const b = memory(0);
@@ -77,7 +78,8 @@ TEST_P(loss, m15_every_later_call_answers_lost_with_one_number) {
 }
 
 TEST_P(loss, m15_pages_and_addresses_are_still_made_and_freed) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0);
   auto const at = machine().reserve(2 * page(), 0), late = machine().reserve(page(), 0);
   auto const handle = machine().create(0, page()), other = machine().create(0, page());
@@ -103,17 +105,20 @@ TEST_P(loss, m15_pages_and_addresses_are_still_made_and_freed) {
 }
 
 TEST_P(loss, m15_host_memory_is_pinned_as_long_as_any_device_lives) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto* const h = pinned(4096);
   std::vector<stream_handle> streams;
   int const n = machine().device_count();
   NEED_DEVICES(n);
-  for (int d = 0; d < n; ++d) streams.push_back(stream(d));
+  for (int d = 0; d < n; ++d)
+    streams.push_back(stream(d));
   void* const more = h;
   EXPECT_OK(machine().unpin(more));
   for (int d = 0; d < n; ++d) {
     bool any = false;
-    for (int i = 0; i < n; ++i) any |= lives(i, streams[static_cast<std::size_t>(i)]);
+    for (int i = 0; i < n; ++i)
+      any |= lives(i, streams[static_cast<std::size_t>(i)]);
     EXPECT_TRUE(any || (d > 0 && on_cuda())) << d << " simulated devices were lost, one at a time";
     EXPECT_SAYS(any ? code::ok : code::lost, machine().pin(more, 4096));
     if (any) {
@@ -125,7 +130,8 @@ TEST_P(loss, m15_host_memory_is_pinned_as_long_as_any_device_lives) {
 }
 
 TEST_P(loss, m7_m15_pending_work_is_dropped_and_never_complete) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0), culprit = stream(0);
   auto const e = event(0);
   static std::atomic<int> runs{0}, drops{0};
@@ -142,7 +148,8 @@ TEST_P(loss, m7_m15_pending_work_is_dropped_and_never_complete) {
   machine().open_gate(held.value);
   EXPECT_SAYS(code::lost, machine().query_event(e));
   EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
-  for (int i = 0; i < 200 && drops == 0 && !seeded(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 200 && drops == 0 && !seeded(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(runs, 0);
   EXPECT_EQ(drops, 1);
   EXPECT_TRUE(logged().empty());
@@ -150,7 +157,8 @@ TEST_P(loss, m7_m15_pending_work_is_dropped_and_never_complete) {
 
 TEST_P(loss, m15_a_device_lost_alone_lets_the_others_go_on) {
   NEED_DEVICES(2);
-  if (on_cuda()) GTEST_SKIP() << "what a fault takes with it is the next test";
+  if (on_cuda())
+    GTEST_SKIP() << "what a fault takes with it is the next test";
   auto const s = stream(0), other = stream(1);
   auto const e = event(1), of_lost = event(0);
   auto const b = memory(1);
@@ -168,7 +176,8 @@ TEST_P(loss, m15_a_device_lost_alone_lets_the_others_go_on) {
 
 TEST_P(loss, m15_a_wait_for_a_lost_device_loses_its_own_device) {
   NEED_DEVICES(2);
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const it = lose_what_another_waits_for();
   EXPECT_SAYS(code::lost, machine().synchronize_event(it.f));
   EXPECT_SAYS(code::lost, machine().synchronize_stream(1, it.behind));
@@ -180,7 +189,8 @@ TEST_P(loss, m15_a_wait_for_a_lost_device_loses_its_own_device) {
 
 TEST_P(loss, m15_a_query_of_a_lost_device_loses_its_own_device) {
   NEED_DEVICES(2);
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const it = lose_what_another_waits_for();
   EXPECT_SAYS(code::lost, machine().query_event(it.f));
   EXPECT_SAYS(code::lost, machine().query_stream(1, it.behind));
@@ -191,7 +201,8 @@ TEST_P(loss, m15_a_query_of_a_lost_device_loses_its_own_device) {
 
 TEST_P(loss, m15_a_fault_leaves_another_device_whole_or_lost) {
   NEED_DEVICES(2);
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0), other = stream(1), idle = stream(1);
   auto const e = event(1), of_lost = event(0);
   auto const b = memory(1), ungranted = memory(1);
@@ -237,13 +248,15 @@ TEST_P(loss, m15_a_fault_leaves_another_device_whole_or_lost) {
     EXPECT_OK(machine().unmap(ungranted.at, ungranted.bytes));
     EXPECT_EQ(runs, 0);
   }
-  for (int i = 0; i < 200 && drops == 0 && !seeded(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 200 && drops == 0 && !seeded(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(drops, 1);
 }
 
 TEST_P(loss, m16_a_kernel_in_ungranted_memory_loses_its_device) {
   NEED_DEVICES(2);
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0), other = stream(1);
   auto const b = memory(1);
   write(b, 1);
@@ -259,7 +272,8 @@ TEST_P(loss, m16_a_kernel_in_ungranted_memory_loses_its_device) {
 }
 
 TEST_P(loss, m11_work_on_unmapped_addresses_loses_its_device) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0);
   auto const b = memory(0);
   EXPECT_OK(machine().unmap(b.at, b.bytes));
@@ -270,7 +284,8 @@ TEST_P(loss, m11_work_on_unmapped_addresses_loses_its_device) {
 
 // Or the unmap waits for the work.
 TEST_P(loss, m11_held_work_on_unmapped_pages_loses_its_device) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0);
   auto const b = memory(0);
   auto const held = machine().hold(0, s);
@@ -287,16 +302,19 @@ TEST_P(loss, m11_held_work_on_unmapped_pages_loses_its_device) {
     unmap();  // does not wait for a closed gate
   } else {
     other = std::thread(unmap);
-    for (int i = 0; i < 100 && !unmapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 100 && !unmapped; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   bool const waited = !unmapped;
   EXPECT_OK(machine().open_gate(held.value));
-  if (other.joinable()) other.join();
+  if (other.joinable())
+    other.join();
   EXPECT_SAYS(waited ? code::ok : code::lost, machine().synchronize_stream(0, s));
 }
 
 TEST_P(loss, m11_mapped_memory_is_out_of_reach_until_it_is_granted) {
-  if (!alone()) return;
+  if (!alone())
+    return;
   auto const s = stream(0);
   auto const at = machine().reserve(page(), 0);
   auto const handle = machine().create(0, page());

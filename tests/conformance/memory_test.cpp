@@ -69,7 +69,8 @@ TEST_P(memory, m9_a_copy_of_unmapped_addresses_is_refused) {
   EXPECT_OK(machine().copy(0, s, base + p, h, 128));
   finish(0, s);
   EXPECT_OK(machine().unmap(at.value + p, p));
-  for (memory_handle const handle : handles) EXPECT_OK(machine().release(handle));
+  for (memory_handle const handle : handles)
+    EXPECT_OK(machine().release(handle));
   EXPECT_OK(machine().unreserve(at.value, 4 * p));
 }
 
@@ -201,11 +202,13 @@ TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
     remap();  // does not wait for a closed gate
   } else {
     other = std::thread(remap);
-    for (int i = 0; i < 50 && !remapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 50 && !remapped; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   bool const waited = !remapped;
   EXPECT_OK(machine().open_gate(held.value));
-  if (other.joinable()) other.join();
+  if (other.joinable())
+    other.join();
   finish(0, s);
   RecordProperty("unmap", waited ? "waited" : "did not wait");
   if (!waited) {
@@ -223,7 +226,8 @@ TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
 }
 
 TEST_P(memory, unpin_and_release_segment_wait_for_earlier_work) {
-  if (seeded()) GTEST_SKIP() << "a seeded machine has one thread here: it would wait for ever";
+  if (seeded())
+    GTEST_SKIP() << "a seeded machine has one thread here: it would wait for ever";
   auto const s = stream(0);
   auto const b = conformance::memory(0);
   auto* const pages = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -304,7 +308,8 @@ TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
 // Creates more than fits, freed each time: the release comes before, between or after two unmaps.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   // fewer fresh bytes, because the machine takes time to make them up
-  if (control()) control()->consume_memory(0, machine().memory(0).value.free - 32 * page());
+  if (control())
+    control()->consume_memory(0, machine().memory(0).value.free - 32 * page());
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
   std::size_t const bytes = room.value.free / 4 / page() * page();

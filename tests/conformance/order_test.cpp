@@ -103,7 +103,8 @@ TEST_P(order, m2_a_copy_between_devices_does_not_wait) {
   finish(0, s);
   auto& g = hold(0, s);
   store(0, s, from.words(), 42);
-  for (int k = 0; k < 30; ++k) EXPECT_OK(machine().copy_peer(0, s, to.words(), 1, from.words(), 0, 4));
+  for (int k = 0; k < 30; ++k)
+    EXPECT_OK(machine().copy_peer(0, s, to.words(), 1, from.words(), 0, 4));
   EXPECT_SAYS(code::not_ready, machine().query_stream(0, s));
   EXPECT_EQ(read(to), 41u);
   g.open();
@@ -250,7 +251,8 @@ TEST_P(order, m7_a_host_function_holds_its_stream) {
   g.open();
   finish(0, s);
   ASSERT_EQ(in.answers.size(), 5u);
-  for (status const said : in.answers) EXPECT_EQ(said.what, code::not_permitted);
+  for (status const said : in.answers)
+    EXPECT_EQ(said.what, code::not_permitted);
   EXPECT_EQ(dropped, 1);
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2}));
   EXPECT_OK(machine().query_event(e));
@@ -264,7 +266,8 @@ TEST_P(order, m7_a_host_function_separates_earlier_from_later_work) {
   std::atomic<bool> inside{false}, leave{seeded()};  // a seeded machine runs it inside a call of this thread
   auto const soon = [](std::atomic<bool> const& flag) {
     auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-    while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    while (!flag && std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
     EXPECT_TRUE(flag) << "not within 2 s";
   };
   std::function<void()> body = [&] {
@@ -292,7 +295,9 @@ TEST_P(order, m7_a_host_function_separates_earlier_from_later_work) {
 }
 
 TEST_P(order, m7_a_refused_host_function_is_dropped_and_never_runs) {
-  struct counts { int runs = 0, drops = 0; } n;
+  struct counts {
+    int runs = 0, drops = 0;
+  } n;
   driver::work w;
   w.run = [](void* p) { ++static_cast<counts*>(p)->runs; };
   w.drop = [](void* p) { ++static_cast<counts*>(p)->drops; };
@@ -308,14 +313,17 @@ TEST_P(order, m8_complete_stays_so_until_the_event_is_recorded_again) {
   auto& g = hold(0, s);
   EXPECT_OK(machine().record(0, s, e));
   int const times = seeded() ? 200 : 10'000;
-  for (int i = 0; i < times; ++i) ASSERT_SAYS(code::not_ready, machine().query_event(e));
+  for (int i = 0; i < times; ++i)
+    ASSERT_SAYS(code::not_ready, machine().query_event(e));
   g.open();
   EXPECT_TRUE(becomes(code::ok, [&] { return machine().query_event(e); }));
   auto const ask = [&] {
-    for (int i = 0; i < times; ++i) ASSERT_OK(machine().query_event(e));
+    for (int i = 0; i < times; ++i)
+      ASSERT_OK(machine().query_event(e));
   };
   ask();
-  if (!seeded()) std::thread(ask).join();
+  if (!seeded())
+    std::thread(ask).join();
   auto& again = hold(0, s);
   EXPECT_OK(machine().record(0, s, e));
   EXPECT_SAYS(code::not_ready, machine().query_event(e));
@@ -326,8 +334,10 @@ TEST_P(order, m8_complete_stays_so_until_the_event_is_recorded_again) {
 
 TEST_P(order, a_fifth_closed_gate_of_a_device_is_refused) {
   std::vector<stream_handle> all;
-  for (int i = 0; i < 5; ++i) all.push_back(stream(0));
-  for (int i = 0; i < 4; ++i) hold(0, all[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < 5; ++i)
+    all.push_back(stream(0));
+  for (int i = 0; i < 4; ++i)
+    hold(0, all[static_cast<std::size_t>(i)]);
   EXPECT_SAYS(code::not_permitted, machine().hold(0, all[4]).is);
   EXPECT_OK(machine().query_stream(0, all[4]));
 }

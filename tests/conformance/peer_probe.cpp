@@ -5,11 +5,13 @@
 namespace weir::conformance::probe {
 
 void unmap_peers() {
-  if (devices() < 2) return say("unmap with peers mapped", "needs 2 GPUs");
+  if (devices() < 2)
+    return say("unmap with peers mapped", "needs 2 GPUs");
   gpu const a(0), b(1);
   pages const p(0), q(0), r(0);
   auto const fresh = pages::make(0);
-  for (pages const* each : {&p, &q, &r}) MUST(pages::grant(each->at, 1));
+  for (pages const* each : {&p, &q, &r})
+    MUST(pages::grant(each->at, 1));
   held h(b, b.s);
   MUST(static_cast<CUresult>(launch_store(b.s, p.words(), 1)));
   waits("unmap of a range granted to a peer, other work of the PEER held", a, h,
@@ -21,9 +23,12 @@ void unmap_peers() {
   bool const waited = waits(
       "the same range unmapped and mapped to another page, under work of the PEER that will write it", a, h2, [&] {
         CUresult e = cu->cuMemUnmap(r.at, page);
-        if (e == CUDA_SUCCESS) e = cu->cuMemMap(r.at, page, 0, fresh, 0);
-        if (e == CUDA_SUCCESS) e = pages::grant(r.at, 0);
-        if (e == CUDA_SUCCESS) e = pages::grant(r.at, 1);
+        if (e == CUDA_SUCCESS)
+          e = cu->cuMemMap(r.at, page, 0, fresh, 0);
+        if (e == CUDA_SUCCESS)
+          e = pages::grant(r.at, 0);
+        if (e == CUDA_SUCCESS)
+          e = pages::grant(r.at, 1);
         return e;
       });
   b.use();
@@ -39,7 +44,8 @@ void unmap_peers() {
 }
 
 void peer_blocking() {
-  if (devices() < 2) return say("calls while a PEER's stream is held", "needs 2 GPUs");
+  if (devices() < 2)
+    return say("calls while a PEER's stream is held", "needs 2 GPUs");
   gpu const a(0), b(1);
   pages const granted(0), work(1);
   MUST(pages::grant(granted.at, 1));
@@ -88,7 +94,8 @@ void peer_blocking() {
 }
 
 void peer_copies() {
-  if (devices() < 2) return say("peer copies", "needs 2 GPUs");
+  if (devices() < 2)
+    return say("peer copies", "needs 2 GPUs");
   gpu const a(0), b(1);
   pages const p(0), q(1);
   a.use();
@@ -132,7 +139,8 @@ void peer_copies() {
 }
 
 void peer_fault() {
-  if (devices() < 2) return say("a kernel that writes ungranted memory of a peer", "needs 2 GPUs");
+  if (devices() < 2)
+    return say("a kernel that writes ungranted memory of a peer", "needs 2 GPUs");
   gpu const a(0), b(1);
   pages const q(1);
   held h(b, b.s);

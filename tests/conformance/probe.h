@@ -28,9 +28,12 @@ inline void say(std::string const& question, std::string const& answer) {
   std::printf("  %-76s %s\n", question.c_str(), answer.c_str());
   std::fflush(stdout);
 }
-inline std::string number(CUresult r) { return r == CUDA_SUCCESS ? "ok" : std::to_string(static_cast<int>(r)); }
+inline std::string number(CUresult r) {
+  return r == CUDA_SUCCESS ? "ok" : std::to_string(static_cast<int>(r));
+}
 inline void must(CUresult r, char const* what) {
-  if (r == CUDA_SUCCESS) return;
+  if (r == CUDA_SUCCESS)
+    return;
   std::printf("  %s answers %d: the rest of this group is not asked\n", what, static_cast<int>(r));
   std::fflush(stdout);
   std::_Exit(3);
@@ -71,7 +74,9 @@ inline int devices() {
 inline void* host_memory(std::size_t bytes) {
   return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 }
-inline CUdeviceptr address_of(void const* p) { return reinterpret_cast<CUdeviceptr>(p); }
+inline CUdeviceptr address_of(void const* p) {
+  return reinterpret_cast<CUdeviceptr>(p);
+}
 
 struct pages {  // one handle of one page, mapped and granted to its device
   CUdeviceptr at = 0;
@@ -108,7 +113,8 @@ struct held {  // a stream that waits for a word. Leaves its GPU current
       void* p = nullptr;
       MUST(cu->cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
       words = static_cast<std::uint32_t*>(p);
-      for (int i = 0; i < 1024; ++i) words[i] = 0;
+      for (int i = 0; i < 1024; ++i)
+        words[i] = 0;
     }
     word = words + next++;
     CUdeviceptr d = 0;
@@ -131,9 +137,11 @@ inline bool waits(char const* question, gpu const& g, held& h, std::function<CUr
     took = us_since(start);
     done = true;
   });
-  for (int i = 0; i < 300 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 300 && !done; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   bool const waited = !done;
-  if (waited || open_after) h.open();
+  if (waited || open_after)
+    h.open();
   t.join();
   char text[96];
   std::snprintf(text, sizeof text, waited ? "WAITS for the held work, then %s" : "does not wait: %s, %.0f us",
@@ -144,14 +152,18 @@ inline bool waits(char const* question, gpu const& g, held& h, std::function<CUr
 
 // For a call that may never return: its thread is then left behind.
 inline bool comes_back(char const* question, gpu const& g, std::function<CUresult()> call) {
-  struct state { std::atomic<bool> done{false}; CUresult r = CUDA_SUCCESS; };
+  struct state {
+    std::atomic<bool> done{false};
+    CUresult r = CUDA_SUCCESS;
+  };
   auto const s = std::make_shared<state>();
   std::thread([s, call, context = g.context] {
     cu->cuCtxSetCurrent(context);
     s->r = call();
     s->done = true;
   }).detach();
-  for (int i = 0; i < 1000 && !s->done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 1000 && !s->done; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   say(question, s->done ? number(s->r) : "does NOT COME BACK within 1 s");
   return s->done;
 }
@@ -161,7 +173,8 @@ inline std::uint32_t word_at(gpu const& g, std::uint32_t* at) {
   g.use();
   MUST(cu->cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_PORTABLE));
   CUresult const r = cu->cuMemcpyAsync(address_of(p), address_of(at), 4, g.other);
-  if (r != CUDA_SUCCESS || cu->cuStreamSynchronize(g.other) != CUDA_SUCCESS) return 0xffffffff;
+  if (r != CUDA_SUCCESS || cu->cuStreamSynchronize(g.other) != CUDA_SUCCESS)
+    return 0xffffffff;
   return *static_cast<std::uint32_t*>(p);
 }
 

@@ -52,25 +52,31 @@ std::vector<choice> every_machine() {
   if (char const* const seed = std::getenv("WEIR_TEST_SEED")) {
     all.push_back({choice::of::seeded, std::strtoull(seed, nullptr, 0)});
   } else {
-    for (std::uint64_t seed = 1; seed <= 5; ++seed) all.push_back({choice::of::seeded, seed});
+    for (std::uint64_t seed = 1; seed <= 5; ++seed)
+      all.push_back({choice::of::seeded, seed});
   }
   all.push_back({choice::of::cuda, 0});
   return all;
 }
 
-testing::AssertionResult is_ok(char const* text, status s) { return says("ok", text, code::ok, s); }
+testing::AssertionResult is_ok(char const* text, status s) {
+  return says("ok", text, code::ok, s);
+}
 
 testing::AssertionResult says(char const*, char const* text, code expected, status s) {
-  if (s.what == expected) return testing::AssertionSuccess();
+  if (s.what == expected)
+    return testing::AssertionSuccess();
   return testing::AssertionFailure() << text << "\n  answers " << driver::name_of(s.what) << " (" << s.native
                                      << "), expected " << driver::name_of(expected);
 }
 
 gate::gate(driver::driver& machine, gate_handle handle, bool watched) : machine_(machine), handle_(handle) {
-  if (!watched) return;
+  if (!watched)
+    return;
   watchdog_ = std::thread([this] {
     std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, patience, [this] { return opened_; })) return;
+    if (changed_.wait_for(lock, patience, [this] { return opened_; }))
+      return;
     late_ = true;
     open_once();
   });
@@ -78,7 +84,8 @@ gate::gate(driver::driver& machine, gate_handle handle, bool watched) : machine_
 
 gate::~gate() {
   open();
-  if (watchdog_.joinable()) watchdog_.join();
+  if (watchdog_.joinable())
+    watchdog_.join();
 }
 
 void gate::open() {
@@ -91,7 +98,8 @@ void gate::open() {
 }
 
 void gate::open_once() {
-  if (opened_) return;
+  if (opened_)
+    return;
   opened_ = true;
   EXPECT_OK(machine_.open_gate(handle_));
   changed_.notify_all();
@@ -100,7 +108,8 @@ void gate::open_once() {
 void conformance::SetUp() {
   if (on_cuda()) {
     auto& found = the_gpus().found;
-    if (!found.machine) GTEST_SKIP() << found.why;
+    if (!found.machine)
+      GTEST_SKIP() << found.why;
     machine_ = found.machine.get();
   } else {
     simulated how;
@@ -120,13 +129,15 @@ void conformance::SetUp() {
 }
 
 bool conformance::have_devices(int n) {
-  if (n > machine_->device_count()) return false;
+  if (n > machine_->device_count())
+    return false;
   for (; opened_ < n; ++opened_) {
     if (status const s = machine_->open(opened_); !s.ok()) {
       ADD_FAILURE() << "open(" << opened_ << ") answers " << driver::name_of(s.what) << " (" << s.native << ")";
       return false;
     }
-    if (!on_cuda()) continue;
+    if (!on_cuda())
+      continue;
     EXPECT_OK(machine_->make_current(opened_));
     EXPECT_EQ(load_kernels(), 0);
   }
@@ -134,7 +145,8 @@ bool conformance::have_devices(int n) {
 }
 
 void conformance::TearDown() {
-  if (!machine_) return;
+  if (!machine_)
+    return;
   gates_.clear();
   for (int d = 0; d < opened_; ++d) {
     status const s = machine_->synchronize_device(d);
@@ -142,9 +154,12 @@ void conformance::TearDown() {
       EXPECT_OK(s);
     }
   }
-  for (auto const e : executables_) machine_->destroy_executable(e);
-  for (auto const& [device, s] : streams_) machine_->destroy_stream(device, s);
-  for (auto const& [device, e] : events_) machine_->destroy_event(device, e);
+  for (auto const e : executables_)
+    machine_->destroy_executable(e);
+  for (auto const& [device, s] : streams_)
+    machine_->destroy_stream(device, s);
+  for (auto const& [device, e] : events_)
+    machine_->destroy_event(device, e);
   for (block const& b : blocks_) {
     machine_->unmap(b.at, b.bytes);
     machine_->unreserve(b.at, b.bytes);
@@ -152,7 +167,8 @@ void conformance::TearDown() {
   }
   for (auto const& [at, bytes] : pins_) {
     machine_->unpin(at);
-    if (!crashed_) ::munmap(at, bytes);
+    if (!crashed_)
+      ::munmap(at, bytes);
   }
 }
 
@@ -170,7 +186,9 @@ event_handle conformance::event(int device, event_kind kind) {
   return made.value;
 }
 
-block conformance::memory(int device) { return memory(device, page_); }
+block conformance::memory(int device) {
+  return memory(device, page_);
+}
 
 block conformance::memory(int device, std::size_t bytes) {
   block b{.device = device, .bytes = bytes};
@@ -214,10 +232,13 @@ executable_handle conformance::captured(int device, stream_handle s, std::functi
   return made.value;
 }
 
-void conformance::elsewhere(std::function<void()> const& body) { std::thread(body).join(); }
+void conformance::elsewhere(std::function<void()> const& body) {
+  std::thread(body).join();
+}
 
 bool conformance::unsafe_call(event_handle e) {
-  if (!on_cuda()) return control_->unsafe_call();
+  if (!on_cuda())
+    return control_->unsafe_call();
   auto const native = machine_->native_event(e);
   EXPECT_OK(native.is);
   return query_event(native.value) == 0;
@@ -225,20 +246,27 @@ bool conformance::unsafe_call(event_handle e) {
 
 status conformance::run(int device, stream_handle s, std::vector<driver::touch> touches,
                         std::function<void()> simulated, std::function<int(CUstream_st*)> on_gpu) {
-  if (!on_cuda()) return machine_->enqueue(device, s, touches, work_of(std::move(simulated)));
+  if (!on_cuda())
+    return machine_->enqueue(device, s, touches, work_of(std::move(simulated)));
   auto const native = machine_->native(device, s);
-  if (!native.ok()) return native.is;
-  if (status const said = machine_->make_current(device); !said.ok()) return said;
+  if (!native.ok())
+    return native.is;
+  if (status const said = machine_->make_current(device); !said.ok())
+    return said;
   int const error = on_gpu(native.value);
   return {error == 0 ? code::ok : code::failed, error};
 }
 
 void conformance::log(int device, stream_handle s, std::uint32_t x) {
-  if (on_cuda() && !device_log_) device_log_ = reinterpret_cast<device_log*>(pinned(sizeof(device_log)));
-  EXPECT_OK(run(device, s, {}, [this, x] {
-    std::lock_guard const lock(log_mutex_);
-    log_.push_back(x);
-  }, [&](CUstream_st* native) { return launch_append(native, device_log_, x); }));
+  if (on_cuda() && !device_log_)
+    device_log_ = reinterpret_cast<device_log*>(pinned(sizeof(device_log)));
+  EXPECT_OK(run(
+      device, s, {},
+      [this, x] {
+        std::lock_guard const lock(log_mutex_);
+        log_.push_back(x);
+      },
+      [&](CUstream_st* native) { return launch_append(native, device_log_, x); }));
 }
 
 std::vector<std::uint32_t> conformance::logged() {
@@ -246,7 +274,8 @@ std::vector<std::uint32_t> conformance::logged() {
     std::lock_guard const lock(log_mutex_);
     return log_;
   }
-  if (!device_log_) return {};
+  if (!device_log_)
+    return {};
   auto const* const seen = static_cast<device_log const volatile*>(device_log_);
   std::vector<std::uint32_t> all;
   for (std::uint32_t i = 0; i < seen->count && i < device_log::capacity; ++i)
@@ -272,7 +301,8 @@ void conformance::crash(int device, stream_handle s) {
   crashed_ = true;
   if (on_cuda()) {
     if (lives(device, s)) {  // else another device's fault has lost it
-      EXPECT_OK(run(device, s, {}, [] {}, [](CUstream_st* native) { return launch_crash(native); }));
+      EXPECT_OK(run(
+          device, s, {}, [] {}, [](CUstream_st* native) { return launch_crash(native); }));
     }
     EXPECT_SAYS(code::lost, machine_->synchronize_stream(device, s));
   } else {
@@ -280,20 +310,26 @@ void conformance::crash(int device, stream_handle s) {
   }
 }
 
-bool conformance::lives(int device, stream_handle s) { return machine_->query_stream(device, s).what != code::lost; }
+bool conformance::lives(int device, stream_handle s) {
+  return machine_->query_stream(device, s).what != code::lost;
+}
 
-void conformance::finish(int device, stream_handle s) { EXPECT_OK(machine_->synchronize_stream(device, s)); }
+void conformance::finish(int device, stream_handle s) {
+  EXPECT_OK(machine_->synchronize_stream(device, s));
+}
 
 bool conformance::becomes(code expected, std::function<status()> const& ask) {
   auto const end = std::chrono::steady_clock::now() + patience;
   for (status s = ask();; s = ask()) {
-    if (s.what == expected) return true;
+    if (s.what == expected)
+      return true;
     if (s.what != code::not_ready || std::chrono::steady_clock::now() > end) {
       ADD_FAILURE() << "answers " << driver::name_of(s.what) << " (" << s.native << "), expected "
                     << driver::name_of(expected);
       return false;
     }
-    if (!seeded()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (!seeded())
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
@@ -312,7 +348,8 @@ void conformance::write(block const& b, std::uint32_t value, std::size_t word) {
 }
 
 bool conformance::alone() {
-  if (!on_cuda() || std::getenv(child_variable)) return true;
+  if (!on_cuda() || std::getenv(child_variable))
+    return true;
   auto const* const test = testing::UnitTest::GetInstance()->current_test_info();
   std::string filter = "--gtest_filter=";
   filter += std::string(test->test_suite_name()) + '.' + test->name();
@@ -320,7 +357,8 @@ bool conformance::alone() {
   variable += "=1";
   std::vector<std::string> words = tests::environment_of_a_child();
   std::vector<char*> environment;
-  for (auto& w : words) environment.push_back(w.data());
+  for (auto& w : words)
+    environment.push_back(w.data());
   environment.push_back(variable.data());
   environment.push_back(nullptr);
   std::string self = "/proc/self/exe";

@@ -23,10 +23,10 @@ using driver::address;
 using driver::capture_mode;
 using driver::code;
 using driver::event_handle;
-using driver::executable_handle;
-using driver::graph_handle;
 using driver::event_kind;
+using driver::executable_handle;
 using driver::gate_handle;
+using driver::graph_handle;
 using driver::memory_handle;
 using driver::status;
 using driver::stream_handle;
@@ -37,7 +37,9 @@ struct choice {  // a machine to test
   std::uint64_t seed = 0;
 };
 std::string name_of(choice const&);
-inline void PrintTo(choice const& c, std::ostream* out) { *out << name_of(c); }
+inline void PrintTo(choice const& c, std::ostream* out) {
+  *out << name_of(c);
+}
 std::vector<choice> every_machine();  // seeds: WEIR_TEST_SEED only, or a few
 
 // Holds a stream. Its destructor opens it; a watchdog opens it after 2 s and fails the test.
@@ -97,15 +99,15 @@ class conformance : public testing::TestWithParam<choice> {
   void store(int device, stream_handle, std::uint32_t* to, std::uint32_t value);
   void copy_word(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
   void crash(int device, stream_handle);  // once it has run, the device is lost
-  bool lives(int device, stream_handle);        // whether the device is not lost
+  bool lives(int device, stream_handle);  // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }
 
   void elsewhere(std::function<void()> const& body);  // runs on another thread; waits for its end
   // A call past the driver interface that captures forbid. Returns: false if it was refused.
   bool unsafe_call(event_handle);
 
-  void finish(int device, stream_handle);  // waits for all work enqueued so far
-  bool becomes(code, std::function<status()> const& ask);  // within 2 s
+  void finish(int device, stream_handle);                    // waits for all work enqueued so far
+  bool becomes(code, std::function<status()> const& ask);    // within 2 s
   std::uint32_t read(block const& b, std::size_t word = 0);  // reads on its own stream the bytes that ordered work left
   void write(block const& b, std::uint32_t value, std::size_t word = 0);
 
@@ -136,9 +138,10 @@ class conformance : public testing::TestWithParam<choice> {
   bool crashed_ = false;
 };
 
-#define NEED_DEVICES(n)                                                                                        \
-  do {                                                                                                         \
-    if (!have_devices(n)) GTEST_SKIP() << "needs " << (n) << " devices; there are " << machine().device_count(); \
+#define NEED_DEVICES(n)                                                                      \
+  do {                                                                                       \
+    if (!have_devices(n))                                                                    \
+      GTEST_SKIP() << "needs " << (n) << " devices; there are " << machine().device_count(); \
   } while (false)
 
 #define EXPECT_OK(call) EXPECT_PRED_FORMAT1(::weir::conformance::is_ok, (call))
@@ -148,7 +151,7 @@ class conformance : public testing::TestWithParam<choice> {
 testing::AssertionResult is_ok(char const* text, status);
 testing::AssertionResult says(char const* expected_text, char const* text, code expected, status);
 
-#define WEIR_CONFORMANCE(suite)                                              \
+#define WEIR_CONFORMANCE(suite)                                                \
   INSTANTIATE_TEST_SUITE_P(machine, suite, testing::ValuesIn(every_machine()), \
                            [](auto const& of) { return name_of(of.param); })
 

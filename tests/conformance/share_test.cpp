@@ -24,7 +24,8 @@ class share : public conformance {
     std::erase_if(made_, [&](block const& one) { return one.at == b.at; });
   }
   void TearDown() override {
-    for (auto const b : std::vector(made_)) unmap(b);
+    for (auto const b : std::vector(made_))
+      unmap(b);
     conformance::TearDown();
   }
 
@@ -117,7 +118,8 @@ TEST_P(share, m19_an_import_of_another_size_is_refused) {
 TEST_P(share, m19_another_device_reads_granted_memory) {
   NEED_DEVICES(2);
   auto const peer = machine().peer(1, 0);
-  if (!peer.value.access) GTEST_SKIP() << "these devices do not reach each other";
+  if (!peer.value.access)
+    GTEST_SKIP() << "these devices do not reach each other";
   auto const h = machine().create_shared(0, page());
   ASSERT_OK(h.is);
   auto const file = machine().export_handle(h.value);

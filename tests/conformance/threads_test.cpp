@@ -16,10 +16,10 @@ class threads : public conformance {
     auto const left_alone = [&](char const* call) {
       EXPECT_EQ(current_device(), mine) << call << " changed the caller's device";
     };
-#define CALL(call)                  \
-  do {                              \
-    EXPECT_OK(machine().call);      \
-    left_alone(#call);              \
+#define CALL(call)             \
+  do {                         \
+    EXPECT_OK(machine().call); \
+    left_alone(#call);         \
   } while (false)
 #define MAKE(name, call)            \
   auto const name = machine().call; \

@@ -17,12 +17,14 @@ int main() try {
     weir::stream side;
     weir::stream_guard in{side};
     weir::buffer x(bytes), y(bytes);
-    for (std::size_t k = 0; k < n; ++k) host[k] = static_cast<float>(k);
+    for (std::size_t k = 0; k < n; ++k)
+      host[k] = static_cast<float>(k);
     weir::copy(x.data(), host.data(), bytes);
     scale(side, y.data<float>(), x.data<float>(), n, 2);
     weir::copy(host.data(), y.data(), bytes);
     std::size_t k = 0;
-    while (k < n && host[k] == 2 * static_cast<float>(k)) ++k;
+    while (k < n && host[k] == 2 * static_cast<float>(k))
+      ++k;
     right += k == n;
   }
   std::printf("%d devices computed the right values\n", right);

@@ -33,7 +33,8 @@ struct bad_input : testing::Test {
         }
       }
     };
-    for (int d = 0; d < device_count(); ++d) add(memory_stats(d));
+    for (int d = 0; d < device_count(); ++d)
+      add(memory_stats(d));
     add(pinned_memory_stats());
     return all;
   }
@@ -42,7 +43,8 @@ struct bad_input : testing::Test {
   static void works_on() {
     for (int d = 0; d < 2; ++d) {
       std::vector<unsigned char> out(100'000), back(out.size());
-      for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(d));
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(d));
       buffer a(out.size(), {.on = d});
       buffer page = pinned(out.size());
       copy(a.data(), out.data(), out.size());
@@ -56,14 +58,16 @@ struct bad_input : testing::Test {
   // f throws an Error with operation, remedy and each of the parts. Memory in use stays the same.
   template <class Error>
   static void refused(std::function<void()> const& f, said_parts parts, unsigned line = __builtin_LINE()) {
-    judge([&] {
-      try {
-        f();
-        ADD_FAILURE() << "nothing was thrown";
-      } catch (Error const& e) {
-        check(e, e.what(), parts);
-      }
-    }, line);
+    judge(
+        [&] {
+          try {
+            f();
+            ADD_FAILURE() << "nothing was thrown";
+          } catch (Error const& e) {
+            check(e, e.what(), parts);
+          }
+        },
+        line);
   }
 
  private:
@@ -81,11 +85,13 @@ struct bad_input : testing::Test {
     EXPECT_FALSE(e.operation().empty());
     EXPECT_FALSE(e.remedy().empty()) << what;
     std::string const said = std::string(e.operation()) + " | " + std::string(e.operands());
-    for (std::string_view const part : parts) EXPECT_NE(said.find(part), said.npos) << part << " in: " << what;
+    for (std::string_view const part : parts)
+      EXPECT_NE(said.find(part), said.npos) << part << " in: " << what;
   }
 
   void TearDown() override {
-    if (!rt || !in) return;
+    if (!rt || !in)
+      return;
     works_on();
     EXPECT_EQ(simulation::of(*rt).findings(), std::vector<std::string>{});
   }

@@ -210,7 +210,8 @@ TEST_F(bad_input, zero_bytes_are_valid_and_freeable) {
   copy(default_stream(), std::span<copy_item const>{});
   fill(p, std::byte{1}, 0);
   fill(nullptr, std::byte{1}, 0);
-  launch(default_stream(), {writes(p), reads(nullptr)}, [](CUstream_st*) {}, [] {});
+  launch(
+      default_stream(), {writes(p), reads(nullptr)}, [](CUstream_st*) {}, [] {});
   char one = 0;
   refused<invalid_use>([&] { copy(p, &one, 1); }, {"copy", "holds 0 B", "asked 1 B"});
   refused<invalid_use>(
@@ -261,7 +262,12 @@ TEST_F(bad_input, another_devices_stream) {
         copy(s2, std::span(&item, 1));
       },
       {"copy", "gpu:2"});
-  refused<invalid_use>([&] { launch(s2, {reads(a)}, [](CUstream_st*) {}, [] {}); }, {"launch", "gpu:0", "gpu:2"});
+  refused<invalid_use>(
+      [&] {
+        launch(
+            s2, {reads(a)}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", "gpu:0", "gpu:2"});
   event e, timed{{.timing = true}}, timed1{{.timing = true}};
   e.record(s0);
   refused<invalid_use>([&] { e.record(s1); }, {"event::record", "gpu:0", "gpu:1"});
@@ -274,8 +280,7 @@ TEST_F(bad_input, another_devices_stream) {
   refused<invalid_use>([&] { (void)e.elapsed_time(timed); }, {"elapsed_time", "start"});
   refused<invalid_use>([&] { (void)timed.elapsed_time(event{{.timing = true}}); }, {"elapsed_time", "never recorded"});
   s1.ref().wait(e);  // waits across devices are valid
-  refused<invalid_use>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); },
-                       {"external_stream", "gpu:0"});
+  refused<invalid_use>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); }, {"external_stream", "gpu:0"});
   refused<not_supported>([&] { (void)s0.ref().native(); }, {"native"});
   refused<not_supported>([&] { (void)e.native(); }, {"native"});
 }
@@ -343,9 +348,7 @@ TEST_F(bad_input, device_and_host_out_of_memory) {
   set_memory_limit(4_MiB);
   says([] { buffer b(8_MiB); }, {"gpu:0", "8388608 B"});
   set_memory_limit(0);
-  {
-    buffer fine(8_MiB);
-  }
+  { buffer fine(8_MiB); }
   buffer page = pinned(1_MiB);
   says([] { buffer b = pinned(32_MiB); }, {"cpu", "33554432 B"});
   buffer again = pinned(8_MiB);

@@ -96,7 +96,12 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   refused<invalid_use>([&] { set_stream(*theirs); }, {"set_stream", "runtime"});
   refused<invalid_use>([&] { stream_guard g{*theirs}; }, {"stream_guard", "runtime"});
   refused<invalid_use>([&] { mine.ref().wait(*theirs); }, {"wait", "runtime"});
-  refused<invalid_use>([&] { event e = theirs->ref().record_event(); e.record(mine); }, {"record"});
+  refused<invalid_use>(
+      [&] {
+        event e = theirs->ref().record_event();
+        e.record(mine);
+      },
+      {"record"});
   launch_host(*theirs, [] {});
   refused<invalid_use>([&] { copy(a.data(), b.data(), 1000); }, {"copy", text(b.data())});
   refused<invalid_use>([&] { copy(b.data(), a.data(), 1000); }, {"copy", text(b.data())});
@@ -140,7 +145,9 @@ TEST_F(bad_moment, a_stream_destroyed_with_work_finishes_it) {
   buffer a(1000);
   {
     stream s;
-    for (int i = 0; i < 50; ++i) launch(s, {updates(a)}, [](CUstream_st*) {}, [&] { ++ran; });
+    for (int i = 0; i < 50; ++i)
+      launch(
+          s, {updates(a)}, [](CUstream_st*) {}, [&] { ++ran; });
     last = s.ref().stamp();
   }
   a.reset();
@@ -158,14 +165,17 @@ TEST_F(bad_moment, one_stream_used_by_many_threads) {
       runtime_guard g{*rt};
       for (int i = 0; i < 50; ++i) {
         buffer mine(64);
-        launch(s, {writes(mine), updates(total)}, [](CUstream_st*) {}, [p = total.data<int>()] { ++*p; });
+        launch(
+            s, {writes(mine), updates(total)}, [](CUstream_st*) {}, [p = total.data<int>()] { ++*p; });
         event const e = s.ref().record_event();
-        if (i % 10 == 0) e.synchronize();
+        if (i % 10 == 0)
+          e.synchronize();
         mine.record_stream(s);
       }
     });
   }
-  for (auto& t : all) t.join();
+  for (auto& t : all)
+    t.join();
   s.ref().synchronize();
   EXPECT_EQ(*total.data<int>(), 8 * 50);
 }
@@ -195,7 +205,12 @@ TEST_F(bad_moment, a_stream_that_was_moved_from) {
   refused<invalid_use>([&] { x.record_stream(none); }, {"record_stream", "moved from"});
   refused<invalid_use>([&] { copy(none, a.data(), host, 64); }, {"copy", "moved from"});
   refused<invalid_use>([&] { copy(none, std::span(&item, 1)); }, {"copy", "moved from"});
-  refused<invalid_use>([&] { launch(none, {reads(a)}, [](CUstream_st*) {}, [] {}); }, {"launch", "moved from"});
+  refused<invalid_use>(
+      [&] {
+        launch(
+            none, {reads(a)}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", "moved from"});
   refused<invalid_use>([&] { launch_host(none, [] {}); }, {"launch_host", "moved from"});
   refused<invalid_use>([&] { launch_host(t, {}); }, {"launch_host", "empty"});
 }
@@ -264,8 +279,10 @@ TEST_F(bad_moment, unknown_environment_values_name_the_nearest_one) {
     } catch (invalid_use const& e) {
       said = std::string(e.operation()) + " | " + std::string(e.operands()) + " | " + std::string(e.remedy());
     }
-    if (was) ::setenv(name, kept.c_str(), 1);
-    else ::unsetenv(name);
+    if (was)
+      ::setenv(name, kept.c_str(), 1);
+    else
+      ::unsetenv(name);
     return said;
   };
   auto const has = [](std::string const& all, char const* part) {
@@ -311,7 +328,12 @@ TEST_F(bad_moment, a_lost_device_refuses_by_name_and_the_others_work) {
   refused<device_lost>([&] { buffer c(1000, {.on = 2}); }, {"allocate", "gpu:2"});
   refused<device_lost>([&] { s.ref().synchronize(); }, {"synchronize", "gpu:2"});
   refused<device_lost>([&] { synchronize(2); }, {"synchronize", "gpu:2"});
-  refused<device_lost>([&] { launch(s, {}, [](CUstream_st*) {}, [] {}); }, {"launch", "gpu:2"});
+  refused<device_lost>(
+      [&] {
+        launch(
+            s, {}, [](CUstream_st*) {}, [] {});
+      },
+      {"launch", "gpu:2"});
   refused<device_lost>([&] { (void)zeros({4}, {.on = 2}); }, {"gpu:2"});
 }
 

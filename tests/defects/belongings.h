@@ -49,21 +49,31 @@ struct belongings {  // one owner of every kind
 };
 inline belongings of_program;  // constructed before any runtime, destroyed after weir has seen the process end
 
-inline void sleep_ms(int n) { std::this_thread::sleep_for(std::chrono::milliseconds(n)); }
+inline void sleep_ms(int n) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(n));
+}
 
 inline void begin() {
   ::alarm(40);
-  if (!std::getenv("WEIR_DEVICES")) ::setenv("WEIR_DEVICES", "sim:2:1", 1);
+  if (!std::getenv("WEIR_DEVICES"))
+    ::setenv("WEIR_DEVICES", "sim:2:1", 1);
 }
 
 inline void keep_busy(stream_ref s, int pieces) {
-  for (int i = 0; i < pieces; ++i) launch_host(s, [] { sleep_ms(5); });
+  for (int i = 0; i < pieces; ++i)
+    launch_host(s, [] { sleep_ms(5); });
 }
 
 struct own_process : testing::Test {
   own_process() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-#define EXPECT_CLEAN_END(statement) EXPECT_EXIT({ begin(); statement }, testing::ExitedWithCode(7), "")
+#define EXPECT_CLEAN_END(statement) \
+  EXPECT_EXIT(                      \
+      {                             \
+        begin();                    \
+        statement                   \
+      },                            \
+      testing::ExitedWithCode(7), "")
 
 }  // namespace weir

@@ -40,7 +40,9 @@ std::vector<pool>& pools_of_rows() {
   static std::vector<pool> all;
   return all;
 }
-pool& some_pool(pool_options o = {}) { return pools_of_rows().emplace_back("of a row", o); }
+pool& some_pool(pool_options o = {}) {
+  return pools_of_rows().emplace_back("of a row", o);
+}
 
 // Both ends are here: a process may open its own buffers.
 struct shared_memory {
@@ -92,7 +94,8 @@ struct step_of {  // half done
 using step_of_threads = step_of<threads_of_ranks>;
 struct step_of_processes : step_of<ranks_of_processes> {
   explicit step_of_processes(bool alone) {  // alone: the last holder of its ranks
-    if (alone) ranks.other.reset(), ranks.mine.reset();
+    if (alone)
+      ranks.other.reset(), ranks.mine.reset();
   }
 };
 
@@ -182,7 +185,8 @@ int child_that(std::function<void()> const& body) {
     ::_exit(7);
   }
   int status = -1;
-  if (::waitpid(child, &status, 0) != child) return -1;
+  if (::waitpid(child, &status, 0) != child)
+    return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 

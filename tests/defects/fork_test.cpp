@@ -35,7 +35,8 @@ struct forks : own_process {};
 // Exit status of a child; 100 + signal if a signal ended it.
 int ended(pid_t child) {
   int status = -1;
-  if (::waitpid(child, &status, 0) != child) return -1;
+  if (::waitpid(child, &status, 0) != child)
+    return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 
@@ -46,7 +47,8 @@ int forked_child_uses_everything() {
       f();
       ++untyped;
     } catch (error const& e) {
-      if (e.operation().empty() || e.remedy().empty()) ++untyped;
+      if (e.operation().empty() || e.remedy().empty())
+        ++untyped;
     }
   };
   refused([] { buffer b(1000); });
@@ -90,11 +92,14 @@ TEST_F(forks, after_use_refuses_the_child_everything) {
     }
     int status = -1;
     ::waitpid(child, &status, 0);
-    if (!WIFEXITED(status)) std::_Exit(1);
-    if (WEXITSTATUS(status) != 0) std::_Exit(2);
+    if (!WIFEXITED(status))
+      std::_Exit(1);
+    if (WEXITSTATUS(status) != 0)
+      std::_Exit(2);
     of_program.s->ref().synchronize();  // the parent still works
     buffer b(1000);
-    if (of_program.t.cpu().data<float>()[0] != 1) std::_Exit(3);
+    if (of_program.t.cpu().data<float>()[0] != 1)
+      std::_Exit(3);
     std::exit(7);
   });
 }
@@ -122,8 +127,10 @@ TEST_F(forks, during_calls_of_other_threads_does_not_hang) {
       }
       int status = -1;
       ::waitpid(child, &status, 0);
-      if (WIFSIGNALED(status)) std::_Exit(WTERMSIG(status) == SIGALRM ? 1 : 2);
-      if (WEXITSTATUS(status) != 0) std::_Exit(3);
+      if (WIFSIGNALED(status))
+        std::_Exit(WTERMSIG(status) == SIGALRM ? 1 : 2);
+      if (WEXITSTATUS(status) != 0)
+        std::_Exit(3);
     }
     std::_Exit(7);
   });
@@ -142,9 +149,11 @@ int uses_weir(float value) {
 TEST_F(forks, before_the_first_use_both_are_whole) {
   EXPECT_CLEAN_END({
     pid_t const child = ::fork();
-    if (child == 0) std::exit(uses_weir(3));
+    if (child == 0)
+      std::exit(uses_weir(3));
     int const of_parent = uses_weir(5);
-    if (ended(child) != 7) std::_Exit(2);
+    if (ended(child) != 7)
+      std::_Exit(2);
     std::exit(of_parent);
   });
 }
@@ -174,7 +183,8 @@ int calls_without_the_fork() {
   stream_ref const s = *of_program.s;
   pool rows("rows", {.on = s.device()});
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0) return 100;
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0)
+    return 100;
   share_channel line(ends[0]);
   buffer const block(1000, {.on = s.device()});
   graph step = graph::capture(s, [&] { fill(s, block.data(), std::byte{1}, 10); });
@@ -185,7 +195,8 @@ int calls_without_the_fork() {
   synchronize();
   now.synchronize(), e.synchronize();  // complete, so that no call needs the driver
   pid_t const child = ::fork();
-  if (child != 0) return ended(child);
+  if (child != 0)
+    return ended(child);
   ::alarm(10);
   int wrong = 0;
   auto const refused = [&](std::string_view operation, auto f) {
@@ -224,10 +235,12 @@ struct patterns {  // bytes of the parent that a child must not change
     std::vector<std::byte> now(block.size());
     copy(now.data(), block.data(), now.size());
     for (std::byte const b : now) {
-      if (b != std::byte{0x5a}) return false;
+      if (b != std::byte{0x5a})
+        return false;
     }
     for (std::byte const b : page.host<std::byte>()) {
-      if (b != std::byte{0x3c}) return false;
+      if (b != std::byte{0x3c})
+        return false;
     }
     return true;
   }
@@ -246,10 +259,13 @@ TEST_F(forks, leaves_the_parents_bytes_alone) {
         of_program.drop();
         std::exit(forked_child_uses_everything());
       }
-      if (ended(child) != 0) std::_Exit(1);
-      if (!p.as_they_were()) std::_Exit(2);
+      if (ended(child) != 0)
+        std::_Exit(1);
+      if (!p.as_they_were())
+        std::_Exit(2);
       buffer next(100'000);  // a free in the child must not free the block here
-      if (next.data() == p.block.data()) std::_Exit(3);
+      if (next.data() == p.block.data())
+        std::_Exit(3);
     }
     std::exit(7);
   });
@@ -309,7 +325,8 @@ TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
     std::memset(page.data(), 1, page.size());
     copy(block.data(), page.data(), page.size());
     int hold[2];
-    if (::pipe(hold) != 0) std::_Exit(1);
+    if (::pipe(hold) != 0)
+      std::_Exit(1);
     pid_t const child = ::fork();
     if (child == 0) {
       char c = 0;
@@ -321,9 +338,11 @@ TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
     std::vector<std::byte> now(block.size());
     copy(now.data(), block.data(), now.size());
     ::close(hold[1]);
-    if (ended(child) != 0) std::_Exit(2);
+    if (ended(child) != 0)
+      std::_Exit(2);
     for (std::byte const b : now) {
-      if (b != std::byte{2}) std::_Exit(3);
+      if (b != std::byte{2})
+        std::_Exit(3);
     }
     std::exit(7);
   });
@@ -377,7 +396,8 @@ class standing : public driver::fault_injector {
  private:
   void stand(std::string_view call) {
     std::unique_lock hold(lock_);
-    if (at_ != call) return;
+    if (at_ != call)
+      return;
     inside_ = true;
     changed_.notify_all();
     changed_.wait(hold, [&] { return at_ != call; });
@@ -390,7 +410,8 @@ class standing : public driver::fault_injector {
 
 std::unique_ptr<driver::driver> some_machine() {
   auto const choice = devices_from_environment();
-  if (choice.which == machine_choice::kind::cuda) return driver::open_cuda().machine;
+  if (choice.which == machine_choice::kind::cuda)
+    return driver::open_cuda().machine;
   return driver::sim::make({.devices = 2, .memory = 256_MiB}).machine;
 }
 
@@ -409,7 +430,8 @@ int forks_while_another_thread_is_inside(std::string_view call) {
     e.record(s);
     (void)memory_stats();
   });
-  if (!machine->wait_until_inside()) return 1;
+  if (!machine->wait_until_inside())
+    return 1;
   auto const child_ends = [mine] {
     pid_t const child = ::fork();
     if (child == 0) {
@@ -423,14 +445,16 @@ int forks_while_another_thread_is_inside(std::string_view call) {
 #ifdef __SANITIZE_ADDRESS__
   // At the fork a starting thread may hold AddressSanitizer's lock, and the child hangs in `new`. A second
   // fork succeeds. The stopped thread still stands, so weir's own locks are unchanged.
-  if (of_child == 100 + SIGALRM) of_child = child_ends();
+  if (of_child == 100 + SIGALRM)
+    of_child = child_ends();
 #endif
   machine->go_on();
   user.join();
   {
     runtime_guard const in(*mine);
     patterns const p;
-    if (!p.as_they_were()) return 2;
+    if (!p.as_they_were())
+      return 2;
   }
   delete mine;
   return of_child == 0 ? 0 : 3;

@@ -16,7 +16,9 @@ struct named_call {
   char const* text;
   std::function<void()> make;
 };
-inline named_call named(char const* text, std::function<void()> make) { return {text, std::move(make)}; }
+inline named_call named(char const* text, std::function<void()> make) {
+  return {text, std::move(make)};
+}
 #define CALL(...) named(#__VA_ARGS__, [&] { static_cast<void>(__VA_ARGS__); })
 #define MAKE(...) named(#__VA_ARGS__, [&] { __VA_ARGS__; })
 

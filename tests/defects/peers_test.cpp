@@ -61,7 +61,8 @@ struct crowded final : weir::driver::fault_injector {
 
  private:
   void play() {
-    if (!other_thread) return;
+    if (!other_thread)
+      return;
     auto const once = std::exchange(other_thread, nullptr);
     ++played;
     once();
@@ -86,7 +87,8 @@ struct peers : ::testing::Test {
     ASSERT_TRUE(bench.machine()
                     .enqueue(s.device(), s.handle(), {},
                              {[](void* n) {
-                                if (n) ++*static_cast<int*>(n);
+                                if (n)
+                                  ++*static_cast<int*>(n);
                               },
                               nullptr, runs})
                     .ok());
@@ -173,12 +175,14 @@ TEST_F(peers, a_wait_for_freed_memory_uses_the_next_fence) {
 TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
   std::vector<void*> all;
   for (std::size_t bytes : {40, 700, 9000, 70'000, 300'000}) {
-    for (int i = 0; i < 4; ++i) all.push_back(take(i % 2 ? a : b, bytes));
+    for (int i = 0; i < 4; ++i)
+      all.push_back(take(i % 2 ? a : b, bytes));
   }
   auto const on_a = bench.machine().hold(0, a.handle()), on_b = bench.machine().hold(0, b.handle());
   for (std::size_t i = 0; i < all.size(); ++i) {
     device().record_use(all[i], i % 3 ? a : b, at);
-    if (i % 5 == 0) device().set_stream(all[i], i % 2 ? b : a, at);
+    if (i % 5 == 0)
+      device().set_stream(all[i], i % 2 ? b : a, at);
     give(all[i], i % 4 ? &a : &b);
   }
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{}) << "the host waited for work that is held";
@@ -194,7 +198,8 @@ TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
     device().record_use(p, b, at);
     busy(b);
     give(p);
-    if (i % 10 == 9) bench.control->run();
+    if (i % 10 == 9)
+      bench.control->run();
   }
   EXPECT_LT(crowd->events_made, 80u);
   sound();
@@ -220,8 +225,10 @@ TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
     busy(b);
     give(p);
     pinned().deallocate(h, at);
-    if (i % 5 == 4) bench.control->run();
-    if (i % 10 == 9) device().empty_cache(), pinned().trim();
+    if (i % 5 == 4)
+      bench.control->run();
+    if (i % 10 == 9)
+      device().empty_cache(), pinned().trim();
   }
   EXPECT_GT(crowd->played, 60u);
   crowd->other_thread = nullptr;
@@ -234,8 +241,8 @@ TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
 TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   auto const gate = bench.machine().hold(0, b.handle());
   clock::stream_clock& c = bench.stream(0);
-  void* const held = take(a, 1 << 20), *const done = take(a, 1 << 20);
-  void* const held_pinned = pinned().allocate(2 << 20, 0, at), *const done_pinned = pinned().allocate(2 << 20, 0, at);
+  void *const held = take(a, 1 << 20), *const done = take(a, 1 << 20);
+  void *const held_pinned = pinned().allocate(2 << 20, 0, at), *const done_pinned = pinned().allocate(2 << 20, 0, at);
   device().record_use(held, b, at), device().record_use(done, c, at);
   pinned().record_use(held_pinned, b), pinned().record_use(done_pinned, c);
   busy(b), busy(c);

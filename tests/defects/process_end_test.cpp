@@ -40,14 +40,20 @@ void use_everything() {
   auto const tried = [](auto f) {
     try {
       f();
-    } catch (error const&) {
-    }
+    } catch (error const&) {}
   };
   tried([] { buffer b(1000); });
   tried([] { buffer b = pinned(1000); });
-  tried([] { stream s; s.ref().synchronize(); });
+  tried([] {
+    stream s;
+    s.ref().synchronize();
+  });
   tried([] { (void)zeros({3}).cpu(); });
-  tried([] { event e; e.record(); e.synchronize(); });
+  tried([] {
+    event e;
+    e.record();
+    e.synchronize();
+  });
   tried([] { device_guard g{1}; });
   tried([] { (void)memory_summary(); });
   tried([] { synchronize(); });
@@ -86,7 +92,8 @@ TEST_F(process_end, while_simulated_products_run) {
         device_guard const on{d};
         tensor const a = ones({256, 256});
         results.push_back(empty({256, 256}));
-        for (int i = 0; i < 100; ++i) matmul_out(results.back(), a, a);
+        for (int i = 0; i < 100; ++i)
+          matmul_out(results.back(), a, a);
       }
       std::exit(7);
     });
@@ -96,7 +103,12 @@ TEST_F(process_end, while_simulated_products_run) {
 // A kernel that never ends keeps no process on a GPU either; its end takes the time that running work is given.
 TEST_F(process_end, by_exit_while_work_hangs) {
   EXPECT_CLEAN_END({
-    launch(default_stream(), {}, [](CUstream_st*) {}, [] { for (;;) sleep_ms(100); });
+    launch(
+        default_stream(), {}, [](CUstream_st*) {},
+        [] {
+          for (;;)
+            sleep_ms(100);
+        });
     sleep_ms(20);
     std::exit(7);
   });
@@ -108,7 +120,8 @@ TEST_F(process_end, by_exit_inside_a_hosts_function) {
     keep_busy(*of_program.s, 3);
     launch_host(*of_program.s, [] { std::exit(7); });
     keep_busy(*of_program.s, 3);
-    for (;;) sleep_ms(100);
+    for (;;)
+      sleep_ms(100);
   });
 }
 
@@ -117,17 +130,20 @@ TEST_F(process_end, by_quick_exit_inside_a_hosts_function) {
     of_program.fill();
     launch_host(*of_program.s, [] { std::quick_exit(7); });
     of_program.s->ref().synchronize();
-    for (;;) sleep_ms(100);
+    for (;;)
+      sleep_ms(100);
   });
 }
 
 TEST_F(process_end, by_abort_with_work_in_flight) {
-  EXPECT_EXIT({
-    begin();
-    of_program.fill();
-    keep_busy(*of_program.s, 20);
-    std::abort();
-  }, testing::KilledBySignal(SIGABRT), "");
+  EXPECT_EXIT(
+      {
+        begin();
+        of_program.fill();
+        keep_busy(*of_program.s, 20);
+        std::abort();
+      },
+      testing::KilledBySignal(SIGABRT), "");
 }
 
 // The driver is torn down before weir's statics: from some moment on every call answers `unloading`.
@@ -147,7 +163,8 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
       (void)held.t.cpu();
       std::_Exit(1);
     } catch (driver_error const& e) {
-      if (e.operands().find("ending") == std::string_view::npos) std::_Exit(2);
+      if (e.operands().find("ending") == std::string_view::npos)
+        std::_Exit(2);
     }
     held.drop();
     in.reset();
@@ -159,14 +176,16 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
 // Another library may reset a device under live owners: then every device of the process is lost.
 void lose_all_devices() {
   if (runtime::current().is_simulated()) {
-    for (int d = 0; d < device_count(); ++d) simulation::of(runtime::current()).lose_device(d);
+    for (int d = 0; d < device_count(); ++d)
+      simulation::of(runtime::current()).lose_device(d);
     return;
   }
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   using reset = int (*)(int);
   auto const reset_device = reinterpret_cast<reset>(::dlsym(library, "cuDevicePrimaryCtxReset_v2"));
   for (int d = 0; d < device_count(); ++d) {
-    if (reset_device(d) != 0) std::_Exit(9);
+    if (reset_device(d) != 0)
+      std::_Exit(9);
   }
 }
 
@@ -183,8 +202,10 @@ TEST_F(process_end, by_exit_after_the_devices_were_lost) {
     synchronize();
     bool const simulated = runtime::current().is_simulated();
     lose_all_devices();
-    if (simulated) use_everything();
-    else of_program.drop();
+    if (simulated)
+      use_everything();
+    else
+      of_program.drop();
     here.drop();
     std::exit(7);
   });
@@ -217,32 +238,42 @@ TEST_F(process_end, after_a_loss_reports_only_what_lives) {
 // gcc's unique symbols (hidden by plugin.map) and destructors of living threads' values also keep a library
 // loaded. Here neither exists: only weir keeps the library loaded.
 TEST_F(process_end, a_library_with_weir_unloads_only_when_unused) {
-  if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
+  if (::access(WEIR_PLUGIN, R_OK) != 0)
+    GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({
     auto const loaded = [] { return ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_NOLOAD) != nullptr; };
     void* const unused = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-    if (!unused || ::dlclose(unused) != 0) std::_Exit(1);
-    if (loaded()) std::_Exit(2);  // else the test could not fail
+    if (!unused || ::dlclose(unused) != 0)
+      std::_Exit(1);
+    if (loaded())
+      std::_Exit(2);  // else the test could not fail
     void* const library = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     auto const touch = reinterpret_cast<int (*)()>(::dlsym(library, "touch_weir"));
     int answer = -1;
     std::thread([&] { answer = touch(); }).join();
-    if (answer != 0) std::_Exit(3);
-    if (::dlclose(library) != 0) std::_Exit(4);
-    if (!loaded()) std::_Exit(5);
+    if (answer != 0)
+      std::_Exit(3);
+    if (::dlclose(library) != 0)
+      std::_Exit(4);
+    if (!loaded())
+      std::_Exit(5);
     std::exit(7);
   });
 }
 
 TEST_F(process_end, a_library_that_holds_weir_may_be_closed) {
-  if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
+  if (::access(WEIR_PLUGIN, R_OK) != 0)
+    GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({
     for (int i = 0; i < 3; ++i) {
       void* const library = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-      if (!library) std::_Exit(1);
+      if (!library)
+        std::_Exit(1);
       auto const use = reinterpret_cast<int (*)()>(::dlsym(library, "use_weir"));
-      if (!use || use() != 0) std::_Exit(2);
-      if (::dlclose(library) != 0) std::_Exit(3);
+      if (!use || use() != 0)
+        std::_Exit(2);
+      if (::dlclose(library) != 0)
+        std::_Exit(3);
       sleep_ms(20);  // threads and queued work of the library go on
     }
     std::exit(7);
@@ -267,7 +298,8 @@ TEST_F(process_end, by_exit_of_another_thread_while_the_first_waits) {
       std::exit(7);
     }).detach();
     of_program.s->ref().synchronize();
-    for (;;) sleep_ms(100);
+    for (;;)
+      sleep_ms(100);
   });
 }
 
@@ -280,7 +312,8 @@ TEST_F(process_end, by_exit_while_other_threads_use_everything) {
             buffer b(5000);
             stream s;
             s.wait(current_stream());
-            launch(s, {writes(b)}, [](CUstream_st*) {}, [] {});
+            launch(
+                s, {writes(b)}, [](CUstream_st*) {}, [] {});
             current_stream().wait(s);
             buffer page = pinned(100);
             copy(b.data(), page.data(), 100);
@@ -341,18 +374,21 @@ TEST_F(process_end, threads_that_end_late_take_their_own_along) {
 TEST_F(process_end, an_exception_of_a_host_function_ends_the_process) {
   for (auto const how :
        {simulated::scheduling::threads, simulated::scheduling::stepped, simulated::scheduling::seeded}) {
-    EXPECT_EXIT({
-      ::alarm(20);
-      runtime r(simulated{.devices = 1, .memory = 64_MiB, .schedule = how, .seed = 1});
-      runtime_guard in(r);
-      try {
-        launch(default_stream(), {}, [](CUstream_st*) {}, [] { throw std::runtime_error("mine"); });
-        default_stream().synchronize();
-      } catch (...) {
-        std::_Exit(3);
-      }
-      std::_Exit(4);
-    }, testing::KilledBySignal(SIGABRT), "");
+    EXPECT_EXIT(
+        {
+          ::alarm(20);
+          runtime r(simulated{.devices = 1, .memory = 64_MiB, .schedule = how, .seed = 1});
+          runtime_guard in(r);
+          try {
+            launch(
+                default_stream(), {}, [](CUstream_st*) {}, [] { throw std::runtime_error("mine"); });
+            default_stream().synchronize();
+          } catch (...) {
+            std::_Exit(3);
+          }
+          std::_Exit(4);
+        },
+        testing::KilledBySignal(SIGABRT), "");
   }
 }
 
@@ -366,11 +402,14 @@ int main_of_an_end() {
   keep_busy(*later.s, 20);
   return 7;
 }
-bool is_an_end() { return std::getenv(ends_by_return) != nullptr; }
+bool is_an_end() {
+  return std::getenv(ends_by_return) != nullptr;
+}
 }  // namespace weir
 
 int main(int argc, char** argv) {
-  if (weir::is_an_end()) return weir::main_of_an_end();
+  if (weir::is_an_end())
+    return weir::main_of_an_end();
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -28,7 +28,8 @@ struct bench {
     auto m = make(like);
     machine = std::move(m.machine);
     control = m.control;
-    for (int d = 0; d < like.devices; ++d) EXPECT_TRUE(machine->open(d).ok());
+    for (int d = 0; d < like.devices; ++d)
+      EXPECT_TRUE(machine->open(d).ok());
   }
   stream_handle stream(int device = 0) { return machine->create_stream(device, stream_kind::independent, 0).value; }
   event_handle event(int device = 0, event_kind kind = event_kind::order_only) {
@@ -78,7 +79,8 @@ TEST(sim_freedoms, begun_work_delays_nothing_and_a_host_wait_ends) {
                .connections = 1 + static_cast<int>(seed % 3)});
       std::vector<stream_handle> s;
       std::vector<event_handle> e;
-      for (int i = 0; i < 6; ++i) s.push_back(b.stream(i % 2)), e.push_back(b.event(i % 2));
+      for (int i = 0; i < 6; ++i)
+        s.push_back(b.stream(i % 2)), e.push_back(b.event(i % 2));
       std::vector<int> ran(6);
       for (int round = 0; round < 5; ++round) {
         for (std::size_t i = 0; i < 6; ++i) {
@@ -115,10 +117,12 @@ TEST(sim_freedoms, given_connections_are_shared_in_turn) {
     weir::driver::work never{[](void*) {}, nullptr, nullptr};
     never.ready = [](void*) { return false; };
     std::vector<stream_handle> s;
-    for (int i = 0; i < 8; ++i) s.push_back(b.stream(0));
+    for (int i = 0; i < 8; ++i)
+      s.push_back(b.stream(0));
     ASSERT_TRUE(b.machine->enqueue(0, s[0], {}, never).ok());
     weir::driver::work const counts{[](void* p) { ++*static_cast<int*>(p); }, nullptr, &ran};
-    for (int i = 1; i < 8; ++i) ASSERT_TRUE(b.machine->enqueue(0, s[static_cast<std::size_t>(i)], {}, counts).ok());
+    for (int i = 1; i < 8; ++i)
+      ASSERT_TRUE(b.machine->enqueue(0, s[static_cast<std::size_t>(i)], {}, counts).ok());
     EXPECT_FALSE(b.control->run());
     EXPECT_EQ(ran, 7) << "seed " << seed;
   }
@@ -143,7 +147,8 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
     ASSERT_TRUE(b.machine->wait(1, far, e).ok());
     part(1, far);
     EXPECT_EQ(b.control->run(), connections == 0);
-    if (connections == 0) continue;
+    if (connections == 0)
+      continue;
     EXPECT_NE(b.control->stuck().find("stream 2 of device 0 shares a connection and is behind stream 1 of device 0 "
                                       "is at work that waits for other streams"),
               std::string::npos)
@@ -169,12 +174,14 @@ TEST(sim_freedoms, an_error_surfaces_at_a_later_call) {
     b.machine->enqueue(0, s, {&stray, 1},
                        {[](void*) { FAIL() << "it ran"; }, [](void* n) { ++*static_cast<int*>(n); }, &drops});
     int calls = 0;
-    while (b.control->findings().empty()) b.machine->query_stream(0, s);
+    while (b.control->findings().empty())
+      b.machine->query_stream(0, s);
     for (; b.machine->enqueue(0, t, {}, {}).ok(); ++calls) {
       status const complete = b.machine->query_event(done);
       ASSERT_TRUE(complete.ok() || complete.what == code::lost) << "complete stays so";
       ASSERT_LT(calls, 20);
-      if (complete.what == code::lost) break;
+      if (complete.what == code::lost)
+        break;
     }
     after.insert(calls);
     EXPECT_EQ(drops, 1);
@@ -190,7 +197,8 @@ TEST(sim_freedoms, a_waiting_host_gets_an_error_at_once) {
     auto const s = b.stream(), t = b.stream();
     touch const stray{reinterpret_cast<address>(b.device_page(0)), page + 4, true};
     b.machine->enqueue(0, s, {&stray, 1}, {});
-    while (b.control->findings().empty()) b.machine->query_stream(0, s);
+    while (b.control->findings().empty())
+      b.machine->query_stream(0, s);
     b.machine->enqueue(0, t, {}, {});
     EXPECT_EQ(b.machine->synchronize_stream(0, t).what, code::lost) << "seed " << seed;
   }
@@ -239,8 +247,10 @@ TEST(sim_freedoms, memory_may_be_refused_although_there_is_room) {
       std::size_t const room = b.machine->memory(0).value.free;
       rooms.insert(room);
       auto const h = b.machine->create(0, page);
-      if (h.ok()) b.machine->release(h.value);
-      else refused += room >= page;
+      if (h.ok())
+        b.machine->release(h.value);
+      else
+        refused += room >= page;
     }
   }
   EXPECT_GT(refused, 5);
@@ -295,10 +305,12 @@ TEST(sim_freedoms, calls_that_may_block_sometimes_run_all_work) {
       b.machine->record(0, s, to);
       ASSERT_TRUE(b.machine->synchronize_event(to).ok());
       int ran = 0;
-      for (int i = 0; i < 3; ++i) b.machine->enqueue(0, s, {}, task([&] { ++ran; }));
+      for (int i = 0; i < 3; ++i)
+        b.machine->enqueue(0, s, {}, task([&] { ++ran; }));
       auto const before = b.times(3);
       ASSERT_TRUE(call(b)) << name;
-      if (b.times(3) == before) continue;
+      if (b.times(3) == before)
+        continue;
       ++taken_here;
       EXPECT_EQ(ran, 3) << name;
     }

@@ -29,7 +29,8 @@ struct bench {
     auto m = make({.devices = devices, .memory = 16_MiB, .schedule = how, .seed = seed});
     machine = std::move(m.machine);
     control = m.control;
-    for (int d = 0; d < devices; ++d) EXPECT_TRUE(machine->open(d).ok());
+    for (int d = 0; d < devices; ++d)
+      EXPECT_TRUE(machine->open(d).ok());
     pinned =
         static_cast<std::uint32_t*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     EXPECT_TRUE(machine->pin(pinned, 4096).ok());
@@ -138,12 +139,15 @@ TEST(sim_seeded, polling_ends_and_complete_stays_complete) {
     bench b(seed);
     auto const s = b.stream();
     auto const e = b.event();
-    for (int i = 0; i < 5; ++i) b.machine->enqueue(0, s, {}, task([] {}));
+    for (int i = 0; i < 5; ++i)
+      b.machine->enqueue(0, s, {}, task([] {}));
     b.machine->record(0, s, e);
     int polls = 0;
-    while (b.machine->query_event(e).what == code::not_ready) ASSERT_LT(++polls, 1000) << "seed " << seed;
+    while (b.machine->query_event(e).what == code::not_ready)
+      ASSERT_LT(++polls, 1000) << "seed " << seed;
     (polls ? late : at_once) += 1;
-    for (int i = 0; i < 20; ++i) ASSERT_TRUE(b.machine->query_event(e).ok()) << "seed " << seed;
+    for (int i = 0; i < 20; ++i)
+      ASSERT_TRUE(b.machine->query_event(e).ok()) << "seed " << seed;
   }
   EXPECT_GT(late, 20);
   EXPECT_GT(at_once, 20);
@@ -159,7 +163,8 @@ TEST(sim_seeded, completion_can_be_seen_later_than_the_bytes) {
     b.machine->enqueue(0, s, {}, task([&] { b.pinned[0] = 7; }));
     b.machine->record(0, s, e);
     for (int i = 0; i < 4; ++i) {
-      if (b.machine->query_event(e).what == code::not_ready && b.pinned[0] == 7) ++seen;
+      if (b.machine->query_event(e).what == code::not_ready && b.pinned[0] == 7)
+        ++seen;
     }
   }
   EXPECT_GT(seen, 0);
@@ -205,7 +210,8 @@ TEST(sim_seeded, untouched_outputs_survive_the_poison) {
     b.machine->fill(0, s, x, 5, 4, 64);
     touch const all{reinterpret_cast<address>(x), 256, true};
     b.machine->enqueue(0, s, {&all, 1}, task([x] { x[0] += 1; }));
-    for (int i = 0; i < 3; ++i) b.machine->query_stream(0, s);
+    for (int i = 0; i < 3; ++i)
+      b.machine->query_stream(0, s);
     ASSERT_TRUE(b.machine->synchronize_stream(0, s).ok());
     ASSERT_EQ(x[0], 6u) << "seed " << seed;
     ASSERT_EQ(x[1], 5u) << "seed " << seed;
@@ -221,7 +227,8 @@ TEST(sim_seeded, a_lost_device_releases_what_its_work_used) {
     touch const t{reinterpret_cast<address>(x), 256, true};
     for (int i = 0; i < 3; ++i)
       b.machine->enqueue(0, s, {&t, 1}, {[](void*) {}, [](void* n) { ++*static_cast<int*>(n); }, &drops});
-    for (int i = 0; i < 2; ++i) b.machine->query_stream(0, s);
+    for (int i = 0; i < 2; ++i)
+      b.machine->query_stream(0, s);
     b.control->lose_device(0);
     ASSERT_EQ(drops, 3) << "seed " << seed;
     ASSERT_EQ(b.machine->query_stream(0, s).what, code::lost);
@@ -287,7 +294,8 @@ TEST(sim_seeded, a_wait_for_a_faulty_device_loses_its_own_device) {
     auto const e = b.event();
     touch const stray{reinterpret_cast<address>(b.device_page(1)), 4, true};
     b.machine->enqueue(0, s, {&stray, 1}, task([] { FAIL() << "it ran"; }));
-    if (!b.machine->record(0, s, e).ok() || !b.machine->wait(1, t, e).ok()) continue;
+    if (!b.machine->record(0, s, e).ok() || !b.machine->wait(1, t, e).ok())
+      continue;
     status const end = b.machine->synchronize_stream(1, t);
     ASSERT_EQ(end.what, code::lost);
     ASSERT_EQ(b.machine->query_stream(1, idle).what, code::lost) << "the answer spoke for the device";
@@ -301,8 +309,10 @@ TEST(sim_seeded, a_blocking_call_sometimes_waits_for_all_work) {
     bench b(seed);
     auto const s = b.stream(), t = b.stream(1);
     int ran = 0;
-    for (int i = 0; i < 8; ++i) b.machine->enqueue(0, s, {}, task([&] { ++ran; }));
-    for (int i = 0; i < 8; ++i) b.machine->enqueue(1, t, {}, task([&] { ++ran; }));
+    for (int i = 0; i < 8; ++i)
+      b.machine->enqueue(0, s, {}, task([&] { ++ran; }));
+    for (int i = 0; i < 8; ++i)
+      b.machine->enqueue(1, t, {}, task([&] { ++ran; }));
     int const before = ran;
     b.machine->unreserve(b.machine->reserve(page, page).value, page);
     (ran == 16 && before < 12 ? waited : did_not) += 1;
@@ -325,12 +335,14 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
       bench b(seed, how, 4);
       meeting m;
       std::vector<part> parts;
-      for (int d = 0; d < 4; ++d) parts.push_back({&m, d});
+      for (int d = 0; d < 4; ++d)
+        parts.push_back({&m, d});
       std::vector<stream_handle> streams;
       for (int d = 0; d < 4; ++d) {
         streams.push_back(b.stream(d));
         auto const* const p = &parts[static_cast<std::size_t>(d)];
-        work const w{[](void*) {}, nullptr, const_cast<part*>(p), [](void* q) {
+        work const w{[](void*) {}, nullptr, const_cast<part*>(p),
+                     [](void* q) {
                        auto const& self = *static_cast<part*>(q);
                        self.at->parts.insert(self.number);
                        return self.at->parts.size() == 4;
@@ -365,14 +377,19 @@ TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
       std::vector<bool> complete(most);
       std::mutex mutex;
       auto const device = [](std::size_t i) { return static_cast<int>(i % 2); };
-      for (std::size_t i = 0; i < streams; ++i) s.push_back(b.stream(device(i)));
-      for (std::size_t i = 0; i < events; ++i) e.push_back(b.event(device(i)));
+      for (std::size_t i = 0; i < streams; ++i)
+        s.push_back(b.stream(device(i)));
+      for (std::size_t i = 0; i < events; ++i)
+        e.push_back(b.event(device(i)));
       for (int step = 0; step < 80; ++step) {
         std::size_t const i = roll(streams), j = roll(events);
         switch (roll(6)) {
-          case 0: case 1: case 2: {
+          case 0:
+          case 1:
+          case 2: {
             std::size_t const op = wants.size();
-            if (op >= most) break;
+            if (op >= most)
+              break;
             done_before[i] |= host;
             wants.push_back(done_before[i]);
             done_before[i].set(op);
@@ -380,12 +397,15 @@ TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
               std::lock_guard lock(mutex);
               order.push_back(op);
             };
-            if (roll(4) == 0) ASSERT_TRUE(b.machine->host_function(device(i), s[i], task(body)).ok());
-            else ASSERT_TRUE(b.machine->enqueue(device(i), s[i], {}, task(body)).ok());
+            if (roll(4) == 0)
+              ASSERT_TRUE(b.machine->host_function(device(i), s[i], task(body)).ok());
+            else
+              ASSERT_TRUE(b.machine->enqueue(device(i), s[i], {}, task(body)).ok());
             break;
           }
           case 3:
-            if (device(i) != device(j)) break;
+            if (device(i) != device(j))
+              break;
             ASSERT_TRUE(b.machine->record(device(i), s[i], e[j]).ok());
             recorded[j] = done_before[i] | host;
             break;
@@ -407,7 +427,8 @@ TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
             break;
         }
       }
-      for (int d = 0; d < 2; ++d) ASSERT_TRUE(b.machine->synchronize_device(d).ok());
+      for (int d = 0; d < 2; ++d)
+        ASSERT_TRUE(b.machine->synchronize_device(d).ok());
       ASSERT_EQ(order.size(), wants.size());
       before so_far;
       for (std::size_t op : order) {

@@ -19,7 +19,8 @@ class sim_stepped : public ::testing::Test {
     auto m = make(like);
     machine = std::move(m.machine);
     control = m.control;
-    for (int d = 0; d < like.devices; ++d) ASSERT_TRUE(machine->open(d).ok());
+    for (int d = 0; d < like.devices; ++d)
+      ASSERT_TRUE(machine->open(d).ok());
   }
   stream_handle stream(int device = 0) { return machine->create_stream(device, stream_kind::independent, 0).value; }
   event_handle event(event_kind k = event_kind::order_only) { return machine->create_event(0, k).value; }
@@ -43,7 +44,8 @@ TEST_F(sim_stepped, nothing_moves_but_by_a_step_one_operation_each) {
   machine->record(0, a, e);
   machine->wait(0, b, e);
   log(b, 2);
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(machine->query_event(e).what, code::not_ready);
+  for (int i = 0; i < 100; ++i)
+    EXPECT_EQ(machine->query_event(e).what, code::not_ready);
   EXPECT_TRUE(seen.empty());
   EXPECT_FALSE(control->step(0, b)) << "its wait is not satisfied";
   EXPECT_TRUE(control->step(0, a));
@@ -89,7 +91,8 @@ TEST_F(sim_stepped, run_says_what_holds_the_rest) {
 TEST_F(sim_stepped, a_fifth_closed_gate_of_a_device_is_not_permitted) {
   auto const a = stream();
   std::vector<gate_handle> gates;
-  for (int i = 0; i < 4; ++i) gates.push_back(machine->hold(0, a).value);
+  for (int i = 0; i < 4; ++i)
+    gates.push_back(machine->hold(0, a).value);
   EXPECT_EQ(machine->hold(0, a).is.what, code::not_permitted);
   EXPECT_TRUE(machine->hold(1, stream(1)).ok());
   ASSERT_TRUE(machine->open_gate(gates[2]).ok());
@@ -174,22 +177,22 @@ TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
   ASSERT_TRUE(machine->map(at, 128_KiB, h).ok());
   auto const before = control->census();
   std::vector<status> const refused{
-      machine->map(at, 128_KiB, h),                                // already mapped
-      machine->map(at + 64_KiB, 128_KiB, h),                       // its second half is already mapped
-      machine->map(at + 128_KiB, 64_KiB, h),                       // part of a handle
-      machine->map(at + 192_KiB, 128_KiB, h),                      // past the reservation
-      machine->map(at + 128_KiB + 4096, 128_KiB, h),               // not aligned
+      machine->map(at, 128_KiB, h),                   // already mapped
+      machine->map(at + 64_KiB, 128_KiB, h),          // its second half is already mapped
+      machine->map(at + 128_KiB, 64_KiB, h),          // part of a handle
+      machine->map(at + 192_KiB, 128_KiB, h),         // past the reservation
+      machine->map(at + 128_KiB + 4096, 128_KiB, h),  // not aligned
       machine->map(at + 128_KiB, 128_KiB, memory_handle{77}),
       machine->unmap(at, 64_KiB),
       machine->unmap(at + 64_KiB, 64_KiB),
       machine->unmap(at + 128_KiB, 128_KiB),
-      machine->unreserve(at, 256_KiB),                             // still mapped
+      machine->unreserve(at, 256_KiB),  // still mapped
       machine->unreserve(at, 128_KiB),
-      machine->grant(at, 64_KiB, 0),                               // part of a mapping
-      machine->grant(at, 256_KiB, 0),                              // partly unmapped
+      machine->grant(at, 64_KiB, 0),   // part of a mapping
+      machine->grant(at, 256_KiB, 0),  // partly unmapped
       machine->release(memory_handle{77}),
       machine->release_segment(0, at),
-      machine->pin(reinterpret_cast<void*>(at), 4096),             // device memory
+      machine->pin(reinterpret_cast<void*>(at), 4096),  // device memory
       machine->pin(nullptr, 4096),
       machine->unpin(reinterpret_cast<void*>(at)),
       machine->reserve(100, 64_KiB).is,
@@ -199,7 +202,8 @@ TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
       machine->synchronize_device(2),
       machine->destroy_stream(0, stream_handle::none),
   };
-  for (std::size_t i = 0; i < refused.size(); ++i) EXPECT_EQ(refused[i].what, code::invalid) << "refusal " << i;
+  for (std::size_t i = 0; i < refused.size(); ++i)
+    EXPECT_EQ(refused[i].what, code::invalid) << "refusal " << i;
   EXPECT_EQ(control->census(), before);
   ASSERT_TRUE(machine->grant(at, 128_KiB, 0).ok());
   auto const s = stream();
@@ -325,7 +329,11 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"enqueue", [](driver& d) { return d.enqueue(0, s, {}, {}); }},
           {"begin_capture", [](driver& d) { return d.begin_capture(0, s, capture_mode::global); }},
           {"end_capture", [](driver& d) { return d.end_capture(0, s).is; }},
-          {"keep_with_graph", [](driver& d) { return d.keep_with_graph(0, s, [](void*) {}, nullptr); }},
+          {"keep_with_graph",
+           [](driver& d) {
+             return d.keep_with_graph(
+                 0, s, [](void*) {}, nullptr);
+           }},
           {"update", [](driver& d) { return d.update(0, executable_handle::none, graph_handle::none); }},
           {"instantiate", [](driver& d) { return d.instantiate(0, graph_handle::none).is; }},
           {"launch_graph", [](driver& d) { return d.launch_graph(0, s, executable_handle::none); }},
@@ -342,7 +350,8 @@ TEST_F(sim_stepped, every_call_of_the_driver_can_be_refused) {
     ASSERT_EQ(calls[i].first, fault_injector::call_names()[i]);
     control->fail_call(calls[i].first, 1, code::unloading);
     for (std::size_t j = 0; j < calls.size(); ++j) {
-      if (i == j) continue;
+      if (i == j)
+        continue;
       EXPECT_NE(calls[j].second(*machine).what, code::unloading) << calls[j].first << " is not " << calls[i].first;
     }
     EXPECT_EQ(calls[i].second(*machine).what, code::unloading) << calls[i].first;

@@ -31,7 +31,8 @@ struct task {
     return {[](void* t) { static_cast<task*>(t)->body(); },
             [](void* t) {
               auto* const self = static_cast<task*>(t);
-              if (self->drops) ++*self->drops;
+              if (self->drops)
+                ++*self->drops;
               delete self;
             },
             new task{std::move(body), drops}};
@@ -44,15 +45,18 @@ class sim_threads : public ::testing::Test {
     auto m = make({.devices = 2, .memory = 256_MiB});
     machine = std::move(m.machine);
     control = m.control;
-    for (int d = 0; d < 2; ++d) ASSERT_TRUE(machine->open(d).ok());
+    for (int d = 0; d < 2; ++d)
+      ASSERT_TRUE(machine->open(d).ok());
   }
   stream_handle stream(int device = 0) { return machine->create_stream(device, stream_kind::independent, 0).value; }
   event_handle event(int device = 0) { return machine->create_event(device, event_kind::order_only).value; }
   void log(stream_handle s, int what, int device = 0) {
-    ASSERT_TRUE(machine->enqueue(device, s, {}, task::of([this, what] {
-                                    std::lock_guard lock(mutex);
-                                    seen.push_back(what);
-                                  })).ok());
+    ASSERT_TRUE(machine
+                    ->enqueue(device, s, {}, task::of([this, what] {
+                                std::lock_guard lock(mutex);
+                                seen.push_back(what);
+                              }))
+                    .ok());
   }
   std::vector<int> logged() {
     std::lock_guard lock(mutex);

@@ -61,7 +61,8 @@ TEST_F(sim_threads, copies_between_pinned_and_device_memory) {
   address const x = map(0, 2_MiB), y = map(1, 2_MiB);
   auto const s = stream();
   auto* const bytes = static_cast<unsigned char*>(host.at);
-  for (std::size_t i = 0; i < 2_MiB; ++i) bytes[i] = static_cast<unsigned char>(i * 7);
+  for (std::size_t i = 0; i < 2_MiB; ++i)
+    bytes[i] = static_cast<unsigned char>(i * 7);
   auto* const there = bytes + 2_MiB;
   ASSERT_TRUE(machine->copy(0, s, reinterpret_cast<void*>(x), bytes, 2_MiB).ok());
   ASSERT_TRUE(machine->copy_peer(0, s, reinterpret_cast<void*>(y), 1, reinterpret_cast<void*>(x), 0, 2_MiB).ok());
@@ -129,7 +130,8 @@ TEST_F(sim_threads, an_ungranted_access_loses_its_device_only) {
   EXPECT_EQ(machine->query_stream(1, other).what, code::lost) << "a call said that the device is lost";
   EXPECT_EQ(ran, 0);
   // the host may see the loss before the worker has dropped the remaining work
-  for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);
+  for (int i = 0; i < 20000 && drops < 4; ++i)
+    ::usleep(100);
   EXPECT_EQ(drops, 4);
   ASSERT_EQ(control->findings().size(), 1u);
   EXPECT_NE(control->findings()[0].find("without a grant"), std::string::npos) << control->findings()[0];
@@ -150,10 +152,13 @@ TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
       std::thread([&] { ++begun, said[1] = machine->synchronize_event(f); }),
       std::thread([&] { ++begun, said[2] = machine->synchronize_device(1); }),
   };
-  while (begun < 3) std::this_thread::yield();
+  while (begun < 3)
+    std::this_thread::yield();
   control->lose_device(0);
-  for (auto& t : waiting) t.join();
-  for (status const& one : said) EXPECT_EQ(one.what, code::lost);
+  for (auto& t : waiting)
+    t.join();
+  for (status const& one : said)
+    EXPECT_EQ(one.what, code::lost);
   EXPECT_EQ(control->findings(), std::vector<std::string>{}) << "the program is right";
   machine->open_gate(gate.value);
 }
@@ -166,9 +171,11 @@ TEST_F(sim_threads, a_call_waiting_for_room_behind_a_loss_returns) {
   ASSERT_TRUE(machine->record(0, s, e).ok());
   ASSERT_TRUE(machine->wait(1, behind, e).ok());
   std::thread giving([&] {
-    while (machine->enqueue(1, behind, {}, task::of([] { FAIL() << "it ran"; }, &drops)).ok()) ++given;
+    while (machine->enqueue(1, behind, {}, task::of([] { FAIL() << "it ran"; }, &drops)).ok())
+      ++given;
   });
-  while (given < 1000) std::this_thread::yield();
+  while (given < 1000)
+    std::this_thread::yield();
   control->lose_device(0);
   giving.join();
   EXPECT_EQ(given, 1023) << "the wait and these fill the queue, and the very next call says that there will be no room";
@@ -181,24 +188,29 @@ TEST_F(sim_threads, a_call_waiting_for_room_ahead_of_a_loss_gets_it) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0);
   auto const never = machine->hold(0, s), gate = machine->hold(1, behind);
-  for (int i = 0; i < 600; ++i) log(behind, i, 1);
+  for (int i = 0; i < 600; ++i)
+    log(behind, i, 1);
   ASSERT_TRUE(machine->record(0, s, e).ok());
   ASSERT_TRUE(machine->wait(1, behind, e).ok());
   control->lose_device(0);
-  for (int i = 0; i < 422; ++i) ASSERT_TRUE(machine->enqueue(1, behind, {}, task::of([] {})).ok());
+  for (int i = 0; i < 422; ++i)
+    ASSERT_TRUE(machine->enqueue(1, behind, {}, task::of([] {})).ok());
   status said{};
   std::thread giving([&] { said = machine->enqueue(1, behind, {}, task::of([] {})); });
   auto const waits = [&] {
     for (auto const& line : control->census()) {
-      if (line.find("with 1025 operations") != std::string::npos) return true;
+      if (line.find("with 1025 operations") != std::string::npos)
+        return true;
     }
     return false;
   };
-  while (!waits() && machine->query_stream(1, stream(1)).ok()) std::this_thread::yield();
+  while (!waits() && machine->query_stream(1, stream(1)).ok())
+    std::this_thread::yield();
   machine->open_gate(gate.value);
   giving.join();
   EXPECT_TRUE(said.ok());
-  while (logged().size() < 600) std::this_thread::yield();  // everything before the wait runs
+  while (logged().size() < 600)
+    std::this_thread::yield();  // everything before the wait runs
   EXPECT_EQ(machine->query_stream(1, behind).what, code::lost);
   machine->open_gate(never.value);
 }
@@ -209,7 +221,12 @@ TEST_F(sim_threads, streams_of_one_device_overlap_a_copy_with_work) {
   address const x = map(0, 2_MiB);
   auto const works = stream(), copies = stream();
   std::atomic<bool> copied{false};
-  ASSERT_TRUE(machine->enqueue(0, works, {}, task::of([&] { while (!copied) ::usleep(100); })).ok());
+  ASSERT_TRUE(machine
+                  ->enqueue(0, works, {}, task::of([&] {
+                              while (!copied)
+                                ::usleep(100);
+                            }))
+                  .ok());
   ASSERT_TRUE(machine->copy(0, copies, reinterpret_cast<void*>(x), host.at, 2_MiB).ok());
   ASSERT_TRUE(machine->synchronize_stream(0, copies).ok());
   copied = true;
@@ -231,13 +248,16 @@ TEST_F(sim_threads, unmap_waits_for_running_work_that_uses_the_range) {
   auto const s = stream();
   std::atomic<int> stage{0};
   touch const t{x, 64, true};
-  ASSERT_TRUE(machine->enqueue(0, s, {&t, 1}, task::of([&] {
-                                 stage = 1;
-                                 ::usleep(20000);
-                                 *reinterpret_cast<volatile int*>(x) = 1;
-                                 stage = 2;
-                               })).ok());
-  while (stage == 0) ::usleep(100);
+  ASSERT_TRUE(machine
+                  ->enqueue(0, s, {&t, 1}, task::of([&] {
+                              stage = 1;
+                              ::usleep(20000);
+                              *reinterpret_cast<volatile int*>(x) = 1;
+                              stage = 2;
+                            }))
+                  .ok());
+  while (stage == 0)
+    ::usleep(100);
   ASSERT_TRUE(machine->unmap(x, 2_MiB).ok());
   EXPECT_EQ(stage, 2);
   ASSERT_TRUE(machine->synchronize_stream(0, s).ok());
@@ -253,7 +273,8 @@ TEST_F(sim_threads, a_call_on_a_full_queue_waits_for_room) {
       ++given;
     }
   });
-  while (given < 1000) ::usleep(100);
+  while (given < 1000)
+    ::usleep(100);
   ::usleep(20000);
   EXPECT_LT(given, 1100);
   machine->open_gate(gate.value);
@@ -267,9 +288,11 @@ TEST_F(sim_threads, a_loss_ends_waits_for_room) {
   ASSERT_TRUE(machine->hold(0, s).ok());
   std::atomic<int> given{0};
   std::thread host([&] {
-    while (machine->enqueue(0, s, {}, task::of([] {})).ok()) ++given;
+    while (machine->enqueue(0, s, {}, task::of([] {})).ok())
+      ++given;
   });
-  while (given < 1000) ::usleep(100);
+  while (given < 1000)
+    ::usleep(100);
   ::usleep(20000);
   control->lose_device(0);
   host.join();
@@ -336,7 +359,8 @@ TEST_F(sim_threads, a_forked_child_is_refused_and_the_parent_goes_on) {
 driver* outlives_exit = nullptr;
 // Registered before any machine exists: runs after the process is marked as ending.
 [[maybe_unused]] int const registered = std::atexit([] {
-  if (!outlives_exit) return;
+  if (!outlives_exit)
+    return;
   bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading &&
                        outlives_exit->create(0, 2_MiB).is.what == code::unloading;
   ::_exit(refused ? 7 : 1);
@@ -353,7 +377,8 @@ TEST(sim_process, a_device_without_threads_does_not_open) {
     int refused = 0;
     for (int d = 0; d < 2; ++d) {
       status const s = m.machine->open(d);
-      if (s.ok()) continue;
+      if (s.ok())
+        continue;
       ++refused;
       EXPECT_EQ(s.what, code::out_of_memory);
       EXPECT_EQ(m.machine->create_stream(d, stream_kind::independent, 0).is.what, code::invalid) << "it is not open";
@@ -378,7 +403,8 @@ TEST(sim_process, calls_of_a_process_that_ends_answer_unloading) {
   pid_t const child = ::fork();
   if (child == 0) {
     outlives_exit = make({.devices = 1}).machine.release();
-    if (!outlives_exit->open(0).ok()) ::_exit(2);
+    if (!outlives_exit->open(0).ok())
+      ::_exit(2);
     std::exit(3);
   }
   int how = 0;
@@ -390,7 +416,8 @@ TEST(sim_process, calls_of_a_process_that_ends_answer_unloading) {
 TEST(sim_process, streams_keep_their_order_among_many_threads) {
   auto m = make({.devices = 4, .memory = 64_MiB});
   auto& machine = *m.machine;
-  for (int d = 0; d < 4; ++d) ASSERT_TRUE(machine.open(d).ok());
+  for (int d = 0; d < 4; ++d)
+    ASSERT_TRUE(machine.open(d).ok());
   std::atomic<int> wrong{0};
   std::vector<std::thread> hosts;
   for (int h = 0; h < 4; ++h) {
@@ -410,10 +437,13 @@ TEST(sim_process, streams_keep_their_order_among_many_threads) {
       for (int i = 0; i < 300; ++i) {
         auto const put = [&](int device, stream_handle s) {
           steps.push_back({&count, static_cast<int>(steps.size()), &wrong});
-          machine.enqueue(device, s, {}, {[](void* p) {
-                                            auto const& self = *static_cast<step*>(p);
-                                            if ((*self.count)++ != self.want) ++*self.wrong;
-                                          }, nullptr, &steps.back()});
+          machine.enqueue(device, s, {},
+                          {[](void* p) {
+                             auto const& self = *static_cast<step*>(p);
+                             if ((*self.count)++ != self.want)
+                               ++*self.wrong;
+                           },
+                           nullptr, &steps.back()});
         };
         put(h, a);
         machine.record(h, a, to_b);
@@ -422,14 +452,16 @@ TEST(sim_process, streams_keep_their_order_among_many_threads) {
         machine.record((h + 1) % 4, b, to_a);
         machine.wait(h, a, to_a);
       }
-      if (!machine.synchronize_stream(h, a).ok() || count != 600) ++wrong;
+      if (!machine.synchronize_stream(h, a).ok() || count != 600)
+        ++wrong;
       machine.destroy_stream(h, a);
       machine.destroy_stream((h + 1) % 4, b);
       machine.destroy_event(h, to_b);
       machine.destroy_event((h + 1) % 4, to_a);
     });
   }
-  for (auto& t : hosts) t.join();
+  for (auto& t : hosts)
+    t.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_TRUE(m.control->run());
   EXPECT_TRUE(m.control->census().empty());

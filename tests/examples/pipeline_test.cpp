@@ -29,7 +29,8 @@ struct files : testing::Test {
     auto const path = folder / "in";
     std::ofstream file(path, std::ios::binary);
     std::mt19937 random(static_cast<unsigned>(bytes) + 1);
-    for (std::size_t i = 0; i < bytes; ++i) file.put(static_cast<char>(random()));
+    for (std::size_t i = 0; i < bytes; ++i)
+      file.put(static_cast<char>(random()));
     return path;
   }
   static std::string all_of(std::filesystem::path const& path) {
@@ -84,7 +85,8 @@ TEST_F(files, a_file_that_shrinks_is_named_with_the_byte) {
 }
 
 TEST_F(files, a_full_disk_is_named) {
-  if (::access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full";
+  if (::access("/dev/full", W_OK) != 0)
+    GTEST_SKIP() << "no /dev/full";
   auto const said = refusal({.input = make(100'000), .output = "/dev/full", .batch = 4096});
   EXPECT_NE(said.find("/dev/full takes no more at byte 0"), std::string::npos) << said;
   EXPECT_EQ(weir::memory_allocated(), 0u);

@@ -65,7 +65,10 @@ TEST(seeds_tape, gradients_are_the_slopes_of_the_loss) {
         mul(sin(h), checkpoint([&z, kept = h.detach()](var const& k) { return mul(mul(k, z), kept); }, sin(z))));
   };
   backward(loss());
-  struct one { weir::tensor values; var of; };
+  struct one {
+    weir::tensor values;
+    var of;
+  };
   for (one const& p : {one{a, x}, one{b, y}, one{c, z}}) {
     for (std::int64_t i = 0; i < p.values.numel(); ++i) {
       float& number = p.values.host<float>()[static_cast<std::size_t>(i)];

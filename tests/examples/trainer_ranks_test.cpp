@@ -43,7 +43,8 @@ int fatal_signal = 0;
 class counter final : public weir::driver::fault_injector::watcher {
  public:
   void comes(weir::driver::call) noexcept override {
-    if (++calls == fatal_call) ::kill(::getpid(), fatal_signal);
+    if (++calls == fatal_call)
+      ::kill(::getpid(), fatal_signal);
   }
 };
 
@@ -58,7 +59,8 @@ WEIR_RANK_ROLE(trains) {
   std::vector<weir::communicator> ranks;
   ranks.push_back(weir::communicator::from_environment({.silence = silence}));
   std::optional<checkpoint> from;
-  if (ranks[0].rank() == 0 && std::filesystem::exists(s.save_file)) from = read_checkpoint(s.save_file);
+  if (ranks[0].rank() == 0 && std::filesystem::exists(s.save_file))
+    from = read_checkpoint(s.save_file);
   std::int64_t const first = from_rank_0(ranks[0], from ? from->step : 0);
   counter watcher;
   if (ranks[0].rank() == static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 0))) {
@@ -73,8 +75,10 @@ WEIR_RANK_ROLE(trains) {
     std::printf("first %lld\nprint %llu\nagree %d\ncalls %llu\nvalidation %.9g\n", static_cast<long long>(first),
                 static_cast<unsigned long long>(out.fingerprints[0]), out.agree(),
                 static_cast<unsigned long long>(calls.load()), out.validation_loss);
-    for (std::int64_t i = first; i < s.steps; ++i) std::printf("loss %.9g\n", told.loss(i));
-    if (rank == 0) write_checkpoint(s.save_file, {s.shape, s.how.by, s.steps, t.characters(), out.values});
+    for (std::int64_t i = first; i < s.steps; ++i)
+      std::printf("loss %.9g\n", told.loss(i));
+    if (rank == 0)
+      write_checkpoint(s.save_file, {s.shape, s.how.by, s.steps, t.characters(), out.values});
     return 0;
   } catch (std::exception const& e) {
     std::printf("%s\n", e.what());
@@ -94,12 +98,18 @@ told read_told(std::string const& said) {
   std::istringstream lines(said);
   for (std::string word; lines >> word;) {
     float loss = 0;
-    if (word == "first") lines >> t.first;
-    else if (word == "print") lines >> t.print;
-    else if (word == "agree") lines >> t.agree;
-    else if (word == "calls") lines >> t.calls;
-    else if (word == "validation") lines >> t.validation;
-    else if (word == "loss" && lines >> loss) t.losses.push_back(loss);
+    if (word == "first")
+      lines >> t.first;
+    else if (word == "print")
+      lines >> t.print;
+    else if (word == "agree")
+      lines >> t.agree;
+    else if (word == "calls")
+      lines >> t.calls;
+    else if (word == "validation")
+      lines >> t.validation;
+    else if (word == "loss" && lines >> loss)
+      t.losses.push_back(loss);
     lines.clear();
   }
   return t;
@@ -124,7 +134,8 @@ class trained_by_ranks : public testing::Test {
       auto const e = all.end_of(r);
       EXPECT_EQ(e.status, 0) << e.said;
       told const t = read_told(e.said);
-      if (r == 0) of_0 = t;
+      if (r == 0)
+        of_0 = t;
       EXPECT_EQ(t.print, of_0.print);
       EXPECT_EQ(t.losses, of_0.losses);
       EXPECT_EQ(t.agree, 1);
@@ -142,7 +153,8 @@ class trained_by_ranks : public testing::Test {
     report r(ranks, s.steps, 0);
     outcome const out = train(s, t, nullptr, r);
     told is{0, out.fingerprints[0], 0, out.agree(), out.validation_loss, {}};
-    for (std::int64_t i = 0; i < s.steps; ++i) is.losses.push_back(static_cast<float>(r.loss(i)));
+    for (std::int64_t i = 0; i < s.steps; ++i)
+      is.losses.push_back(static_cast<float>(r.loss(i)));
     return is;
   }
   void forget() { std::filesystem::remove(folder_ / "model"); }
@@ -154,7 +166,8 @@ class trained_by_ranks : public testing::Test {
 
 void expect_near(std::vector<float> const& a, std::vector<float> const& b) {
   ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 * b[i]) << "step " << i;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(a[i], b[i], 1e-4 * b[i]) << "step " << i;
 }
 
 TEST_F(trained_by_ranks, losses_are_those_of_one_process) {
@@ -176,7 +189,8 @@ WEIR_RANK_ROLE(writes) {
   std::filesystem::path const file = std::filesystem::path(std::getenv("WEIR_TEST_FOLDER")) / "model";
   model_shape const shape{.context = 8, .vocabulary = 3, .embedding = 8, .hidden = 256, .layers = 2};
   std::int64_t floats = 0;
-  for (auto const& row : parameter_table(shape)) floats += 2 * row.count();
+  for (auto const& row : parameter_table(shape))
+    floats += 2 * row.count();
   checkpoint_writer writer(file);
   std::printf("begun\n");
   std::fflush(stdout);
@@ -192,10 +206,12 @@ TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + 3 * i));
     one.tell(0, SIGKILL);
     one.end_of(0);
-    if (!std::filesystem::exists(folder_ / "model")) continue;
+    if (!std::filesystem::exists(folder_ / "model"))
+      continue;
     checkpoint const c = read_checkpoint(folder_ / "model");
     ++whole;
-    for (float const v : c.values) ASSERT_EQ(v, static_cast<float>(c.step));
+    for (float const v : c.values)
+      ASSERT_EQ(v, static_cast<float>(c.step));
   }
   EXPECT_GT(whole, 0);
 }
@@ -203,7 +219,8 @@ TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
 TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
   model_shape const shape{.context = 1, .vocabulary = 2, .embedding = 1, .hidden = 1, .layers = 1};
   std::size_t floats = 0;
-  for (auto const& row : parameter_table(shape)) floats += 2 * static_cast<std::size_t>(row.count());
+  for (auto const& row : parameter_table(shape))
+    floats += 2 * static_cast<std::size_t>(row.count());
   checkpoint const first{shape, optimizer::sgd, 1, "ab", std::vector<float>(floats, 1.f)},
       second{shape, optimizer::sgd, 2, "ab", first.values};
   checkpoint_writer writer(folder_ / "model");
@@ -248,19 +265,24 @@ TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
                          with({"WEIR_TEST_VICTIM=" + std::to_string(victim), "WEIR_TEST_FATAL=" + std::to_string(k),
                                "WEIR_TEST_SIGNAL=" + std::to_string(GetParam()), "WEIR_TEST_SILENCE_MS=1500"}));
       for (int r = 0; r < 3; ++r) {
-        if (r == victim) continue;
+        if (r == victim)
+          continue;
         auto const e = all.end_of(r);
         ended_first = ended_first || e.status == 0;
-        if (e.status == 0) continue;
+        if (e.status == 0)
+          continue;
         EXPECT_EQ(e.status, gives_up) << e.said;
         EXPECT_NE(e.said.find("rank " + std::to_string(victim) + (killed ? " has ended" : " has sent nothing for ")),
                   std::string::npos)
             << "rank " << r << ": " << e.said;
       }
-      if (!killed) all.tell(victim, SIGCONT);
+      if (!killed)
+        all.tell(victim, SIGCONT);
       auto const e = all.end_of(victim);
-      if (killed) EXPECT_EQ(e.signal, ended_first ? e.signal : SIGKILL) << e.said;
-      else EXPECT_NE(e.status, 0) << e.said;
+      if (killed)
+        EXPECT_EQ(e.signal, ended_first ? e.signal : SIGKILL) << e.said;
+      else
+        EXPECT_NE(e.status, 0) << e.said;
     }
     EXPECT_FALSE(ended_first) << "no rank was lost before the end";
     std::int64_t const step = std::filesystem::exists(folder_ / "model") ? read_checkpoint(folder_ / "model").step : 0;
@@ -268,7 +290,8 @@ TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
     told const rest = train_on(resumed_by[i % 3]);
     ASSERT_EQ(rest.first, step);
     expect_near(rest.losses, {whole.losses.begin() + step, whole.losses.end()});
-    if (HasFailure()) return;
+    if (HasFailure())
+      return;
   }
 }
 

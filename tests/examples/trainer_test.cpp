@@ -26,8 +26,10 @@ class trained : public testing::Test {
     std::ofstream(folder_ / "text") << some_text(60'000);
     // GPUs if WEIR_DEVICES requests them; else four simulated devices.
     char const* const devices = std::getenv("WEIR_DEVICES");
-    if (!devices || std::string(devices) != "cuda") machine_.emplace(weir::simulated{.devices = 4, .memory = 1 << 30});
-    if (machine_) guard_.emplace(*machine_);
+    if (!devices || std::string(devices) != "cuda")
+      machine_.emplace(weir::simulated{.devices = 4, .memory = 1 << 30});
+    if (machine_)
+      guard_.emplace(*machine_);
     with_.shape = {.context = 8, .vocabulary = 0, .embedding = 8, .hidden = 32, .layers = 2};
     with_.batch = 64;
     with_.steps = 50;
@@ -46,7 +48,8 @@ class trained : public testing::Test {
     with_.shape.vocabulary = t.vocabulary();
     report told(replicas, with_.steps, from ? from->step : 0);
     run r{train(with_, t, from, told), {}};
-    for (std::int64_t step = told.first_step; step < with_.steps; ++step) r.losses.push_back(told.loss(step));
+    for (std::int64_t step = told.first_step; step < with_.steps; ++step)
+      r.losses.push_back(told.loss(step));
     return r;
   }
   int devices() const { return weir::device_count(); }
@@ -67,7 +70,8 @@ TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   EXPECT_LT(one.losses.back(), 0.7 * one.losses[0]);
   EXPECT_GE(one.out.buckets, 3);  // else no reduction overlaps the backward pass
   for (int const n : {2, 4}) {
-    if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
+    if (n > devices())
+      GTEST_SKIP() << "there are " << devices() << " devices";
     run const several = train_on(n);
     for (std::size_t i = 0; i < one.losses.size(); ++i)
       EXPECT_NEAR(several.losses[i], one.losses[i], 1e-4 * one.losses[i]) << n << " devices, step " << i;
@@ -104,7 +108,8 @@ TEST_F(trained, parts_of_a_batch_add_up_to_it) {
   EXPECT_EQ(parts.out.validation_rows, whole.out.validation_rows);
   EXPECT_NEAR(parts.out.validation_loss, whole.out.validation_loss, 1e-4 * whole.out.validation_loss);
   EXPECT_EQ(parts.out.buckets, whole.out.buckets);
-  if (devices() < 2) GTEST_SKIP() << "there is one device";
+  if (devices() < 2)
+    GTEST_SKIP() << "there is one device";
   run const several = train_on(2);
   EXPECT_TRUE(several.out.agree());
   for (std::size_t i = 0; i < whole.losses.size(); ++i)
@@ -142,7 +147,8 @@ TEST_F(trained, a_step_that_overflows_is_skipped_on_all_replicas) {
   EXPECT_LE(r.out.scale.by, 32768 / (1 << 14));
   EXPECT_TRUE(r.out.agree());
   EXPECT_FALSE(r.out.values.empty());
-  for (float const v : r.out.values) ASSERT_TRUE(std::isfinite(v));
+  for (float const v : r.out.values)
+    ASSERT_TRUE(std::isfinite(v));
 }
 
 TEST_F(trained, the_table_names_the_memory_taken) {
@@ -201,7 +207,8 @@ TEST_F(trained, adamw_and_clipping_agree_on_1_2_and_4_devices) {
   run const one = train_on(1);
   EXPECT_LT(one.losses.back(), 0.7 * one.losses[0]);
   for (int const n : {2, 4}) {
-    if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
+    if (n > devices())
+      GTEST_SKIP() << "there are " << devices() << " devices";
     run const several = train_on(n);
     EXPECT_TRUE(several.out.agree());
     for (std::size_t i = 0; i < one.losses.size(); ++i)
@@ -220,7 +227,8 @@ TEST_F(trained, clipping_bounds_a_step_and_changes_no_shorter_one) {
     std::size_t at = 0;
     for (auto const& row : parameter_table(with_.shape)) {
       at += static_cast<std::size_t>(row.count());
-      for (std::int64_t i = 0; i < row.count(); ++i, ++at) sum += std::pow(double{values[at]}, 2);
+      for (std::int64_t i = 0; i < row.count(); ++i, ++at)
+        sum += std::pow(double{values[at]}, 2);
     }
     return std::sqrt(sum);
   };
@@ -236,7 +244,8 @@ TEST(optimizer_kernels, do_the_arithmetic_of_their_formulas) {
   constexpr double rate = 0.01, decay = 0.1, clip = 0.5;
   std::vector<float> value(n), mean(n), square(n), gradient(n), speed(n), moved(n);
   std::vector<double> v(n), m(n), s(n), u(n), w(n);
-  for (std::size_t i = 0; i < n; ++i) moved[i] = value[i] = static_cast<float>(i) / 10, u[i] = v[i] = double{value[i]};
+  for (std::size_t i = 0; i < n; ++i)
+    moved[i] = value[i] = static_cast<float>(i) / 10, u[i] = v[i] = double{value[i]};
   for (int step = 1; step <= 6; ++step) {
     double sum = 0;
     for (std::size_t i = 0; i < n; ++i) {
@@ -251,8 +260,13 @@ TEST(optimizer_kernels, do_the_arithmetic_of_their_formulas) {
     ASSERT_NEAR(square_norm, sum, 1e-5 * sum);
     kernels::read_gradient const read{gradient.data(), nullptr, &square_norm, static_cast<float>(clip)};
     double const factor = std::sqrt(sum) > clip ? clip / std::sqrt(sum) : 1;
-    kernels::adamw_step one{.value = value.data(), .mean = mean.data(), .square = square.data(), .gradient = read,
-                            .rate = rate, .decay = decay, .mean_bias = 1 - std::pow(0.9f, static_cast<float>(step)),
+    kernels::adamw_step one{.value = value.data(),
+                            .mean = mean.data(),
+                            .square = square.data(),
+                            .gradient = read,
+                            .rate = rate,
+                            .decay = decay,
+                            .mean_bias = 1 - std::pow(0.9f, static_cast<float>(step)),
                             .square_bias = 1 - std::pow(0.999f, static_cast<float>(step))};
     kernels::momentum_step const other{moved.data(), speed.data(), read, static_cast<float>(rate), 0.9f};
     for (std::size_t i = 0; i < n; ++i) {

@@ -24,23 +24,28 @@ class far_ahead {
     o.device_waits = options::wait_policy::before_growth;
     o.fence_interval = fence_;
     simulated like{.devices = 1, .memory = 8_MiB};
-    if (carries_) like.connections = 1 << 20;  // parts on one connection may block each other: the program's fault
+    if (carries_)
+      like.connections = 1 << 20;  // parts on one connection may block each other: the program's fault
     bench_ = &t.bench(like, o);
     home_ = &t.stream(0), user_ = &t.stream(0);
     user_->set_carries_collectives(carries_);
   }
 
   void run() {
-    if (carries_) give_part([](void* p) { return **static_cast<arrived*>(p); }, [](void*) {});
-    for (std::uint32_t i = 0; i < batches_ && !t_.failed(); ++i) batch(static_cast<unsigned char>(1 + i % 250));
+    if (carries_)
+      give_part([](void* p) { return **static_cast<arrived*>(p); }, [](void*) {});
+    for (std::uint32_t i = 0; i < batches_ && !t_.failed(); ++i)
+      batch(static_cast<unsigned char>(1 + i % 250));
     look_at_memory();
-    if (carries_) give_part(nullptr, [](void* p) { **static_cast<arrived*>(p) = true; });
+    if (carries_)
+      give_part(nullptr, [](void* p) { **static_cast<arrived*>(p) = true; });
     for (auto* line : {home_, user_}) {
       if (!bench_->clocks().synchronize(line->now()).ok())
         t_.fail("stuck: one part of a collective stands behind the other");
     }
     *other_part_ = true;
-    for (std::string const& what : bench_->on(0).validate()) t_.fail(what);
+    for (std::string const& what : bench_->on(0).validate())
+      t_.fail(what);
   }
 
  private:
@@ -58,14 +63,18 @@ class far_ahead {
   void batch(unsigned char value) {
     auto& device = bench_->on(0);
     void* p = memory::fast_allocate(home_, bytes_, 0);
-    if (!p) p = device.allocate(*home_, bytes_, 0, source_location::current());
+    if (!p)
+      p = device.allocate(*home_, bytes_, 0, source_location::current());
     give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
-    if (marks_) device.record_use(p, *user_, source_location::current());
+    if (marks_)
+      device.record_use(p, *user_, source_location::current());
     give_filled(t_, *user_, filled::still, p, bytes_, value, "a block that another stream still read was overwritten");
-    if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
+    if (asks_ && t_.draw(40) == 39)
+      must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::fast_deallocate(p) : memory::fast_deallocate_used(user_, p);
-    if (!gone) device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
+    if (!gone)
+      device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
   }
 
   // Beyond two fences' worth, at most so many blocks are reserved, wherever the device is: deferred frees,
@@ -73,13 +82,15 @@ class far_ahead {
   void look_at_memory() {
     auto const most = static_cast<std::size_t>(bench_->on(0).statistics().reserved_bytes.all.peak),
                beyond = bytes_ * (marks_ ? 96 : 224) + 4 * page;
-    if (carries_ || most <= 2 * fence_ + beyond) return;
+    if (carries_ || most <= 2 * fence_ + beyond)
+      return;
     t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) +
             " B with a fence each " + std::to_string(fence_) + " B");
   }
 
   void must(driver::status s, char const* what) {
-    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

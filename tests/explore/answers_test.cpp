@@ -19,11 +19,14 @@ class program {
  public:
   // The device has three pages. Requires: the calls are drawn before the first call of the machine.
   program(trial& t, std::vector<std::uint32_t> calls) : t_(t), bench_(t.bench({.devices = 1, .memory = 3 * 65'536})) {
-    for (auto*& l : lines_) l = &t.stream(0);
+    for (auto*& l : lines_)
+      l = &t.stream(0);
     for (std::uint32_t c : calls) {
-      if (!t.failed()) call(c);
+      if (!t.failed())
+        call(c);
     }
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
   static constexpr std::uint32_t kinds = 10;
 
@@ -50,7 +53,8 @@ class program {
     }
   }
   void must(driver::status s, char const* what) {
-    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
   void order(std::size_t before, std::size_t after) {
     t_.say(after, " waits for ", before);
@@ -83,15 +87,18 @@ class program {
         "enqueue");
   }
   void use(std::size_t s) {
-    if (blocks_.empty()) return;
+    if (blocks_.empty())
+      return;
     block& b = blocks_.front();
     t_.say("uses block ", static_cast<int>(b.value), " of ", b.home, " on ", s);
     bench_.on(0).record_use(b.at, *lines_[s], source_location::current());
-    if (b.home != s) order(b.home, s);
+    if (b.home != s)
+      order(b.home, s);
     read(b, s);
   }
   void give_back() {
-    if (blocks_.empty()) return;
+    if (blocks_.empty())
+      return;
     t_.say("frees block ", static_cast<int>(blocks_.front().value));
     read(blocks_.front(), blocks_.front().home);
     bench_.on(0).deallocate(blocks_.front().at, nullptr, source_location::current());
@@ -99,14 +106,19 @@ class program {
   }
 
   void end() {
-    for (auto const& b : blocks_) read(b, b.home);
-    for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
-    for (auto const& b : blocks_) bench_.on(0).deallocate(b.at, nullptr, source_location::current());
+    for (auto const& b : blocks_)
+      read(b, b.home);
+    for (auto* l : lines_)
+      must(bench_.clocks().synchronize(l->now()), "synchronize");
+    for (auto const& b : blocks_)
+      bench_.on(0).deallocate(b.at, nullptr, source_location::current());
     bench_.on(0).empty_cache();
     if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current)
       t_.fail(std::to_string(left) + " B stay reserved");
-    for (auto const& w : bench_.on(0).validate()) t_.fail(w);
-    for (auto const& w : bench_.clocks().validate()) t_.fail(w);
+    for (auto const& w : bench_.on(0).validate())
+      t_.fail(w);
+    for (auto const& w : bench_.clocks().validate())
+      t_.fail(w);
   }
 
   trial& t_;
@@ -122,7 +134,8 @@ TEST(explore_answers, all_programs_of_four_calls_keep_their_bytes) {
   auto const runs = tests::explore_all({.name = "short_programs", .runs = 1'000'000}, [&](trial& t) {
     // the first call is on the first stream, by symmetry
     std::vector<std::uint32_t> calls{2 * t.draw(program::kinds / 2)};
-    while (calls.size() < calls_each) calls.push_back(t.draw(program::kinds));
+    while (calls.size() < calls_each)
+      calls.push_back(t.draw(program::kinds));
     program p(t, calls);
   });
   EXPECT_TRUE(runs == 0 || runs >= (calls_each == 4 ? 5000 : 500)) << runs;
@@ -131,7 +144,8 @@ TEST(explore_answers, all_programs_of_four_calls_keep_their_bytes) {
 TEST(explore_answers, longer_programs_keep_their_bytes) {
   tests::explore_answers({.name = "forty_calls", .runs = 300}, 16, [](trial& t) {
     std::vector<std::uint32_t> calls;
-    for (std::uint32_t n = 5 + t.draw(36); n > 0; --n) calls.push_back(t.draw(program::kinds));
+    for (std::uint32_t n = 5 + t.draw(36); n > 0; --n)
+      calls.push_back(t.draw(program::kinds));
     t.program_ends();
     program p(t, calls);
   });

@@ -43,7 +43,8 @@ TEST(explore_caches, slots_returned_together_wait_for_all_users) {
 }
 
 TEST(explore_caches, an_owned_lock_is_held_by_one_thread_at_a_time) {
-  if (!base::has_process_wide_fence()) GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
+  if (!base::has_process_wide_fence())
+    GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
   tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
 }
 

@@ -9,7 +9,8 @@ namespace weir::tests {
 
 inline ledger& ledger_of(driver::driver& m) {
   for (auto* at = &m; at; at = at->behind()) {
-    if (auto* const found = dynamic_cast<ledger*>(at)) return *found;
+    if (auto* const found = dynamic_cast<ledger*>(at))
+      return *found;
   }
   throw std::logic_error("no ledger stands before the machine");
 }
@@ -24,9 +25,11 @@ class clocks_among_threads {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i)
       lines_.push_back(&t.stream(i % bench_.core.device_count()));
     t.among_threads(2, 12, [this](int n) {
-      for (int k = 0; k < n && !t_.failed(); ++k) step();
+      for (int k = 0; k < n && !t_.failed(); ++k)
+        step();
     });
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
 
  private:
@@ -50,7 +53,8 @@ class clocks_among_threads {
     return stamps_.size() - 1;
   }
   void must(bool known, char const* what, std::size_t k) {
-    if (!known) t_.fail(std::string(what) + ", and stamp " + std::to_string(k) + " is not known");
+    if (!known)
+      t_.fail(std::string(what) + ", and stamp " + std::to_string(k) + " is not known");
   }
 
   void step() {
@@ -58,7 +62,8 @@ class clocks_among_threads {
     clock::stream_clock& line = *lines_[i];
     auto& clocks = bench_.clocks();
     switch (t_.draw(10)) {
-      case 0: case 1:
+      case 0:
+      case 1:
         t_.say("work on ", i);
         (void)bench_.machine().enqueue(line.device(), line.handle(), {}, {.run = [](void*) {}});
         break;
@@ -71,7 +76,8 @@ class clocks_among_threads {
         std::size_t const k = take(some_line());
         t_.say(i, " waits for stamp ", k, " of ", stamps_[k].stream);
         clock::stamp const s = stamps_[k].s;
-        if (line.wait(s).ok()) must(line.covers(s), "a stream waited", k);
+        if (line.wait(s).ok())
+          must(line.covers(s), "a stream waited", k);
         break;
       }
       case 4:
@@ -80,13 +86,16 @@ class clocks_among_threads {
         break;
       case 5: record(line, i); break;
       case 6: wait_for_event(line, i); break;
-      case 7: case 8: {
-        if (stamps_.empty()) break;
+      case 7:
+      case 8: {
+        if (stamps_.empty())
+          break;
         std::size_t const k = t_.draw(static_cast<std::uint32_t>(stamps_.size()));
         clock::stamp const s = stamps_[k].s;
         t_.say("polls stamp ", k);
         if (t_.draw(4) == 3) {
-          if (clocks.synchronize(s).ok()) must(clocks.complete(s), "the host waited", k);
+          if (clocks.synchronize(s).ok())
+            must(clocks.complete(s), "the host waited", k);
         } else if (auto const r = clocks.poll(s); r.ok() && r.value) {
           must(clocks.complete(s), "a poll said so", k);
         }
@@ -102,16 +111,19 @@ class clocks_among_threads {
 
   void record(clock::stream_clock& line, std::size_t i) {
     auto& e = events_[t_.draw(2)];
-    if (e.busy) return;
+    if (e.busy)
+      return;
     e.busy = true;
     if (!e.event || e.event->device() != line.device()) {
       auto made = bench_.clocks().take_event(line.device(), driver::event_kind::order_only);
-      if (made.ok()) e = {std::move(made.value), nullptr, 0, true};
+      if (made.ok())
+        e = {std::move(made.value), nullptr, 0, true};
     }
     if (e.event && e.event->device() == line.device()) {
       t_.say("records an event on ", i);
       auto f = line.record(e.event, e.last);
-      if (f.ok()) e = {e.event, std::move(f.value), i, true};
+      if (f.ok())
+        e = {e.event, std::move(f.value), i, true};
     }
     e.busy = false;
   }
@@ -121,7 +133,8 @@ class clocks_among_threads {
     for (int tries = 0; tries < 8 && e.last && !e.busy; ++tries) {
       auto const f = e.last;
       t_.say(i, " waits for an event of ", e.stream);
-      if (line.wait(f, *lines_[e.stream]).what != driver::code::not_ready) break;
+      if (line.wait(f, *lines_[e.stream]).what != driver::code::not_ready)
+        break;
     }
   }
 
@@ -148,7 +161,8 @@ class clocks_among_threads {
         t_.fail("in the end stamp " + std::to_string(k) + " is not complete");
     }
     check();
-    for (auto const& w : bench_.clocks().validate()) t_.fail(w);
+    for (auto const& w : bench_.clocks().validate())
+      t_.fail(w);
   }
 
   trial& t_;

@@ -26,7 +26,8 @@ inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p
   };
   auto const look = [](void* x) {
     auto const& j = *static_cast<job*>(x);
-    if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0) j.t->fail(j.otherwise);
+    if (j.at[0] != j.value || std::memcmp(j.at, j.at + 1, j.bytes - 1) != 0)
+      j.t->fail(j.otherwise);
   };
   driver::work const w{how == filled::now ? static_cast<void (*)(void*)>(write) : look,
                        [](void* x) { delete static_cast<job*>(x); },

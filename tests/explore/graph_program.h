@@ -17,9 +17,11 @@ class graphs_among_threads {
       : t_(t),
         bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (18 + t.draw(3))}, drawn_policies(t))),
         told_(t.coin()) {
-    for (int i = 0; i < 6; ++i) lines_.push_back(&t.stream(0));
+    for (int i = 0; i < 6; ++i)
+      lines_.push_back(&t.stream(0));
     t.among_threads(3, 8, [this](int n) { one_thread(*this, started_.fetch_add(1)).run(n == 3 ? 1 : n); });
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
 
  private:
@@ -27,8 +29,8 @@ class graphs_among_threads {
     unsigned char* at = nullptr;
     std::size_t bytes = 0;
     unsigned char value = 0;
-    int home = 0;                 // of the thread's two streams
-    bool used_by_other = false;   // inside, and not joined since
+    int home = 0;                // of the thread's two streams
+    bool used_by_other = false;  // inside, and not joined since
   };
   // Work on a block, run at each launch if it is captured.
   struct job {
@@ -39,7 +41,8 @@ class graphs_among_threads {
   };
   static void run_job(void* p) {
     auto const& j = *static_cast<job*>(p);
-    if (j.what == job::kind::set) return (void)std::memset(j.on.at, j.on.value, j.on.bytes);
+    if (j.what == job::kind::set)
+      return (void)std::memset(j.on.at, j.on.value, j.on.bytes);
     if (j.on.at[0] != j.on.value || std::memcmp(j.on.at, j.on.at + 1, j.on.bytes - 1) != 0)
       j.t->fail(std::string("a block in use was overwritten, seen ") + j.where);
   }
@@ -52,14 +55,17 @@ class graphs_among_threads {
     void run(int steps) {
       for (int i = 0; i < steps && !t_.failed(); ++i) {
         switch (t_.draw(6)) {
-          case 0: case 1: allocate_outside(); break;
+          case 0:
+          case 1: allocate_outside(); break;
           case 2: free_outside(); break;
           case 3: launch_one(); break;
           default: capture(); break;
         }
       }
-      while (!graphs_.empty()) drop(graphs_.back()), graphs_.pop_back();
-      while (!blocks_.empty()) free_outside();
+      while (!graphs_.empty())
+        drop(graphs_.back()), graphs_.pop_back();
+      while (!blocks_.empty())
+        free_outside();
     }
 
    private:
@@ -77,7 +83,8 @@ class graphs_among_threads {
     driver::driver& machine() { return of_.bench_.machine(); }
     clock::stream_clock& line(int i) { return *own_[static_cast<std::size_t>(i)]; }
     void must(driver::status s, char const* what) {
-      if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+      if (!s.ok())
+        t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
     }
     void give(int on, block const& b, job::kind what, char const* where) {
       driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, what == job::kind::set};
@@ -108,13 +115,15 @@ class graphs_among_threads {
 
     void allocate_outside() {
       auto const b = allocate(static_cast<int>(t_.draw(2)));
-      if (!b) return;
+      if (!b)
+        return;
       t_.say("takes ", b->bytes, " bytes");
       give(b->home, *b, job::kind::set, "");
       blocks_.push_back(*b);
     }
     void free_outside() {
-      if (blocks_.empty()) return;
+      if (blocks_.empty())
+        return;
       block const b = take(blocks_, some(blocks_));
       give(b.home, b, job::kind::look, "outside");
       free(b);
@@ -122,34 +131,46 @@ class graphs_among_threads {
 
     // Inside ------------------------------------------------------------------------------------------------
     void capture() {
-      static constexpr driver::capture_mode modes[] = {
-          driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed};
+      static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
+                                                       driver::capture_mode::relaxed};
       // Blocks that the graph reads are written by work that is complete, so that a launch needs no order with it.
-      for (clock::stream_clock* const s : own_) must(of_.bench_.clocks().synchronize(s->now()), "synchronize");
+      for (clock::stream_clock* const s : own_)
+        must(of_.bench_.clocks().synchronize(s->now()), "synchronize");
       must(machine().begin_capture(0, line(0).handle(), modes[t_.draw(3)]), "begin_capture");
       auto const begun = line(0).lane();
       must(begun.is, "lane");
-      if (t_.failed()) return;
+      if (t_.failed())
+        return;
       auto& choices = of_.bench_.core.part<memory::graph_choices>();
       bool const shares = t_.coin();
-      if (shares && !shared_) shared_ = std::make_shared<memory::graph_hold const>();
+      if (shares && !shared_)
+        shared_ = std::make_shared<memory::graph_hold const>();
       captured_graph made;
-      if (shares) made.memory = shared_;  // this thread's graphs run one after the other, on its first stream
-      else if (of_.told_) made.memory = std::make_shared<memory::graph_hold const>();
-      if (made.memory) choices.declare(begun.value->capture(), made.memory);
+      if (shares)
+        made.memory = shared_;  // this thread's graphs run one after the other, on its first stream
+      else if (of_.told_)
+        made.memory = std::make_shared<memory::graph_hold const>();
+      if (made.memory)
+        choices.declare(begun.value->capture(), made.memory);
       t_.say("captures, with memory ", shares ? "that it shares" : "of its own");
       inside all;
       // a long one has free handles to move
-      for (int n = 2 + static_cast<int>(t_.draw(t_.coin(30) ? 40 : 10)); n > 0 && !t_.failed(); --n) step_inside(all);
-      if (all.worked_there) must(line(0).join(line(1)), "join");
+      for (int n = 2 + static_cast<int>(t_.draw(t_.coin(30) ? 40 : 10)); n > 0 && !t_.failed(); --n)
+        step_inside(all);
+      if (all.worked_there)
+        must(line(0).join(line(1)), "join");
       bool const keeps_outputs = t_.coin();
-      for (block const& b : all.blocks) keeps_outputs ? made.outputs.push_back(b) : free(b);
+      for (block const& b : all.blocks)
+        keeps_outputs ? made.outputs.push_back(b) : free(b);
       auto const kept = machine().end_capture(0, line(0).handle());
-      if (made.memory) choices.forget(begun.value->capture());
-      if (!kept.ok()) return t_.fail("a capture was spoiled");
+      if (made.memory)
+        choices.forget(begun.value->capture());
+      if (!kept.ok())
+        return t_.fail("a capture was spoiled");
       if (t_.coin(20)) {  // it is never launched
         must(machine().destroy_graph(kept.value), "destroy_graph");
-        for (block const& b : made.outputs) free(b);
+        for (block const& b : made.outputs)
+          free(b);
         return;
       }
       auto const ready = machine().instantiate(0, kept.value);
@@ -157,14 +178,17 @@ class graphs_among_threads {
       must(machine().destroy_graph(kept.value), "destroy_graph");
       made.ready = ready.value;
       graphs_.push_back(std::move(made));
-      if (t_.coin(70)) launch(graphs_.back());
-      if (graphs_.size() > 3) drop(graphs_.front()), graphs_.erase(graphs_.begin());
+      if (t_.coin(70))
+        launch(graphs_.back());
+      if (graphs_.size() > 3)
+        drop(graphs_.front()), graphs_.erase(graphs_.begin());
     }
 
     void step_inside(inside& all) {
       int const m = all.forked ? static_cast<int>(t_.draw(2)) : 0;
       switch (t_.draw(8)) {
-        case 0: case 1:
+        case 0:
+        case 1:
           if (auto const b = allocate(m)) {
             t_.say("inside, ", m, " takes ", b->bytes, " bytes");
             give(m, *b, job::kind::set, "");
@@ -180,23 +204,23 @@ class graphs_among_threads {
           all.forked = true;
           return;
         case 5: return free_one_from_before(all, m);
-        case 6:
-          (void)memory().empty_cache();
-          return;
+        case 6: (void)memory().empty_cache(); return;
         case 7:
-          if (blocks_.empty()) return;
+          if (blocks_.empty())
+            return;
           block const b = blocks_[some(blocks_)];  // its work is complete, and it outlives the graph's launches
-          if (b.home != m) memory().record_use(b.at, line(m), source_location::current());
+          if (b.home != m)
+            memory().record_use(b.at, line(m), source_location::current());
           give(m, b, job::kind::look, "in a graph, from before");
           all.worked_there |= m == 1;
-          read_by_graphs_.push_back(take(blocks_, static_cast<std::size_t>(&*std::ranges::find(
-                                                                              blocks_, b.at, &block::at) -
-                                                                          blocks_.data())));
+          read_by_graphs_.push_back(
+              take(blocks_, static_cast<std::size_t>(&*std::ranges::find(blocks_, b.at, &block::at) - blocks_.data())));
           return;
       }
     }
     void use_inside(inside& all) {
-      if (all.blocks.empty()) return;
+      if (all.blocks.empty())
+        return;
       block& b = all.blocks[some(all.blocks)];
       int const by = all.forked && t_.coin() ? 1 - b.home : b.home;
       if (by != b.home) {
@@ -208,16 +232,19 @@ class graphs_among_threads {
       give(by, b, job::kind::look, "in a graph");
     }
     void free_inside(inside& all) {
-      if (all.blocks.empty()) return;
+      if (all.blocks.empty())
+        return;
       block const b = take(all.blocks, some(all.blocks));
       t_.say("inside, a free of ", b.bytes, " bytes", b.used_by_other ? ", used by the other stream" : "");
       free(b, !b.used_by_other && t_.coin() ? &line(b.home) : nullptr);
     }
     // The graph reads it at each launch: it stays as it is.
     void free_one_from_before(inside& all, int m) {
-      if (blocks_.empty()) return;
+      if (blocks_.empty())
+        return;
       block const b = take(blocks_, some(blocks_));
-      if (b.home != m) return blocks_.push_back(b);
+      if (b.home != m)
+        return blocks_.push_back(b);
       t_.say("inside, the free of a block from before");
       give(m, b, job::kind::look, "in a graph, freed inside");
       all.worked_there |= m == 1;
@@ -228,21 +255,26 @@ class graphs_among_threads {
     void launch(captured_graph const& g) {
       t_.say("launches");
       must(machine().launch_graph(0, line(0).handle(), g.ready), "launch_graph");
-      if (g.memory) g.memory->life()->note_launch(of_.bench_.clocks(), line(0).now());
-      for (block const& b : g.outputs) give(0, b, job::kind::look, "of a graph, after its launch");
+      if (g.memory)
+        g.memory->life()->note_launch(of_.bench_.clocks(), line(0).now());
+      for (block const& b : g.outputs)
+        give(0, b, job::kind::look, "of a graph, after its launch");
     }
     void launch_one() {
-      if (!graphs_.empty()) launch(graphs_[t_.draw(static_cast<std::uint32_t>(graphs_.size()))]);
+      if (!graphs_.empty())
+        launch(graphs_[t_.draw(static_cast<std::uint32_t>(graphs_.size()))]);
     }
     void drop(captured_graph const& g) {
       t_.say("drops a graph");
       must(machine().destroy_executable(g.ready), "destroy_executable");
-      for (block const& b : g.outputs) memory().deallocate(b.at, &line(0), source_location::current());
+      for (block const& b : g.outputs)
+        memory().deallocate(b.at, &line(0), source_location::current());
     }
 
    public:
     ~one_thread() {  // after all graphs
-      for (block const& b : read_by_graphs_) memory().deallocate(b.at, &line(0), source_location::current());
+      for (block const& b : read_by_graphs_)
+        memory().deallocate(b.at, &line(0), source_location::current());
     }
 
    private:
@@ -262,7 +294,8 @@ class graphs_among_threads {
     clock::stream_clock& s = *lines_[0];
     std::size_t const most = machine.memory(0).value.total;
     try {
-      if (!machine.begin_capture(0, s.handle(), driver::capture_mode::relaxed).ok()) return t_.fail("begin_capture");
+      if (!machine.begin_capture(0, s.handle(), driver::capture_mode::relaxed).ok())
+        return t_.fail("begin_capture");
       std::uint64_t const capture = s.lane().value->capture();
       auto its = std::make_shared<memory::graph_hold const>();
       choices.declare(capture, its);
@@ -276,7 +309,8 @@ class graphs_among_threads {
       ok = ok && ready.ok() && machine.destroy_graph(kept.value).ok() &&
            machine.launch_graph(0, s.handle(), ready.value).ok();
       its->life()->note_launch(bench_.clocks(), s.now());
-      if (!ok || !machine.destroy_executable(ready.value).ok()) return t_.fail("a graph was refused");
+      if (!ok || !machine.destroy_executable(ready.value).ok())
+        return t_.fail("a graph was refused");
       its = nullptr;
       memory.deallocate(memory.allocate(*lines_[1], most * 3 / 4, 0, source_location::current()), nullptr,
                         source_location::current());
@@ -286,9 +320,11 @@ class graphs_among_threads {
   }
   void end() {
     for (clock::stream_clock* const s : lines_) {
-      if (auto const is = bench_.clocks().synchronize(s->now()); !is.ok()) t_.fail("synchronize");
+      if (auto const is = bench_.clocks().synchronize(s->now()); !is.ok())
+        t_.fail("synchronize");
     }
-    if (told_) serve_after_the_last_launch();
+    if (told_)
+      serve_after_the_last_launch();
     auto& memory = bench_.on(0);
     (void)memory.empty_cache();
     auto const s = memory.statistics();
@@ -296,8 +332,10 @@ class graphs_among_threads {
       t_.fail("after all graphs were gone, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved, " +
               std::to_string(s.pending_bytes.all.current) + " B pending");
     }
-    for (auto const& w : memory.validate()) t_.fail(w);
-    for (auto const& w : bench_.clocks().validate()) t_.fail(w);
+    for (auto const& w : memory.validate())
+      t_.fail(w);
+    for (auto const& w : bench_.clocks().validate())
+      t_.fail(w);
   }
 
   trial& t_;

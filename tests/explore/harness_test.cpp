@@ -38,7 +38,8 @@ TEST(tape, of_a_seed_keeps_its_weights_and_replays) {
     rare += k != 0;
     second += t.weighted({10, 80, 10}) == 1;
     tape::numbers given;
-    for (auto const& c : t.written()) given.push_back(c.taken);
+    for (auto const& c : t.written())
+      given.push_back(c.taken);
     tape again(seed, given);
     again.coin(30), again.rarely(4, 20), again.weighted({10, 80, 10});
     ASSERT_EQ(again.hash(), t.hash());
@@ -72,7 +73,8 @@ TEST(tape, a_file_is_read_back_and_errors_are_named) {
 
 TEST(shrink, leaves_only_what_the_failure_needs) {
   tape::numbers first(200, 0);
-  for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<std::uint32_t>(i * 7 % 50);
+  for (std::size_t i = 0; i < first.size(); ++i)
+    first[i] = static_cast<std::uint32_t>(i * 7 % 50);
   auto const fails = [](tape::numbers& n) {  // a 40 and, anywhere after it, a number above 12
     auto const at = std::find(n.begin(), n.end(), 40u);
     return at != n.end() && std::any_of(at + 1, n.end(), [](auto v) { return v > 12; });
@@ -84,7 +86,8 @@ TEST(shrink, leaves_only_what_the_failure_needs) {
 
 // Two threads increment a number, with a switch point between read and write.
 void lost_update(trial& t) {
-  for (std::uint32_t n = t.draw(8); n > 0; --n) t.draw(100);  // irrelevant draws
+  for (std::uint32_t n = t.draw(8); n > 0; --n)
+    t.draw(100);  // irrelevant draws
   static base::mutex between;
   int number = 0;
   t.bench();
@@ -98,7 +101,8 @@ void lost_update(trial& t) {
     });
   }
   t.join();
-  if (number != 6) t.fail("an update was lost");
+  if (number != 6)
+    t.fail("an update was lost");
 }
 
 TEST(explore, a_shrunk_tape_fails_again_with_the_same_hash) {
@@ -155,7 +159,8 @@ TEST(explore, all_is_every_tape_once) {
   std::set<std::vector<std::uint32_t>> seen;
   auto const runs = tests::explore_all({.name = "all", .runs = 100}, [&](trial& t) {
     std::vector<std::uint32_t> v{t.draw(3)};
-    if (v[0] == 1) v.push_back(t.draw(4));
+    if (v[0] == 1)
+      v.push_back(t.draw(4));
     v.push_back(t.coin());
     seen.insert(v);
   });

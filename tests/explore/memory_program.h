@@ -13,11 +13,14 @@ namespace weir::tests {
 class memory_among_threads {
  public:
   explicit memory_among_threads(trial& t) : t_(t), bench_(start(t)) {
-    for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back(&t.stream(i % devices()));
+    for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i)
+      lines_.push_back(&t.stream(i % devices()));
     t.among_threads(3, 10, [this](int n) {
-      for (int k = 0; k < n && !t_.failed(); ++k) step();
+      for (int k = 0; k < n && !t_.failed(); ++k)
+        step();
     });
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
 
  private:
@@ -25,8 +28,8 @@ class memory_among_threads {
     unsigned char* at;
     std::size_t bytes;
     unsigned char value;
-    int home, written_on;       // streams
-    std::vector<int> readers;   // streams that may still read it, ordered after the write
+    int home, written_on;      // streams
+    std::vector<int> readers;  // streams that may still read it, ordered after the write
   };
   static memory_bench& start(trial& t) {
     std::size_t const capacity = std::size_t{4} << (16 + t.draw(3));  // four pages or more
@@ -39,7 +42,8 @@ class memory_among_threads {
   memory::allocator& on(int device) { return bench_.on(device); }
   int some_line() { return static_cast<int>(t_.draw(static_cast<std::uint32_t>(lines_.size()))); }
   void must(driver::status s, char const* what) {
-    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
   struct look {
@@ -65,13 +69,15 @@ class memory_among_threads {
          "enqueue");
   }
   void order(int before, int after) {
-    if (before != after) must(line(after).wait(line(before).now()), "wait");
+    if (before != after)
+      must(line(after).wait(line(before).now()), "wait");
   }
 
   // A block that no other thread has. The caller may put it back.
   std::optional<block> take() {
     auto all = blocks_.lock();
-    if (all->empty()) return std::nullopt;
+    if (all->empty())
+      return std::nullopt;
     std::swap((*all)[t_.draw(static_cast<std::uint32_t>(all->size()))], all->back());
     block b = std::move(all->back());
     all->pop_back();
@@ -91,7 +97,9 @@ class memory_among_threads {
 
   void step() {
     switch (t_.draw(8)) {
-      case 0: case 1: case 2: {
+      case 0:
+      case 1:
+      case 2: {
         static constexpr std::size_t sizes[] = {64, 512, 4000, 20'000, 65'536, 100'000};
         int const s = some_line();
         if (auto b = allocate(s, sizes[t_.draw(6)])) {
@@ -101,7 +109,8 @@ class memory_among_threads {
         }
         break;
       }
-      case 3: case 4: {
+      case 3:
+      case 4: {
         if (auto b = take()) {
           t_.say("frees a block of ", b->home, " written on ", b->written_on);
           if (t_.coin()) {
@@ -114,7 +123,8 @@ class memory_among_threads {
         }
         break;
       }
-      case 5: case 6: {
+      case 5:
+      case 6: {
         if (auto b = take()) {
           int const s = some_line();
           if (device_of(s) == device_of(b->home)) {
@@ -124,7 +134,8 @@ class memory_among_threads {
             read(*b, s, "on a stream it was marked for");
             b->readers.push_back(s);
             if (t_.coin()) {
-              for (int r : b->readers) order(r, s);
+              for (int r : b->readers)
+                order(r, s);
               b->readers.clear();
               b->value = static_cast<unsigned char>(1 + t_.draw(200));
               write(*b, s);
@@ -152,7 +163,8 @@ class memory_among_threads {
 
   void copy(int s) {
     auto from = take();
-    if (!from) return;
+    if (!from)
+      return;
     if (auto to = allocate(s, from->bytes)) {
       int const here_is = device_of(from->home), there = device_of(s);
       t_.say("copies a block of ", from->home, " to ", s);
@@ -173,9 +185,11 @@ class memory_among_threads {
       order(b.written_on, b.home);
       read(b, b.home, "at the end");
     }
-    for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
+    for (auto* l : lines_)
+      must(bench_.clocks().synchronize(l->now()), "synchronize");
     check("with live blocks");
-    for (auto const& b : all) on(device_of(b.home)).deallocate(b.at, nullptr, source_location::current());
+    for (auto const& b : all)
+      on(device_of(b.home)).deallocate(b.at, nullptr, source_location::current());
     for (int d = 0; d < devices(); ++d) {
       on(d).empty_cache();
       auto const s = on(d).statistics();
@@ -188,9 +202,11 @@ class memory_among_threads {
   }
   void check(char const* when) {
     for (int d = 0; d < devices(); ++d) {
-      for (auto const& w : on(d).validate()) t_.fail(std::string(when) + ": " + w);
+      for (auto const& w : on(d).validate())
+        t_.fail(std::string(when) + ": " + w);
     }
-    for (auto const& w : bench_.clocks().validate()) t_.fail(std::string(when) + ": " + w);
+    for (auto const& w : bench_.clocks().validate())
+      t_.fail(std::string(when) + ": " + w);
   }
 
   trial& t_;

@@ -11,10 +11,9 @@ namespace weir::tests {
 class opened_among_threads {
  public:
   explicit opened_among_threads(trial& t) : t_(t), bench_(t.bench({.devices = 2, .memory = 4_MiB})) {
-    t.among_threads(2, 6, [this](int steps) {
-      started_.fetch_add(1) ? open_some(steps) : sleep_some(steps);
-    });
-    if (!t.failed()) end();
+    t.among_threads(2, 6, [this](int steps) { started_.fetch_add(1) ? open_some(steps) : sleep_some(steps); });
+    if (!t.failed())
+      end();
   }
 
  private:
@@ -27,7 +26,8 @@ class opened_among_threads {
   static source_location here() { return source_location::current(); }
   memory::allocator& memory() { return bench_.on(0); }
   void must(driver::status s, char const* what) {
-    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
   void write(clock::stream_clock& line, block const& b) { give_filled(t_, line, filled::now, b.at, b.bytes, 7); }
 
@@ -38,7 +38,8 @@ class opened_among_threads {
       must(memory().sleep(pool_, nullptr, given), "sleep");
       t_.say("wakes");
       must(memory().wake(pool_, nullptr, here()), "wake");
-      if (t_.draw(3) == 0) end_one_asleep();
+      if (t_.draw(3) == 0)
+        end_one_asleep();
     }
   }
 
@@ -52,7 +53,8 @@ class opened_among_threads {
     must(memory().sleep(other, nullptr, given), "sleep");
     last_.lock()->at = all[3].at;  // amid others, so that its handle is cut
     for (block const& b : all)
-      if (b.at != all[3].at) memory().deallocate(b.at, nullptr, here());
+      if (b.at != all[3].at)
+        memory().deallocate(b.at, nullptr, here());
     memory().end_pool(other);
     last_.lock()->at = nullptr;
     memory().deallocate(all[3].at, nullptr, here());
@@ -63,7 +65,8 @@ class opened_among_threads {
     std::vector<block> mine;
     {
       base::lock_guard const hold(taking_);
-      for (int i = 0; i < 3 && !free_.empty(); ++i) mine.push_back(free_.back()), free_.pop_back();
+      for (int i = 0; i < 3 && !free_.empty(); ++i)
+        mine.push_back(free_.back()), free_.pop_back();
     }
     for (int i = 0; i < steps && !mine.empty() && !t_.failed(); ++i) {
       block& b = mine[t_.draw(static_cast<std::uint32_t>(mine.size()))];
@@ -74,11 +77,13 @@ class opened_among_threads {
         mine.pop_back();
         continue;
       }
-      if (auto const one = last_.lock(); one->at) must(memory().grant(one->at, 1), "grant, in a pool that ends,");
+      if (auto const one = last_.lock(); one->at)
+        must(memory().grant(one->at, 1), "grant, in a pool that ends,");
       t_.say("opens ", b.bytes, " bytes");
       t_.coin(30) ? must(memory().open_to(&line_, 2), "open_to") : must(memory().grant(b.at, 1), "grant");
       b.opened = true;
-      if (!memory().granted(b.at, 1)) t_.fail("an opened block is said to be closed");
+      if (!memory().granted(b.at, 1))
+        t_.fail("an opened block is said to be closed");
     }
     base::lock_guard const hold(taking_);
     free_.insert(free_.end(), mine.begin(), mine.end());
@@ -89,12 +94,15 @@ class opened_among_threads {
     for (block const& b : free_) {
       write(line_, b);
       must(bench_.clocks().synchronize(line_.now()), "synchronize");
-      if (b.opened) write(there_, b);
+      if (b.opened)
+        write(there_, b);
       must(bench_.clocks().synchronize(there_.now()), "synchronize, of an opened block,");
     }
-    for (block const& b : free_) memory().deallocate(b.at, nullptr, here());
+    for (block const& b : free_)
+      memory().deallocate(b.at, nullptr, here());
     memory().end_pool(pool_);
-    for (std::string const& what : memory().validate()) t_.fail(what);
+    for (std::string const& what : memory().validate())
+      t_.fail(what);
   }
 
   std::vector<block> made(memory::memory_pool& in_pool) {

@@ -24,8 +24,10 @@ class pinned_among_threads {
     o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
     bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
     pool_ = &bench_->core.part<streams::pinned_memory>();
-    if (t.coin()) pool_->let_idle_go_after(1'000 << t.draw(8));
-    for (int k = 0; k < 2; ++k) lines_.push_back(&t.stream(0));
+    if (t.coin())
+      pool_->let_idle_go_after(1'000 << t.draw(8));
+    for (int k = 0; k < 2; ++k)
+      lines_.push_back(&t.stream(0));
     own_.reset(static_cast<std::byte*>(std::aligned_alloc(os::page_size(), most_threads * 2 * os::page_size())));
   }
 
@@ -39,17 +41,22 @@ class pinned_among_threads {
       });
     }
     t_.join();
-    if (t_.failed()) return;
-    if (void* const last = std::exchange(*slot_.lock(), nullptr)) pool_->deallocate(last, source_location::current());
+    if (t_.failed())
+      return;
+    if (void* const last = std::exchange(*slot_.lock(), nullptr))
+      pool_->deallocate(last, source_location::current());
     for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+      if (!bench_->clocks().synchronize(line->now()).ok())
+        t_.fail("device lost");
     }
-    for (auto const& what : bench_->core.part<streams::locked_ranges>().validate()) t_.fail(what);
+    for (auto const& what : bench_->core.part<streams::locked_ranges>().validate())
+      t_.fail(what);
     (void)pool_->trim();
     auto const n = pool_->statistics();
     if (n.allocation.all.current != 0 || n.reserved_bytes.all.current != 0)
       t_.fail("pages or blocks are left: " + std::to_string(n.reserved_bytes.all.current) + " B");
-    for (auto const& what : pool_->validate()) t_.fail(what);
+    for (auto const& what : pool_->validate())
+      t_.fail(what);
   }
 
  private:
@@ -62,7 +69,8 @@ class pinned_among_threads {
     try {
       p = pool_->allocate(bytes, 0, source_location::current());
     } catch (out_of_memory const& e) {
-      if (alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      if (alike_)
+        t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
     std::memset(p, value, bytes);
@@ -71,11 +79,14 @@ class pinned_among_threads {
     for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {
       copy(line, there, p, bytes);
       give_filled(t_, line, filled::still, there, bytes, value, "somebody wrote into a pinned block in use");
-      if (t_.coin(30)) copy(line, p, there, bytes);  // writes the same bytes, later
+      if (t_.coin(30))
+        copy(line, p, there, bytes);  // writes the same bytes, later
     }
     bench_->on(0).deallocate(there, nullptr, source_location::current());
-    if (t_.coin()) std::swap(p, *slot_.lock());  // frees another thread's block instead
-    if (p) pool_->deallocate(p, source_location::current());
+    if (t_.coin())
+      std::swap(p, *slot_.lock());  // frees another thread's block instead
+    if (p)
+      pool_->deallocate(p, source_location::current());
   }
 
   void use_registered(int k, unsigned char value) {
@@ -113,7 +124,9 @@ class pinned_among_threads {
   streams::pinned_memory* pool_;
   std::vector<clock::stream_clock*> lines_;
   base::guarded<void*> slot_;
-  struct freed { void operator()(std::byte* p) const { std::free(p); } };
+  struct freed {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
   std::unique_ptr<std::byte, freed> own_;
 };
 

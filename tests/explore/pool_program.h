@@ -18,7 +18,8 @@ class pool_among_threads {
     apart_ = t.coin();
     share_pool_options const o{.handle_bytes = apart_ ? page : 0, .limit = static_cast<std::size_t>(threads_) * page};
     pool_ = std::make_shared<peer::shared_pool>(all, bench_->core, 0, o, source_location::current());
-    for (int k = 0; k < threads_; ++k) lines_.push_back(&t.stream(0));
+    for (int k = 0; k < threads_; ++k)
+      lines_.push_back(&t.stream(0));
   }
 
   void run() {
@@ -30,14 +31,19 @@ class pool_among_threads {
     }
     t_.join();
     auto& all = *kept_.lock();  // all other threads have ended
-    for (auto& b : all) peer::exports::give_back(std::move(b));
-    if (t_.failed()) return;
+    for (auto& b : all)
+      peer::exports::give_back(std::move(b));
+    if (t_.failed())
+      return;
     for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+      if (!bench_->clocks().synchronize(line->now()).ok())
+        t_.fail("device lost");
     }
     auto const n = pool_->statistics();
-    if (n.buffers || n.held || n.lost) t_.fail("a buffer is held after its owner has ended");
-    for (std::string const& what : pool_->validate()) t_.fail(what);
+    if (n.buffers || n.held || n.lost)
+      t_.fail("a buffer is held after its owner has ended");
+    for (std::string const& what : pool_->validate())
+      t_.fail(what);
   }
 
  private:
@@ -51,7 +57,8 @@ class pool_among_threads {
     } catch (out_of_memory const& e) {
       // Each thread has at most one block, and weir waits for
       // freed ones. In one handle a hole may be too small.
-      if (keeps_ || apart_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      if (keeps_ || apart_)
+        t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
     auto* const at = static_cast<unsigned char*>(b->data());

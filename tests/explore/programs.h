@@ -71,7 +71,8 @@ inline constexpr explored explored_programs[] = {
 // Throws: std::runtime_error if there is no such program.
 inline explored const& explored_program(std::string_view name) {
   for (auto const& p : explored_programs) {
-    if (p.name == name) return p;
+    if (p.name == name)
+      return p;
   }
   throw std::runtime_error("no program \"" + std::string(name) + "\" is explored (tests/explore/programs.h)");
 }
@@ -97,14 +98,17 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   }
   std::string const wrong = one.finish();
   verdict v;
-  if (wrong.empty()) return v;
+  if (wrong.empty())
+    return v;
   auto const says = [&](char const* words) { return wrong.find(words) != std::string::npos; };
   bool const stray = says("stray") || says("device lost") || says("the device is lost");
   bool const order = says("must be known") || says("is said to be") || says("is not known");
   bool const refused =
       says("spoiled") || says("captured stream") || says("answered not permitted") || says("memory is refused");
-  if (says("the checker: ")) v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
-  if (refused) v.note(check::answers, wrong);
+  if (says("the checker: "))
+    v.note(says("the checker: race") ? check::race : check::lifetime, wrong);
+  if (refused)
+    v.note(check::answers, wrong);
   v.note(stray                                ? check::stray
          : order                              ? check::order
          : says("overwritten")                ? check::bytes

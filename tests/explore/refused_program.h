@@ -15,30 +15,38 @@ class refused_among_threads {
  public:
   explicit refused_among_threads(trial& t) : t_(t), pages_(4 + t.draw(9)) {
     bench_ = &t.bench({.devices = 1, .memory = pages_ * page, .virtual_memory = !t.coin(15)});
-    for (int k = 0, n = 2 + static_cast<int>(t.draw(3)); k < n; ++k) lines_.push_back(&t.stream(0));
+    for (int k = 0, n = 2 + static_cast<int>(t.draw(3)); k < n; ++k)
+      lines_.push_back(&t.stream(0));
   }
 
   void run() {
     t_.among_threads(3, 8, [this](int steps) {
-      for (int i = 0; i < steps && !t_.failed(); ++i) step();
+      for (int i = 0; i < steps && !t_.failed(); ++i)
+        step();
     });
     driver::fault_injector_of(t_.machine())->forget_orders();
-    if (t_.failed()) return;
+    if (t_.failed())
+      return;
     auto& device = bench_->on(0);
     for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+      if (!bench_->clocks().synchronize(line->now()).ok())
+        t_.fail("device lost");
     }
-    for (std::string const& what : device.validate()) t_.fail(what);
+    for (std::string const& what : device.validate())
+      t_.fail(what);
     (void)device.empty_cache();
-    if (device.statistics().allocated_bytes.all.current) t_.fail("a block is held after its owner has ended");
+    if (device.statistics().allocated_bytes.all.current)
+      t_.fail("a block is held after its owner has ended");
     std::vector<void*> all;
     try {
-      while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, source_location::current()));
+      while (all.size() <= pages_)
+        all.push_back(device.allocate(*lines_[0], page, 0, source_location::current()));
     } catch (out_of_memory const&) {}
     if (all.size() != pages_)
       t_.fail("of " + std::to_string(pages_) + " pages there are " + std::to_string(all.size()) +
               " when nothing is refused any more");
-    for (void* p : all) device.deallocate(p, nullptr, source_location::current());
+    for (void* p : all)
+      device.deallocate(p, nullptr, source_location::current());
   }
 
  private:
@@ -63,7 +71,8 @@ class refused_among_threads {
 
   void step() {
     static constexpr std::size_t sizes[] = {700, 5000, page, 3 * page};
-    if (t_.draw(3) == 2) refuse_some();
+    if (t_.draw(3) == 2)
+      refuse_some();
     auto& device = bench_->on(0);
     clock::stream_clock& line = some_line();
     std::size_t const bytes = sizes[t_.draw(4)];
@@ -76,7 +85,8 @@ class refused_among_threads {
     }
     clock::stream_clock* user = t_.coin() ? &some_line() : nullptr;
     give_filled(t_, line, filled::now, p, bytes, value);
-    if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block
+    if (user && !user->wait(line.now()).ok())
+      user = nullptr;  // refused: it may not use the block
     give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     try {
       device.deallocate(p, user, source_location::current());

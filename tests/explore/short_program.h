@@ -28,10 +28,12 @@ class short_among_threads {
     }
     bool const by_limit = t.coin();
     weir::options o;
-    if (by_limit) o.device_limit = room;
+    if (by_limit)
+      o.device_limit = room;
     bench_ = &t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .virtual_memory = maps_}, o);
     clock::stream_clock* const common = &t.stream(0);
-    for (lane& mine : lanes_) mine.lines = {&t.stream(0), &t.stream(0), common};
+    for (lane& mine : lanes_)
+      mine.lines = {&t.stream(0), &t.stream(0), common};
   }
 
   void run() {
@@ -44,7 +46,8 @@ class short_among_threads {
       ++name;
     }
     t_.join();
-    for (std::string const& what : bench_->on(0).validate()) t_.fail(what);
+    for (std::string const& what : bench_->on(0).validate())
+      t_.fail(what);
   }
 
  private:
@@ -61,19 +64,23 @@ class short_among_threads {
     std::size_t const bytes = alike_ || t_.coin() ? mine.share : t_.coin() ? page : 2000;
     void* p = memory::fast_allocate(&line, bytes, 0);
     try {
-      if (!p) p = device.allocate(line, bytes, 0, source_location::current());
+      if (!p)
+        p = device.allocate(line, bytes, 0, source_location::current());
     } catch (out_of_memory const& e) {
-      if (maps_ || alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
+      if (maps_ || alike_)
+        t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
     clock::stream_clock* user = t_.draw(3) == 2 ? mine.lines[t_.draw(3)] : nullptr;
     if (t_.coin()) {
       give_filled(t_, line, filled::now, p, bytes, value);
-      if (user) (void)user->wait(line.now());
+      if (user)
+        (void)user->wait(line.now());
       give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     }
     bool const gone = user ? memory::fast_deallocate_used(user, p) : memory::fast_deallocate(p);
-    if (!gone) device.deallocate(p, user, source_location::current());
+    if (!gone)
+      device.deallocate(p, user, source_location::current());
   }
 
   trial& t_;

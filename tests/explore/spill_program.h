@@ -15,7 +15,8 @@ class spill_among_threads {
  public:
   explicit spill_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)) {
     bench_ = &t.bench({.devices = 1, .memory = (2 * blocks_each * pages_each + threads_) * page});
-    for (std::uint32_t k = 0; k <= threads_; ++k) lines_.push_back(&t.stream(0));
+    for (std::uint32_t k = 0; k <= threads_; ++k)
+      lines_.push_back(&t.stream(0));
     std::vector<streams::spills::member> all;
     for (int i = 0; i < 3; ++i) {
       memory::memory_pool* const made = &memory().make_pool("pool", 0);
@@ -27,24 +28,32 @@ class spill_among_threads {
       blocks_.push_back({nullptr, static_cast<unsigned char>(1 + i), i / blocks_each});
       make(blocks_.back(), *lines_.back());
     }
-    if (!bench_->clocks().synchronize(lines_.back()->now()).ok()) t_.fail("device lost");
+    if (!bench_->clocks().synchronize(lines_.back()->now()).ok())
+      t_.fail("device lost");
   }
 
   void run() {
     for (std::uint32_t k = 0; k < threads_; ++k) {
       t_.spawn(std::string(1, static_cast<char>('a' + k)), [this, k, n = 2 + t_.draw(6)] {
-        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i) step(k);
+        for (std::uint32_t i = 0; i < n && !t_.failed(); ++i)
+          step(k);
       });
     }
     t_.join();
-    if (t_.failed()) return;
-    for (std::uint32_t i = 0; i < blocks_.size(); ++i) use(*lines_[i % threads_], {&blocks_[i]});
-    for (block const& b : blocks_) memory().deallocate(b.at, nullptr, here());
-    for (auto const& p : pools_) streams::spills::leave(*p), memory().end_pool(*p->here);
+    if (t_.failed())
+      return;
+    for (std::uint32_t i = 0; i < blocks_.size(); ++i)
+      use(*lines_[i % threads_], {&blocks_[i]});
+    for (block const& b : blocks_)
+      memory().deallocate(b.at, nullptr, here());
+    for (auto const& p : pools_)
+      streams::spills::leave(*p), memory().end_pool(*p->here);
     for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
+      if (!bench_->clocks().synchronize(line->now()).ok())
+        t_.fail("device lost");
     }
-    for (std::string const& what : memory().validate()) t_.fail(what);
+    for (std::string const& what : memory().validate())
+      t_.fail(what);
   }
 
  private:
@@ -103,7 +112,8 @@ class spill_among_threads {
   }
   void use(clock::stream_clock& line, std::vector<block*> const& what) {
     std::vector<void const*> all;
-    for (block const* const b : what) all.push_back(b->at), t_.say("uses a block of pool ", b->pool);
+    for (block const* const b : what)
+      all.push_back(b->at), t_.say("uses a block of pool ", b->pool);
     streams::awake const held(bench_->core, "use", &line, all, here());
     base::yield_thread();
     for (block* const b : what) {

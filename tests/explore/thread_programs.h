@@ -26,11 +26,13 @@ inline void crew_among_threads(trial& t) {
         std::memset(from, 1 + i, sizeof from);
         streams::copy_workers::task task;
         task.dst = to, task.src = from, task.bytes = sizeof from;
-        if (i % 2 == 0) task.grain = 6;
+        if (i % 2 == 0)
+          task.grain = 6;
         workers->submit(task);
         bool const wanted = t.draw(4) != 0;
         wanted ? workers->finish(task) : workers->cancel(task);
-        if (wanted && std::memcmp(from, to, sizeof from) != 0) t.fail("the bytes of a finished task were overwritten");
+        if (wanted && std::memcmp(from, to, sizeof from) != 0)
+          t.fail("the bytes of a finished task were overwritten");
       }
     });
   }
@@ -63,7 +65,8 @@ inline void memory_given_back_among_threads(trial& t) {
   }
   t.join();
   for (auto* line : lines) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
+      t.fail("device lost");
   }
 }
 
@@ -88,29 +91,35 @@ inline void pools_end_among_threads(trial& t) {
     std::vector<void*> kept;  // so that each allocation is a miss
     for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
       void* const p = take(outside);
-      if (!p) continue;
+      if (!p)
+        continue;
       kept.push_back(p);
       memory::memory_pool const* const lies_in = device.find(p)->pool;
       if (lies_in && lies_in->is == memory::memory_pool::kind::ordinary)
         t.fail("a block that was asked for in no pool lies in one");
     }
-    for (void* const p : kept) device.deallocate(p, nullptr, here);
+    for (void* const p : kept)
+      device.deallocate(p, nullptr, here);
   });
   t.spawn("inside", [&, n = 3 + t.draw(8)] {
     for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
       memory::memory_pool& pool = device.make_pool("step", 0);
       std::uint64_t const in = memory::thread_caches::enter(pool);
-      if (void* const p = take(inside)) device.deallocate(p, nullptr, here);
+      if (void* const p = take(inside))
+        device.deallocate(p, nullptr, here);
       memory::thread_caches::leave(in);
-      if (t.coin(75)) (void)bench.clocks().synchronize(inside.now());
+      if (t.coin(75))
+        (void)bench.clocks().synchronize(inside.now());
       device.end_pool(pool);
     }
   });
   t.join();
   for (auto* line : {&outside, &inside}) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
+      t.fail("device lost");
   }
-  for (std::string const& what : device.validate()) t.fail(what);
+  for (std::string const& what : device.validate())
+    t.fail(what);
 }
 
 // Threads allocate in a pool that another thread ends meanwhile. What the pool left goes to the next pool, of the same
@@ -135,7 +144,8 @@ inline void pool_ends_under_guards(trial& t) {
       try {
         std::size_t const bytes = t.coin(50) ? 70'000 : 600;
         p = memory::fast_allocate(&line, bytes, 0);
-        if (!p) p = device.allocate(line, bytes, 0, here);
+        if (!p)
+          p = device.allocate(line, bytes, 0, here);
         give_filled(t, line, filled::now, p, bytes, 7);
       } catch (out_of_memory const&) {
         continue;
@@ -144,19 +154,25 @@ inline void pool_ends_under_guards(trial& t) {
       bool const in_none = !found->pool || found->pool->is != memory::memory_pool::kind::ordinary;
       if (found->pool != &pool && !in_none && !(nested && found->pool == &outer))
         t.fail("a block lies in a pool that its thread did not name");
-      if (ended_before && nested && found->pool != &outer) t.fail("a block lies outside of the pool in force");
-      if (found->home != &line) t.fail("a block has the home of another stream");
+      if (ended_before && nested && found->pool != &outer)
+        t.fail("a block lies outside of the pool in force");
+      if (found->home != &line)
+        t.fail("a block has the home of another stream");
       t.coin(50) ? kept.push_back(p) : device.deallocate(p, nullptr, here);
     }
-    for (void* const p : kept) device.deallocate(p, nullptr, here);
+    for (void* const p : kept)
+      device.deallocate(p, nullptr, here);
     memory::thread_caches::leave(in);
-    if (nested) memory::thread_caches::leave(outside);
+    if (nested)
+      memory::thread_caches::leave(outside);
   };
   for (std::string const name : {"a", "b"})
     t.spawn(name, [&, n = 2 + t.draw(5)] { allocate_in(shared, one, n); });
   t.spawn("ends it", [&, n = 1 + t.draw(3)] {
-    if (t.coin(50)) allocate_in(shared, one, 1);
-    if (t.coin(50)) (void)bench.clocks().synchronize(one.now());
+    if (t.coin(50))
+      allocate_in(shared, one, 1);
+    if (t.coin(50))
+      (void)bench.clocks().synchronize(one.now());
     device.end_pool(shared);
     has_ended = true;
     for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
@@ -168,9 +184,11 @@ inline void pool_ends_under_guards(trial& t) {
   t.join();
   device.end_pool(outer);
   for (auto* line : {&one, &two}) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
+      t.fail("device lost");
   }
-  for (std::string const& what : device.validate()) t.fail(what);
+  for (std::string const& what : device.validate())
+    t.fail(what);
 }
 
 // Two threads make one stream wait for two others. Afterwards it knows both orders.
@@ -183,12 +201,14 @@ inline void knowledge_among_threads(trial& t) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {
       (void)bench.machine().enqueue(0, others[k]->handle(), {}, {[](void*) {}, nullptr, nullptr});
       stamps[k] = others[k]->now();
-      if (!waiter.wait(stamps[k]).ok()) t.fail("a wait was refused");
+      if (!waiter.wait(stamps[k]).ok())
+        t.fail("a wait was refused");
     });
   }
   t.join();
   for (auto s : stamps) {
-    if (!t.failed() && !waiter.covers(s)) t.fail("what was waited for must be known to be before the waiter");
+    if (!t.failed() && !waiter.covers(s))
+      t.fail("what was waited for must be known to be before the waiter");
   }
 }
 
@@ -207,7 +227,8 @@ inline void history_among_threads(trial& t) {
     std::uintptr_t at = 0;
     {
       auto const s = all.lock();
-      if (s->live.empty()) return false;
+      if (s->live.empty())
+        return false;
       at = s->live.back(), s->live.pop_back();
     }
     observe::note(observe::action::free, reinterpret_cast<void*>(at), 0, 0, 0, 0, source_location::current());
@@ -221,18 +242,21 @@ inline void history_among_threads(trial& t) {
   for (char const* name : {"a", "b", "c"}) {
     t.spawn(name, [&, n = 3 + t.draw(6)] {
       for (std::uint32_t i = 0; i < n; ++i) {
-        if (!t.coin() || !end_one()) begin_one();
+        if (!t.coin() || !end_one())
+          begin_one();
       }
     });
   }
   t.spawn("gathers", [&, n = 8 + t.draw(8)] {
-    for (std::uint32_t i = 0; i < n; ++i) (void)book.events(of, 0);
+    for (std::uint32_t i = 0; i < n; ++i)
+      (void)book.events(of, 0);
   });
   t.join();
   while (end_one()) {}
   book.stop();
   std::map<std::uintptr_t, std::pair<int, int>> seen;  // begins, ends
-  for (auto const& e : book.events(of, 0)) ++(e.what == observe::action::alloc ? seen[e.at].first : seen[e.at].second);
+  for (auto const& e : book.events(of, 0))
+    ++(e.what == observe::action::alloc ? seen[e.at].first : seen[e.at].second);
   for (std::uintptr_t at = 1, newest = all.lock()->newest; at <= newest; ++at) {
     if (seen[at] != std::pair(1, 1))
       t.fail("the history has " + std::to_string(seen[at].first) + " beginnings and " +

@@ -18,14 +18,16 @@ constexpr std::uint64_t without_end = driver::fault_injector::without_end;
 
 std::vector<expectation> expectations(scenario const& s) {
   std::vector<expectation> all{undisturbed_once_warm(s, 1)};
-  for (std::uint64_t seed = 2; seed <= machines; ++seed) all.push_back(undisturbed(s, seed));
+  for (std::uint64_t seed = 2; seed <= machines; ++seed)
+    all.push_back(undisturbed(s, seed));
   return all;
 }
 
 std::vector<code> codes_of(call c) {
   std::vector<code> all;
   for (int i = 0; i < driver::code_count; ++i) {
-    if (driver::contract_of(c).has(static_cast<code>(i))) all.push_back(static_cast<code>(i));
+    if (driver::contract_of(c).has(static_cast<code>(i)))
+      all.push_back(static_cast<code>(i));
   }
   return all;
 }
@@ -36,7 +38,8 @@ TEST_P(failing_calls, leave_all_whole_and_the_scenario_runs) {
   scenario const& s = GetParam();
   auto const e = expectations(s);
   std::uint64_t all = 0;
-  for (call c : e[0].calls) all += 3 * codes_of(c).size();
+  for (call c : e[0].calls)
+    all += 3 * codes_of(c).size();
   drawn_failures failures(all, 150, s.with.check_races ? 4 : 1);
   pair_counts counts{};
   while (failures.next()) {
@@ -61,7 +64,8 @@ INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begi
 // Again under a checker: a refused call must not count as done, or the checker makes false reports.
 std::vector<scenario> looked_on() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
-  for (auto& s : all) s.with.check_races = true;
+  for (auto& s : all)
+    s.with.check_races = true;
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(checked, failing_calls, ::testing::ValuesIn(looked_on()),
@@ -78,14 +82,16 @@ std::vector<row> table_of_pairs() {
 }
 
 TEST(contracts, every_status_of_every_call_was_injected) {
-  if (undisturbed_only()) GTEST_SKIP() << "a checker looks on";
+  if (undisturbed_only())
+    GTEST_SKIP() << "a checker looks on";
   pair_counts counts{};
   for (scenario const& s : scenarios()) {
     auto const e = expectations(s);
     for (std::uint64_t k = 1; k <= e[0].calls.size(); ++k) {
       call const c = e[0].calls[k - 1];
       for (code with : codes_of(c)) {
-        if (counts[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)]) continue;
+        if (counts[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)])
+          continue;
         failure f;
         f.call.k = k;
         f.call.with = with;
@@ -110,13 +116,15 @@ TEST(contracts, every_status_of_every_call_was_injected) {
 TEST(contracts, are_in_the_document) {
   std::string const path = WEIR_DOCS "/failing-calls.md", mark = "<!-- pairs -->\n";
   std::ifstream in(path);
-  if (!in) GTEST_SKIP() << "no " << path << " here";
+  if (!in)
+    GTEST_SKIP() << "no " << path << " here";
   std::string const text{std::istreambuf_iterator<char>(in), {}};
   std::string table = "| call | pairs | what it may answer |\n| --- | --- | --- |\n";
   std::size_t pairs = 0;
   for (auto const& [c, codes] : table_of_pairs()) {
     table += "| `" + std::string(driver::name_of(c)) + "` | " + std::to_string(codes.size()) + " | ";
-    for (code k : codes) table += std::string(k == codes[0] ? "" : ", ") + std::string(driver::name_of(k));
+    for (code k : codes)
+      table += std::string(k == codes[0] ? "" : ", ") + std::string(driver::name_of(k));
     table += " |\n";
     pairs += codes.size();
   }
@@ -125,7 +133,8 @@ TEST(contracts, are_in_the_document) {
   ASSERT_TRUE(from != std::string::npos && to > from) << "no two marks in " << path;
   if (std::getenv("WEIR_WRITE_DOCS"))
     std::ofstream(path) << text.substr(0, from + mark.size()) + table + text.substr(to);
-  else EXPECT_EQ(text.substr(from + mark.size(), to - from - mark.size()), table) << "WEIR_WRITE_DOCS=1 writes it";
+  else
+    EXPECT_EQ(text.substr(from + mark.size(), to - from - mark.size()), table) << "WEIR_WRITE_DOCS=1 writes it";
 }
 
 }  // namespace

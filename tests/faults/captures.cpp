@@ -13,7 +13,12 @@ namespace {
 void add_one(stream_ref s, buffer const& b) {
   auto* const bytes = b.data<unsigned char>();
   std::size_t const n = b.size();
-  launch(s, {updates(b)}, [](CUstream_st*) {}, [=] { for (std::size_t i = 0; i < n; ++i) ++bytes[i]; });
+  launch(
+      s, {updates(b)}, [](CUstream_st*) {},
+      [=] {
+        for (std::size_t i = 0; i < n; ++i)
+          ++bytes[i];
+      });
 }
 
 // x + 1 on a; y = the first bytes of x, by a block of the graph, on b, while a fills other bytes of x; then y + 1 on a.
@@ -38,7 +43,8 @@ std::string captured_and_launched_twice() {
   buffer x(4096), y(4096), before(a, 5000);
   for (buffer const* one : {&x, &y}) {
     fill(one->data(), std::byte(one == &x ? 1 : 2), 4096);
-    for (stream_ref const s : {stream_ref(a), stream_ref(b)}) one->record_stream(s);
+    for (stream_ref const s : {stream_ref(a), stream_ref(b)})
+      one->record_stream(s);
   }
   a.wait(current_stream());
   b.wait(a);

@@ -15,7 +15,8 @@ namespace {
 
 std::vector<device> devices(int n) {
   std::vector<device> all;
-  for (int d = 0; d < n; ++d) all.emplace_back(d);
+  for (int d = 0; d < n; ++d)
+    all.emplace_back(d);
   return all;
 }
 
@@ -67,8 +68,10 @@ std::string all_collectives() {
   ranks[1].send({parts[1].data(), part, int32}, 3);
   ranks[3].receive({got[3].data(), part, int32}, 1);
   std::string seen;
-  for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
-  for (auto const& b : got) seen += bytes_of(b.data(), b.size());
+  for (auto const& b : whole)
+    seen += bytes_of(b.data(), b.size());
+  for (auto const& b : got)
+    seen += bytes_of(b.data(), b.size());
   return seen;
 }
 
@@ -89,8 +92,10 @@ std::string collectives_in_a_group() {
     for (std::size_t d = 0; d < n; ++d) {
       collective_group group(ranks[d]);
       group.all_reduce({sums[d].data(), part, int32});
-      if (d == 0) group.send({parts[0].data(), part, int32}, 2);
-      if (d == 2) group.receive({parts[2].data(), part, int32}, 0);
+      if (d == 0)
+        group.send({parts[0].data(), part, int32}, 2);
+      if (d == 2)
+        group.receive({parts[2].data(), part, int32}, 0);
       group.all_to_all({whole[d].data(), 0, int32}, {whole[d].data(), 0, int32});
       group.broadcast({whole[d].data(), n * part, int32}, 1);
       group.end();
@@ -98,7 +103,8 @@ std::string collectives_in_a_group() {
   }
   std::string seen;
   for (auto const* each : {&sums, &parts, &whole})
-    for (buffer const& b : *each) seen += bytes_of(b.data(), b.size());
+    for (buffer const& b : *each)
+      seen += bytes_of(b.data(), b.size());
   return seen;
 }
 
@@ -149,13 +155,18 @@ std::string trained(bool registered) {
     }
   }
   std::string seen;
-  for (auto const& r : all) seen += bytes_of(r.shared.parameter(0).data, 32);
+  for (auto const& r : all)
+    seen += bytes_of(r.shared.parameter(0).data, 32);
   return seen;
 }
 }  // namespace
 
-std::string two_training_steps() { return trained(false); }
-std::string two_steps_in_registered_pools() { return trained(true); }
+std::string two_training_steps() {
+  return trained(false);
+}
+std::string two_steps_in_registered_pools() {
+  return trained(true);
+}
 
 namespace {
 std::vector<communicator> kept;  // outlives its runtime
@@ -170,7 +181,8 @@ std::string communicator_outlives_its_runtime() {
     device_guard const on(d);
     fill(sums.back().data(), std::byte(d + 1), 400);
   }
-  for (std::size_t d = 0; d < 2; ++d) kept[d].all_reduce({sums[d].data(), 100, int32});
+  for (std::size_t d = 0; d < 2; ++d)
+    kept[d].all_reduce({sums[d].data(), 100, int32});
   return bytes_of(sums[0].data(), 400) + bytes_of(sums[1].data(), 400);
 }
 

@@ -75,7 +75,8 @@ struct world {
     in.emplace(*own);
     told->watch(&apart);
     a.emplace();
-    for (auto& one : users) one.emplace();
+    for (auto& one : users)
+      one.emplace();
   }
   ~world() { told->watch(nullptr); }
 
@@ -88,14 +89,18 @@ struct world {
   // What a program, a tool or a later free can see, one fact a line.
   std::string state() {
     std::ostringstream out;
-    for (auto const& [name, value] : memory_stats(0).flat()) out << name << ' ' << value << '\n';
+    for (auto const& [name, value] : memory_stats(0).flat())
+      out << name << ' ' << value << '\n';
     auto const host = own->get().part<streams::pinned_memory>().statistics();
-    for (auto const& [name, value] : host.flat()) out << "pinned " << name << ' ' << value << '\n';
+    for (auto const& [name, value] : host.flat())
+      out << "pinned " << name << ' ' << value << '\n';
     out << "given back " << told->given_back << ", told " << told->told_freed << '\n';
     for (auto const& u : device().by_stream())
       out << "stream: " << u.allocated << ' ' << u.pending << ' ' << u.cached << '\n';
-    for (auto const& line : memory_by_line(0)) out << "line " << line.blocks << ' ' << line.bytes << '\n';
-    for (auto const& wrong : device().validate()) out << wrong << '\n';
+    for (auto const& line : memory_by_line(0))
+      out << "line " << line.blocks << ' ' << line.bytes << '\n';
+    for (auto const& wrong : device().validate())
+      out << wrong << '\n';
     if (borrowed) {
       auto const& home = streams::clock_of(*borrowed);
       out << "forgettable " << home.may_be_forgotten() << ", owes " << home.owes_fence() << ", fenced "
@@ -119,7 +124,8 @@ struct world {
 };
 
 void mark(world& w, void const* p) {
-  for (auto const& one : w.users) record_stream(p, *one);
+  for (auto const& one : w.users)
+    record_stream(p, *one);
 }
 
 // A kind of free. make: a block, used by work that is not complete. within: what the free itself stands in.
@@ -171,10 +177,12 @@ void* pinned_block(world& w) {
 // Many blocks of that size were freed so before: a thread gathers them.
 void* one_of_many(world& w) {
   std::vector<void*> all;
-  for (int i = 0; i < 40; ++i) all.push_back(allocate(*w.a, 512));
+  for (int i = 0; i < 40; ++i)
+    all.push_back(allocate(*w.a, 512));
   void* const p = all.back();
   all.pop_back();
-  for (void* one : all) deallocate(*w.users[0], one);
+  for (void* one : all)
+    deallocate(*w.users[0], one);
   launch(
       *w.users[0], {}, [](CUstream_st*) {}, [] {});
   return p;
@@ -239,14 +247,17 @@ outcome run(kind const& of, hears what, std::uint64_t k) {
     }
     out.refused = heap::stop();
     out.between = w.state();
-    if (out.threw) free_it();
+    if (out.threw)
+      free_it();
     out.after = w.state();
     w.told->forget_orders();
   };
   of.within ? of.within(w, failing) : failing();
   stop_memory_history();
-  for (void* one : w.others) deallocate(one);
-  for (auto const& one : w.users) one->synchronize();
+  for (void* one : w.others)
+    deallocate(one);
+  for (auto const& one : w.users)
+    one->synchronize();
   return out;
 }
 
@@ -256,17 +267,22 @@ std::string changes(std::string const& from, std::string const& to) {
   std::string out, was, is;
   for (;;) {
     bool const more_a = bool(std::getline(a, was)), more_b = bool(std::getline(b, is));
-    if (!more_a && !more_b) return out;
-    if (!more_a) was.clear();
-    if (!more_b) is.clear();
-    if (was != is) out += was + " -> " + is + '\n';
+    if (!more_a && !more_b)
+      return out;
+    if (!more_a)
+      was.clear();
+    if (!more_b)
+      is.clear();
+    if (was != is)
+      out += was + " -> " + is + '\n';
   }
 }
 
 // Regression: the observer, tools, the borrowed home and the history were told before the free threw, and told
 // again by the next free.
 TEST_P(free_without_memory, changes_nothing_if_it_throws) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   auto const& [of, what] = GetParam();
   if (of.make == block_in_a_pool_asleep && what == hears::notices)
     GTEST_SKIP() << "a pool does not sleep while tools are told of its blocks";
@@ -300,7 +316,8 @@ INSTANTIATE_TEST_SUITE_P(of, free_without_memory,
 TEST(refused_free, of_an_owners_end_is_told_and_undone) {
   std::vector<std::string> said;
   on_log([&](log_line const& l) {
-    if (l.level == log_level::warning) said.push_back(l.str());
+    if (l.level == log_level::warning)
+      said.push_back(l.str());
   });
   runtime own(simulated{.devices = 1, .memory = 64_MiB}, {.log = log_level::warning});
   runtime_guard const in(own);

@@ -75,7 +75,8 @@ INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin
 std::vector<scenario> that_wait() {
   std::vector<scenario> all;
   for (auto s : scenarios()) {
-    if (!s.threads) continue;
+    if (!s.threads)
+      continue;
     s.machine.schedule = simulated::scheduling::threads;
     s.machine.memory *= 4;  // pages are larger
     all.push_back(s);
@@ -99,7 +100,8 @@ TEST(a_crew_without_memory, copies_all_that_it_was_given) {
       crew.submit(tasks[i]);
       heap::stop();
     }
-    for (auto& one : tasks) crew.finish(one);
+    for (auto& one : tasks)
+      crew.finish(one);
     EXPECT_EQ(to, from);
   }
 }
@@ -124,7 +126,8 @@ TEST(an_arena_without_memory, frees_its_own_pages) {
 class shared_memory_without_memory : public testing::Test {
  protected:
   void SetUp() override {
-    if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+    if (std::getenv("WEIR_CHECK_RACES"))
+      GTEST_SKIP() << "the checker does not go on without memory";
   }
   void come_to_rest() {
     synchronize(device(0));
@@ -183,7 +186,8 @@ TEST_F(shared_memory_without_memory, comes_back_if_room_was_sought) {
 }
 
 TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
   share_pool pool({.on = 0});
@@ -200,7 +204,8 @@ TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
 
 // The second of a rank's threads may fail when the first runs.
 TEST(a_rank_without_memory, is_made_or_refused) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
   (void)communicator::create(communicator::unique_id(), 0, 1, device(0));  // what the process and the thread keep
@@ -216,7 +221,8 @@ TEST(a_rank_without_memory, is_made_or_refused) {
 
 // Its own reason is lost, but not that it is over.
 TEST(a_rank_without_memory, gives_up_all_the_same) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
   auto c = communicator::create(communicator::unique_id(), 0, 1, device(0));
@@ -230,7 +236,8 @@ bool come_to_rest(std::initializer_list<device> all) {
   auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   for (device const d : all) {
     while (!current_stream(d).query()) {
-      if (std::chrono::steady_clock::now() > end) return false;
+      if (std::chrono::steady_clock::now() > end)
+        return false;
       ::usleep(100);
     }
   }
@@ -240,7 +247,8 @@ bool come_to_rest(std::initializer_list<device> all) {
 // The other ranks know nothing of a call that failed before its first part, and the next try is the first.
 // Once a part is enqueued they wait for the rest, so the communicator is over.
 TEST(a_collective_without_memory, leaves_no_trace_or_ends_all) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(own);
   buffer const a(8, {.on = device(0)}), b(8, {.on = device(1)});
@@ -248,8 +256,10 @@ TEST(a_collective_without_memory, leaves_no_trace_or_ends_all) {
     device_span const second{x.data<std::byte>() + 4, 1, int32};
     collective_group both(c);
     both.all_reduce({x.data(), 1, int32});
-    if (c.rank() == 0) both.send(second, 1);
-    else both.receive(second, 0);
+    if (c.rank() == 0)
+      both.send(second, 1);
+    else
+      both.receive(second, 0);
     both.end();
   };
   enum class fails : std::uint8_t { first, last };  // of the two ranks: the last ends the entry of the call
@@ -260,14 +270,16 @@ TEST(a_collective_without_memory, leaves_no_trace_or_ends_all) {
       for (std::uint64_t k = 0; k <= 1 || refused; ++k) {  // 0: what the process and the thread keep
         SCOPED_TRACE("allocation " + std::to_string(k) + (more ? " and all after it" : ""));
         auto ranks = communicator::create_all(std::vector{device(0), device(1)});
-        if (which == fails::last) call(ranks[1], b);
+        if (which == fails::last)
+          call(ranks[1], b);
         heap::fail(k, more);
         bool const made = succeeds([&] { call(ranks[0], a); });
         refused = heap::stop();
         bool const over = !ranks[0].failure().empty();
         EXPECT_FALSE(made && over);
         ended += over;
-        if (!made && !over) call(ranks[0], a);
+        if (!made && !over)
+          call(ranks[0], a);
         if (which == fails::first) {
           EXPECT_EQ(succeeds([&] { call(ranks[1], b); }), !over);
         }
@@ -280,7 +292,8 @@ TEST(a_collective_without_memory, leaves_no_trace_or_ends_all) {
 
 // Ranks that may use chain copies meet on the host. One that fails after that tries again alone.
 TEST(a_collective_without_memory, goes_on_after_its_ranks_met) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 2, .memory = 64_MiB}, {.copy_collectives_from = 1});
   runtime_guard const in(own);
   buffer const a(1000, {.on = device(0)}), b(1000, {.on = device(1)});
@@ -292,17 +305,22 @@ TEST(a_collective_without_memory, goes_on_after_its_ranks_met) {
     auto const act = [&](communicator& c, buffer const& x, bool fails) {
       runtime_guard const too(own);
       auto const call = [&] { c.broadcast({x.data(), 250, int32}, 0); };
-      if (fails) heap::fail(k, 0);
+      if (fails)
+        heap::fail(k, 0);
       bool const made = succeeds(call);
-      if (fails) refused = heap::stop();
-      if (!made && c.failure().empty()) (void)succeeds(call);
+      if (fails)
+        refused = heap::stop();
+      if (!made && c.failure().empty())
+        (void)succeeds(call);
       done.fetch_add(1);
     };
     std::thread first([&] { act(ranks[0], a, true); }), second([&] { act(ranks[1], b, false); });
     auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (done.load() < 2 && std::chrono::steady_clock::now() < end) ::usleep(100);
+    while (done.load() < 2 && std::chrono::steady_clock::now() < end)
+      ::usleep(100);
     bool const all_came = done.load() == 2;
-    if (!all_came) ranks[0].abort();
+    if (!all_came)
+      ranks[0].abort();
     first.join(), second.join();
     ASSERT_TRUE(all_came) << "a rank waits for others that do not come";
     ASSERT_TRUE(come_to_rest({device(0), device(1)}));
@@ -367,12 +385,14 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
     pool.deallocate(p, source_location::current());
     std::vector<void*> others{pool.allocate(bytes, 0, source_location::current())};
     EXPECT_NE(others[0], p) << "its streams are not done";
-    for (clock::stream_clock* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
+    for (clock::stream_clock* user : users)
+      ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
     others.push_back(pool.allocate(32_MiB, 0, source_location::current()));  // a miss, which polls completion
     EXPECT_EQ(pool.statistics().pending_bytes.all.current, how == noted::all ? 0 : static_cast<std::int64_t>(bytes));
     others.push_back(pool.allocate(bytes, 0, source_location::current()));
     EXPECT_EQ(others.back() == p, how == noted::all) << "all that is known of is done";
-    for (void* one : others) pool.deallocate(one, source_location::current());
+    for (void* one : others)
+      pool.deallocate(one, source_location::current());
     EXPECT_EQ(pool.validate(), std::vector<std::string>{});
   }
 }
@@ -382,16 +402,19 @@ TEST(pinned_uses, come_back_with_their_blocks) {
   tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
   std::vector<clock::stream_clock*> users;
-  for (int i = 0; i < 12; ++i) users.push_back(&bench.stream(0));
+  for (int i = 0; i < 12; ++i)
+    users.push_back(&bench.stream(0));
   std::int64_t once = 0;
   for (int round = 0; round < 20; ++round) {
     streams::pinned_uses mine;
     void* const p = pool.allocate(4096, 0, source_location::current());
-    for (clock::stream_clock const* user : users) ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
+    for (clock::stream_clock const* user : users)
+      ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
     heap::fail(1, heap::without_end);
     pool.deallocate(p, source_location::current());
     EXPECT_EQ(heap::stop(), 0u);
-    if (round == 0) once = heap::live();
+    if (round == 0)
+      once = heap::live();
   }
   EXPECT_EQ(heap::live(), once);
 }

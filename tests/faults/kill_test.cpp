@@ -25,7 +25,8 @@ class killer final : public driver::fault_injector::watcher {
  public:
   explicit killer(std::uint64_t k) : left_(k) {}
   void enters(call) noexcept override {  // inside the driver: work that the call began stays as it is
-    if (--left_ == 0) ::kill(::getpid(), SIGKILL);
+    if (--left_ == 0)
+      ::kill(::getpid(), SIGKILL);
   }
 
  private:
@@ -35,10 +36,12 @@ class killer final : public driver::fault_injector::watcher {
 // Runs this case alone in its own process; the environment names the scenario.
 TEST(killed, in_a_process_of_its_own) {
   char const* const what = std::getenv("WEIR_KILL_SCENARIO");
-  if (!what) GTEST_SKIP() << "the other cases start it";
+  if (!what)
+    GTEST_SKIP() << "the other cases start it";
   killer at_k(tests::number_from_environment("WEIR_KILL_CALL", 1));
   for (scenario const& s : scenarios()) {
-    if (std::string_view(s.name) != what) continue;
+    if (std::string_view(s.name) != what)
+      continue;
     simulated like = s.machine;
     like.seed = tests::number_from_environment("WEIR_KILL_MACHINE", 1);
     runtime own(like, s.with);
@@ -67,7 +70,8 @@ std::string named_memory_of(pid_t process) {
   std::error_code none;
   for (auto const& one : std::filesystem::directory_iterator("/dev/shm", none)) {
     std::string const name = one.path().filename().string();
-    if (name.find("weir") != std::string::npos || name.find(std::to_string(process)) != std::string::npos) return name;
+    if (name.find("weir") != std::string::npos || name.find(std::to_string(process)) != std::string::npos)
+      return name;
   }
   return {};
 }
@@ -81,7 +85,8 @@ std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
   words.push_back("WEIR_KILL_CALL=" + std::to_string(k));
   words.push_back("WEIR_KILL_MACHINE=" + std::to_string(machine));
   std::vector<char*> environment;
-  for (auto& w : words) environment.push_back(w.data());
+  for (auto& w : words)
+    environment.push_back(w.data());
   environment.push_back(nullptr);
   char self[] = "/proc/self/exe", filter[] = "--gtest_filter=killed.in_a_process_of_its_own",
        brief[] = "--gtest_brief=1";
@@ -97,13 +102,18 @@ std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
   int const error = ::posix_spawn(&child, self, &silent, &group, arguments, environment.data());
   ::posix_spawn_file_actions_destroy(&silent);
   ::posix_spawnattr_destroy(&group);
-  if (error) return "it was not started: " + std::to_string(error);
+  if (error)
+    return "it was not started: " + std::to_string(error);
   int status = 0;
   ::waitpid(child, &status, 0);
-  if (::kill(-child, 0) == 0) return "a process of its group goes on";
-  if (!in.empty()) return "it left a file";
-  if (auto const left = named_memory_of(child); !left.empty()) return "it left /dev/shm/" + left;
-  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGKILL ? "killed" : "signal " + std::to_string(WTERMSIG(status));
+  if (::kill(-child, 0) == 0)
+    return "a process of its group goes on";
+  if (!in.empty())
+    return "it left a file";
+  if (auto const left = named_memory_of(child); !left.empty())
+    return "it left /dev/shm/" + left;
+  if (WIFSIGNALED(status))
+    return WTERMSIG(status) == SIGKILL ? "killed" : "signal " + std::to_string(WTERMSIG(status));
   return "exit " + std::to_string(WEXITSTATUS(status));
 }
 

@@ -33,7 +33,8 @@ struct driver_calls : ::testing::TestWithParam<scenario> {};
 
 TEST_P(driver_calls, hold_no_lock_of_a_heap) {
   scenario const& s = GetParam();
-  if (undisturbed_only()) GTEST_SKIP() << "a checker reports what is stuck behind a refused call";
+  if (undisturbed_only())
+    GTEST_SKIP() << "a checker reports what is stuck behind a refused call";
   simulated like = s.machine;
   like.seed = 1;
   std::uint64_t calls = 0;
@@ -45,8 +46,10 @@ TEST_P(driver_calls, hold_no_lock_of_a_heap) {
       runtime_guard const in(own);
       machine.watch(&watching);
       auto const k = static_cast<std::uint64_t>(trial) * 7919;
-      if (trial % 2) machine.refuse({.of = call::any, .k = 1 + k % calls, .with = code::failed, .more = k % 3});
-      else if (trial) heap::fail(1 + k % calls, k % 3);
+      if (trial % 2)
+        machine.refuse({.of = call::any, .k = 1 + k % calls, .with = code::failed, .more = k % 3});
+      else if (trial)
+        heap::fail(1 + k % calls, k % 3);
       try {
         (void)s.run();
       } catch (error const&) {
@@ -55,7 +58,8 @@ TEST_P(driver_calls, hold_no_lock_of_a_heap) {
       machine.forget_orders();
       machine.watch(nullptr);
     }
-    if (trial == 0) calls = watching.locks.calls();
+    if (trial == 0)
+      calls = watching.locks.calls();
     ASSERT_EQ(watching.locks.with_a_lock(), names{}) << "trial " << trial;
   }
   EXPECT_GT(calls, 0u);
@@ -66,7 +70,8 @@ std::vector<scenario> of_one_thread() {
   for (auto const& s : scenarios()) {
     // a captured buffer that ends without memory, and a simulated_stream, do not: heap_test.cpp
     bool const ends = std::string_view(s.name) != "captures" && std::string_view(s.name) != "streams_by_handle";
-    if (!s.threads && !s.afterwards && ends) all.push_back(s);
+    if (!s.threads && !s.afterwards && ends)
+      all.push_back(s);
   }
   return all;
 }
@@ -75,7 +80,8 @@ INSTANTIATE_TEST_SUITE_P(of, driver_calls, ::testing::ValuesIn(of_one_thread()),
 
 // Regression: a segment for which the host had no memory went back to the driver under the lock.
 TEST(driver_calls, hold_no_lock_when_a_segment_goes_back) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker allocates inside calls of the driver";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker allocates inside calls of the driver";
   simulated const like{
       .devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .virtual_memory = false};
   source_location const at = source_location::current();
@@ -94,7 +100,8 @@ TEST(driver_calls, hold_no_lock_when_a_segment_goes_back) {
       p = d.allocate(s, 3 << 20, 0, at);
     } catch (std::bad_alloc const&) {}
     refused = heap::stop();
-    if (!p) p = d.allocate(s, 3 << 20, 0, at);
+    if (!p)
+      p = d.allocate(s, 3 << 20, 0, at);
     machine.watch(nullptr);
     EXPECT_EQ(watching.locks.with_a_lock(), names{}) << "allocation " << k;
     EXPECT_EQ(d.validate(), std::vector<std::string>{}) << "allocation " << k;

@@ -68,11 +68,14 @@ class rig {
   // Returns: whether all streams have come to their end.
   bool ends() {
     EXPECT_TRUE(machine().end_capture(0, inside).ok());
-    for (gate_handle const g : gates) EXPECT_TRUE(machine().open_gate(g).ok());
+    for (gate_handle const g : gates)
+      EXPECT_TRUE(machine().open_gate(g).ok());
     auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     do {
-      if (!machine().moves_by_itself()) (void)made_.control->run();
-      if (made_.control->stuck().empty()) return true;
+      if (!machine().moves_by_itself())
+        (void)made_.control->run();
+      if (made_.control->stuck().empty())
+        return true;
       ::usleep(100);
     } while (std::chrono::steady_clock::now() < end);
     return false;
@@ -93,8 +96,11 @@ class rig {
     auto& m = machine();
     EXPECT_TRUE(m.begin_capture(0, first, capture_mode::relaxed).ok());
     EXPECT_TRUE(m.record(0, first, event).ok() && m.wait(0, second, event).ok());
-    for (stream_handle const s : {first, second, first}) EXPECT_TRUE(m.enqueue(0, s, {}, counted()).ok());
-    EXPECT_TRUE(m.keep_with_graph(0, first, [](void*) {}, this).ok());
+    for (stream_handle const s : {first, second, first})
+      EXPECT_TRUE(m.enqueue(0, s, {}, counted()).ok());
+    EXPECT_TRUE(m.keep_with_graph(
+                     0, first, [](void*) {}, this)
+                    .ok());
     EXPECT_TRUE(m.record(0, second, event).ok() && m.wait(0, first, event).ok());
     auto const kept = m.end_capture(0, first);
     auto const made = m.instantiate(0, kept.value);
@@ -107,8 +113,8 @@ class rig {
 struct one_call {
   char const* name;
   std::function<status(rig&)> make;
-  int runs = 0;   // counted work, when all streams have ended
-  int drops = 0;  // by a refused call
+  int runs = 0;        // counted work, when all streams have ended
+  int drops = 0;       // by a refused call
   bool waits = false;  // behind the gates
   std::function<void(rig&)> before = [](rig&) {};
 };
@@ -132,15 +138,15 @@ std::vector<one_call> const all_calls{
     {"hold",
      [](rig& r) {
        auto const made = r.machine().hold(0, r.plain);
-       if (made.ok()) r.gates.push_back(made.value);
+       if (made.ok())
+         r.gates.push_back(made.value);
        return made.is;
      }},
     {"launch_graph on the legacy stream", [](rig& r) { return r.machine().launch_graph(0, legacy, r.graph); }, 3, 0,
      true},
     {"launch_graph after another", [](rig& r) { return r.machine().launch_graph(0, r.plain, r.graph); }, 6, 0, true,
      [](rig& r) { EXPECT_TRUE(r.machine().launch_graph(0, r.held[0], r.graph).ok()); }},
-    {"keep_with_graph",
-     [](rig& r) { return r.machine().keep_with_graph(0, r.inside, r.counted().drop, &r); }, 0, 1},
+    {"keep_with_graph", [](rig& r) { return r.machine().keep_with_graph(0, r.inside, r.counted().drop, &r); }, 0, 1},
     {"create_stream", [](rig& r) { return r.machine().create_stream(0, stream_kind::blocking, 0).is; }},
     {"destroy_stream", [](rig& r) { return r.machine().destroy_stream(0, r.plain); }},
     {"create_event", [](rig& r) { return r.machine().create_event(0, event_kind::timing).is; }},
@@ -270,7 +276,8 @@ TEST(a_process_first_call, ends_no_process_without_memory) {
 
 // A thread's first calls make what the thread keeps. Some promise not to throw: without memory they ended the process.
 TEST(a_threads_first_call, ends_no_process_without_memory) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
   stream_ref const known = current_stream();
@@ -312,10 +319,12 @@ TEST(a_threads_first_call, ends_no_process_without_memory) {
   host_ends = pinned(1000);  // what the process keeps of a history
   on_a_fresh_thread([&] { noted.reset(); });
   on_a_fresh_thread([] { observe::history::process().take_back(0); });
-  for (memory_event const& e : memory_history()) EXPECT_NE(e.address, its) << "a history that misses an event ends";
+  for (memory_event const& e : memory_history())
+    EXPECT_NE(e.address, its) << "a history that misses an event ends";
   stop_memory_history();
   record_timeline();
-  launch(known, {}, [](CUstream_st*) {}, [] {});
+  launch(
+      known, {}, [](CUstream_st*) {}, [] {});
   on_a_fresh_thread([] { streams::end_timed_launch(); });
   stop_timeline();
 }

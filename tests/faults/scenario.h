@@ -13,13 +13,13 @@ namespace weir::faults {
 
 struct scenario {
   char const* name;
-  simulated machine;         // the runner sets its seed
+  simulated machine;  // the runner sets its seed
   options with = {};
   // Ensures: frees everything, however it ends. Returns: the bytes it saw, the same every time.
   std::string (*run)();
-  bool to_the_end = false;   // calls also fail during the runtime's end
+  bool to_the_end = false;                // calls also fail during the runtime's end
   std::string (*afterwards)() = nullptr;  // after the runtime's end. Returns: the failure
-  bool threads = false;      // that the seed switches
+  bool threads = false;                   // that the seed switches
 
   friend void PrintTo(scenario const& s, std::ostream* out) { *out << s.name; }
 };

@@ -22,12 +22,19 @@ namespace {
 
 using scheduling = simulated::scheduling;
 
-std::string bytes_of(void const* p, std::size_t n) { return std::string(static_cast<char const*>(p), n); }
+std::string bytes_of(void const* p, std::size_t n) {
+  return std::string(static_cast<char const*>(p), n);
+}
 
 void add_one(stream_ref s, buffer const& b) {
   auto* const at = b.data<unsigned char>();
   std::size_t const n = b.size();
-  launch(s, {updates(b)}, [](CUstream_st*) {}, [=] { for (std::size_t i = 0; i < n; ++i) ++at[i]; });
+  launch(
+      s, {updates(b)}, [](CUstream_st*) {},
+      [=] {
+        for (std::size_t i = 0; i < n; ++i)
+          ++at[i];
+      });
 }
 
 std::string start_and_stop() {
@@ -91,8 +98,10 @@ std::string grow() {
   stream const other;
   for (int round = 0; round < 2; ++round) {
     std::vector<buffer> small, large;
-    for (std::size_t bytes : {24, 200, 3000, 9000, 30'000}) small.emplace_back(bytes);
-    for (std::size_t bytes : {100'000, 300'000, 70'000}) large.emplace_back(bytes);
+    for (std::size_t bytes : {24, 200, 3000, 9000, 30'000})
+      small.emplace_back(bytes);
+    for (std::size_t bytes : {100'000, 300'000, 70'000})
+      large.emplace_back(bytes);
     fill(small[2].data(), std::byte{5}, 3000);
     fill(large[1].data(), std::byte{6}, 300'000);
     large.erase(large.begin());
@@ -107,13 +116,15 @@ std::string grow() {
     seen += bytes_of(host, 8);
     bool full = false;
     try {
-      while (large.size() < 100) large.emplace_back(200'000);
+      while (large.size() < 100)
+        large.emplace_back(200'000);
     } catch (out_of_memory const&) {
       full = true;
     }
     seen += full ? "full" : "not full";
     large.clear();
-    if (round == 0) small.clear();
+    if (round == 0)
+      small.clear();
     empty_cache();
     (void)mem_get_info();
   }
@@ -126,7 +137,8 @@ std::string pinned_blocks() {
   buffer const device(200'000);
   {
     std::vector<buffer> blocks;
-    for (std::size_t bytes : {100, 5000, 200'000}) blocks.push_back(pinned(bytes));
+    for (std::size_t bytes : {100, 5000, 200'000})
+      blocks.push_back(pinned(bytes));
     blocks.push_back(pinned(1'500'000));
     for (auto const& host : blocks) {
       std::size_t const n = std::min<std::size_t>(host.size(), 200'000);
@@ -136,7 +148,8 @@ std::string pinned_blocks() {
       host.record_stream(b);
     }
     a.synchronize();
-    for (auto const& host : blocks) seen += bytes_of(host.data(), 100);
+    for (auto const& host : blocks)
+      seen += bytes_of(host.data(), 100);
   }
   std::vector<int, pinned_allocator<int>> numbers(700'000, 3);  // another shape, so weir frees idle pages first
   copy(a, device.data(), numbers.data(), 4000, non_blocking);
@@ -151,7 +164,8 @@ std::string staged_both_ways() {
   // if no wait is possible, bytes may arrive until the runtime has ended
   static std::vector<unsigned char> later(n);
   std::vector<unsigned char> from(n), to(n);
-  for (std::size_t i = 0; i < n; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 251);
+  for (std::size_t i = 0; i < n; ++i)
+    from[i] = static_cast<unsigned char>(i * 7 + i / 251);
   buffer const there(n);
   copy(there.data(), from.data(), n);
   add_one(current_stream(), there);
@@ -195,9 +209,10 @@ std::string peers() {
     add_to_0(here);
   }
   copy(on[0].data<char>() + 1, on[1].data<char>() + 1, 200'000);  // over the link
-  copy(on[2].data(), on[0].data(), 200'000);                       // through pinned memory
+  copy(on[2].data(), on[0].data(), 200'000);                      // through pinned memory
   copy(on[1].data<char>() + 100'000, on[2].data(), 200'000);
-  for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to earn a grant
+  for (int i = 0; i < 30; ++i)
+    copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to earn a grant
   try {
     enable_peer_access(device(1), {device(0)});
   } catch (not_supported const&) {}
@@ -227,7 +242,8 @@ std::string small_blocks_of_threads() {
     return all;
   };
   for (auto const& on : {a.ref(), b.ref()}) {
-    for (int round = 0; round < 2; ++round) some(on, 12);
+    for (int round = 0; round < 2; ++round)
+      some(on, 12);
   }
   std::exception_ptr thrown;
   std::thread([&, &in = runtime::current()] {
@@ -239,7 +255,8 @@ std::string small_blocks_of_threads() {
       thrown = std::current_exception();
     }
   }).join();
-  if (thrown) std::rethrow_exception(thrown);
+  if (thrown)
+    std::rethrow_exception(thrown);
   unsigned char host[500];
   for (buffer const& x : handed_over) {
     copy(b, host, x.data(), 500);
@@ -318,10 +335,8 @@ std::string streams_by_handle() {
 constexpr std::array table{
     scenario{
         "start_and_stop", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, start_and_stop, true},
-    scenario{"streams_by_handle",
-             {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded},
-             {},
-             streams_by_handle},
+    scenario{
+        "streams_by_handle", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, streams_by_handle},
     scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, three_streams},
     scenario{"guarded",
              {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded, .protect_memory = true},
@@ -404,6 +419,8 @@ constexpr std::array table{
 
 }  // namespace
 
-std::span<scenario const> scenarios() { return table; }
+std::span<scenario const> scenarios() {
+  return table;
+}
 
 }  // namespace weir::faults

@@ -25,18 +25,21 @@ std::string shared_with_oneself() {
     here.send(b, current_stream(0));
     here.signal(5, current_stream(0));
     imported_buffer o = there.receive(c == 'a' ? 0 : 1);
-    if (there.wait() != 5) seen += "another number";
+    if (there.wait() != 5)
+      seen += "another number";
     std::fill(host.begin(), host.end(), '-');
     copy(host.data(), o.data(), bytes);
     seen.append(host.begin(), host.end());
-    if (c == 'a') o.release(current_stream(0));
+    if (c == 'a')
+      o.release(current_stream(0));
   }
   share_pool pool({.on = 0, .readers = {1}});
   exportable_buffer const first = pool.allocate(bytes), second = pool.allocate(bytes);
   for (exportable_buffer const* b : {&first, &second}) {
     here.send(*b, current_stream(0));
     imported_buffer const o = there.receive(1);
-    if (o.size() != bytes) seen += "another size";
+    if (o.size() != bytes)
+      seen += "another size";
   }
   return seen;
 }

@@ -26,7 +26,8 @@ std::string ends_of(std::vector<buffer> const& all) {
   std::string seen;
   for (buffer const& b : all) {
     char ends[2] = {};
-    if (!b.size()) continue;
+    if (!b.size())
+      continue;
     copy(&ends[0], b.data(), 1);
     copy(&ends[1], b.data<char>() + b.size() - 1, 1);
     seen.append(ends, 2);
@@ -51,7 +52,8 @@ std::string asleep_and_awake() {
   pool model("model");
   auto all = filled_in(model, {100, 5000, 70'000, 300'000, 200'000, 200'000, 70'000, 100});
   model.sleep();
-  if (!model.is_asleep()) throw std::logic_error("it does not sleep");
+  if (!model.is_asleep())
+    throw std::logic_error("it does not sleep");
   all[0].reset(), all[4].reset();  // a slot, and pages between others
   model.wake();
   std::string seen = ends_of(all);
@@ -62,7 +64,8 @@ std::string asleep_and_awake() {
   all[5].reset();
   model.wake();
   for (buffer& b : all)
-    if (b.size()) fill(b.data(), std::byte{40}, b.size());
+    if (b.size())
+      fill(b.data(), std::byte{40}, b.size());
   seen += ends_of(all);
   model.sleep();
   all.clear();  // the last free gives the copy back
@@ -71,7 +74,9 @@ std::string asleep_and_awake() {
 
 namespace {
 
-std::vector<buffer> one_of_three(pool const& p) { return filled_in(p, {300'000, 5000, 100'000}); }
+std::vector<buffer> one_of_three(pool const& p) {
+  return filled_in(p, {300'000, 5000, 100'000});
+}
 
 std::string three_at_once() {
   pool a("a"), b("b"), c("c");
@@ -80,10 +85,13 @@ std::string three_at_once() {
   spill const overflow({&a, &b, &c}, {.neighbours = {device(1)}});
   std::string seen;
   std::vector<std::vector<buffer>> all;
-  for (pool const* p : {&a, &b, &c}) all.push_back(one_of_three(*p));
-  if (!a.is_asleep() && !b.is_asleep() && !c.is_asleep()) throw std::logic_error("none sleeps");
+  for (pool const* p : {&a, &b, &c})
+    all.push_back(one_of_three(*p));
+  if (!a.is_asleep() && !b.is_asleep() && !c.is_asleep())
+    throw std::logic_error("none sleeps");
   for (int round = 0; round < 2; ++round)
-    for (auto const& its : all) seen += ends_of(its);
+    for (auto const& its : all)
+      seen += ends_of(its);
   return seen;
 }
 
@@ -106,7 +114,8 @@ std::string pools_that_take_turns() {
   } catch (not_supported const&) {  // without addresses a device does not map memory
   } catch (out_of_memory const& e) {
     // A reservation that was refused is halved, down to twice the memory: too little for three pools at once.
-    if (e.report().cause != memory_cause::addresses) throw;
+    if (e.report().cause != memory_cause::addresses)
+      throw;
   }
   return one_after_another();
 }
@@ -124,7 +133,8 @@ std::string graphs_of_one_memory() {
         all.emplace_back(s, piece);
         fill(all.back().data(), std::byte(first + i), piece);
       }
-      for (std::size_t i = 0; i < 6; i += 2) all[i].reset();
+      for (std::size_t i = 0; i < 6; i += 2)
+        all[i].reset();
       buffer const large(s, 3 * piece);
       fill(large.data(), std::byte(first + 100), large.size());
       for (std::size_t i = 0; i < 6; ++i) {

@@ -19,14 +19,20 @@ std::array<os::call, 10'000> made_calls;  // of the one thread that watches
 constinit std::array<std::uint64_t, os::call_count> refusals{};
 
 bool ask(os::call c) noexcept {
-  if (!mine.watching || !os::made_often(c)) return false;
-  if (mine.made < made_calls.size()) made_calls[mine.made] = c;
+  if (!mine.watching || !os::made_often(c))
+    return false;
+  if (mine.made < made_calls.size())
+    made_calls[mine.made] = c;
   ++mine.made;
-  if (mine.left && --mine.left == 0) mine.due = true;
-  if (!mine.due) return false;
+  if (mine.left && --mine.left == 0)
+    mine.due = true;
+  if (!mine.due)
+    return false;
   ++refusals[static_cast<std::size_t>(c)];
-  if (mine.more == 0) mine.due = false;
-  else if (mine.more != without_end) --mine.more;
+  if (mine.more == 0)
+    mine.due = false;
+  else if (mine.more != without_end)
+    --mine.more;
   return true;
 }
 
@@ -45,7 +51,9 @@ std::vector<os::call> stop() {
           made_calls.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(mine.made, made_calls.size()))};
 }
 
-std::uint64_t times_refused(os::call c) noexcept { return refusals[static_cast<std::size_t>(c)]; }
+std::uint64_t times_refused(os::call c) noexcept {
+  return refusals[static_cast<std::size_t>(c)];
+}
 
 char const* name_of(os::call c) noexcept {
   static constexpr std::array<char const*, os::call_count> names{

@@ -55,12 +55,14 @@ INSTANTIATE_TEST_SUITE_P(of, refusing_system, ::testing::ValuesIn(scenarios().be
                          [](auto const& info) { return info.param.name; });
 
 TEST(system_contracts, every_call_was_refused_in_some_scenario) {
-  if (undisturbed_only()) GTEST_SKIP() << "a checker looks on";
+  if (undisturbed_only())
+    GTEST_SKIP() << "a checker looks on";
   pair_counts counts{};
   for (scenario const& s : either_way()) {
     expectation const e = undisturbed_once_warm(s, 1);
     for (std::uint64_t k = 1; k <= e.system.size(); ++k) {
-      if (system::times_refused(e.system[k - 1]) > 0) continue;
+      if (system::times_refused(e.system[k - 1]) > 0)
+        continue;
       failure f;
       f.system_call = k;
       ASSERT_EQ(try_again(s, f, e, counts), "")
@@ -70,7 +72,8 @@ TEST(system_contracts, every_call_was_refused_in_some_scenario) {
   int refused = 0;
   for (int c = 0; c < os::call_count; ++c) {
     auto const call = static_cast<os::call>(c);
-    if (!os::made_often(call)) continue;
+    if (!os::made_often(call))
+      continue;
     std::printf("%-20s%llu\n", system::name_of(call), static_cast<unsigned long long>(system::times_refused(call)));
     EXPECT_GT(system::times_refused(call), 0u)
         << system::name_of(call) << " was never refused: add a scenario that makes this call";
@@ -86,7 +89,8 @@ TEST(a_process, runs_although_startup_queries_are_refused) {
     os::refuse_by([](os::call c) noexcept { return os::made_once(c); });
     for (scenario const& s : either_way()) {
       std::string const once = undisturbed(s, 1).bytes;
-      if (once.empty() || undisturbed(s, 1).bytes != once) std::exit(2);
+      if (once.empty() || undisturbed(s, 1).bytes != once)
+        std::exit(2);
     }
     std::exit(0);
   };

@@ -27,7 +27,8 @@ constexpr source_location at{"a trial", "a trial", 1};
 
 std::size_t entries(char const* folder) {
   std::size_t n = 0;
-  for (auto const& one : std::filesystem::directory_iterator(folder)) (void)one, ++n;
+  for (auto const& one : std::filesystem::directory_iterator(folder))
+    (void)one, ++n;
   return n;
 }
 
@@ -41,12 +42,14 @@ class looking_on final : public driver::fault_injector::watcher {
   looking_on(pair_counts* counts, std::vector<call>* calls) : counts_(counts), calls_(calls) {}
   void comes(call c) noexcept override {
     heap::paused const quiet;
-    if (!calls_) return;
+    if (!calls_)
+      return;
     std::lock_guard const hold(noting_);  // scenarios have threads
     calls_->push_back(c);
   }
   void refused(call c, code with) noexcept override {
-    if (counts_) ++(*counts_)[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)];
+    if (counts_)
+      ++(*counts_)[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)];
   }
   // The machine uses the heap too: only weir's allocations fail.
   void enters(call) noexcept override { heap::pause(); }
@@ -54,7 +57,8 @@ class looking_on final : public driver::fault_injector::watcher {
     constexpr std::array may_lose{call::synchronize_device, call::synchronize_stream, call::synchronize_event,
                                   call::query_stream,       call::query_event,        call::elapsed_ms};
     bool const asked = std::find(may_lose.begin(), may_lose.end(), c) != may_lose.end();
-    if (driver::driver* const machine = asked ? ending_.load() : nullptr) look_at(*machine);
+    if (driver::driver* const machine = asked ? ending_.load() : nullptr)
+      look_at(*machine);
     heap::go_on();
   }
   // The runtime ends. A wait or query then loses its device if it
@@ -63,7 +67,8 @@ class looking_on final : public driver::fault_injector::watcher {
   std::vector<int> lost_at_the_end() const {
     std::vector<int> found;
     for (std::size_t d = 0; d < lost_.size(); ++d) {
-      if (lost_[d].load()) found.push_back(static_cast<int>(d));
+      if (lost_[d].load())
+        found.push_back(static_cast<int>(d));
     }
     return found;
   }
@@ -71,7 +76,8 @@ class looking_on final : public driver::fault_injector::watcher {
  private:
   void look_at(driver::driver& machine) noexcept {
     for (int d = 0; d < machine.device_count(); ++d) {
-      if (machine.memory(d).is.what == code::lost) lost_[static_cast<std::size_t>(d)].store(true);
+      if (machine.memory(d).is.what == code::lost)
+        lost_[static_cast<std::size_t>(d)].store(true);
     }
   }
   pair_counts* counts_;
@@ -124,14 +130,16 @@ class life {
   std::vector<int> all_lost() {
     std::vector<int> found;
     for (int d = 0; d < devices_; ++d) {
-      if (lost(d)) found.push_back(d);
+      if (lost(d))
+        found.push_back(d);
     }
     return found;
   }
   std::vector<driver::check::finding> const& reports() const { return *reports_; }  // of a checker, if present
   // Returns: the machine's census.
   std::vector<std::string> end() {
-    if (own_) eyes_.ends(machine().inner());
+    if (own_)
+      eyes_.ends(machine().inner());
     in_.reset();
     own_.reset();
     return *left_;
@@ -176,9 +184,11 @@ std::size_t count_pages(life& l, int device) {
   std::size_t const page = l.machine().inner().info(device).value.granularity;
   std::vector<void*> all;
   try {
-    for (;;) all.push_back(allocate(default_stream(device), page, page));
+    for (;;)
+      all.push_back(allocate(default_stream(device), page, page));
   } catch (out_of_memory const&) {}
-  for (void* p : all) deallocate(p);
+  for (void* p : all)
+    deallocate(p);
   return all.size();
 }
 
@@ -186,10 +196,12 @@ class judge {
  public:
   judge() { wrong_.reserve(1 << 16); }  // before heap blocks are counted
   void hold(bool holds, std::string const& words) {
-    if (!holds) wrong_ += words + "\n";
+    if (!holds)
+      wrong_ += words + "\n";
   }
   void all_of(std::vector<std::string> const& lines, std::string const& when) {
-    for (auto const& line : lines) wrong_ += when + ": " + line + "\n";
+    for (auto const& line : lines)
+      wrong_ += when + ": " + line + "\n";
   }
   std::string const& wrong() const { return wrong_; }
 
@@ -199,13 +211,15 @@ class judge {
 
 void expect_sound(judge& j, life& l, std::string const& when) {
   auto& r = l.parts();
-  if (auto* clocks = r.part_if_made<clock::clocks>()) j.all_of(clocks->validate(), when);
+  if (auto* clocks = r.part_if_made<clock::clocks>())
+    j.all_of(clocks->validate(), when);
   if (auto* pinned = r.part_if_made<streams::pinned_memory>()) {
     j.all_of(pinned->validate(), when);
     j.hold(pinned->statistics().allocated_bytes.all.current == 0, when + ": pinned memory is still held");
   }
   for (int d = 0; d < l.devices(); ++d) {
-    if (!l.used(d)) continue;
+    if (!l.used(d))
+      continue;
     auto& memory = *r.part<memory::device_memory>().if_made(d);
     j.all_of(memory.validate(), when);
     j.hold(memory.statistics().allocated_bytes.all.current == 0,
@@ -223,7 +237,8 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
   }
   expect_sound(j, l, "again");
   for (int d = 0; d < l.devices(); ++d) {
-    if (e.pages[static_cast<std::size_t>(d)] == 0) continue;
+    if (e.pages[static_cast<std::size_t>(d)] == 0)
+      continue;
     if (l.lost(d)) {
       try {
         fill(buffer(64, {.on = device(d)}).data(), std::byte{1}, 64);
@@ -264,10 +279,13 @@ void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::
   for (auto const& line : census) {
     bool of_lost = !lost.empty() && (line.rfind("reservation", 0) == 0 || line.rfind("pin", 0) == 0);
     of_lost |= stuck;
-    for (int d : lost) of_lost |= line.find("of device " + std::to_string(d)) != std::string::npos;
-    if (!of_lost) left.push_back(line);
+    for (int d : lost)
+      of_lost |= line.find("of device " + std::to_string(d)) != std::string::npos;
+    if (!of_lost)
+      left.push_back(line);
   }
-  if (refused_to_take_back == 0) j.all_of(left, "left at the end");
+  if (refused_to_take_back == 0)
+    j.all_of(left, "left at the end");
 }
 
 // A scenario orders its work whatever fails. A wait for a
@@ -299,8 +317,10 @@ bool takes_back(call c) {
 std::uint64_t takings_back(pair_counts const& counts) {
   std::uint64_t n = 0;
   for (std::size_t c = 0; c < counts.size(); ++c) {
-    if (!takes_back(static_cast<call>(c))) continue;
-    for (auto const times : counts[c]) n += times;
+    if (!takes_back(static_cast<call>(c)))
+      continue;
+    for (auto const times : counts[c])
+      n += times;
   }
   return n;
 }
@@ -316,8 +336,10 @@ std::string failure::text() const {
   };
   if (call.k)
     out += ", call " + std::to_string(call.k) + and_more(call.more) + ": " + std::string(driver::name_of(call.with));
-  if (system_call) out += ", call " + std::to_string(system_call) + and_more(more_system_calls) + " of the system";
-  if (allocation) out += ", allocation " + std::to_string(allocation) + and_more(more_allocations) + " of the heap";
+  if (system_call)
+    out += ", call " + std::to_string(system_call) + and_more(more_system_calls) + " of the system";
+  if (allocation)
+    out += ", allocation " + std::to_string(allocation) + and_more(more_allocations) + " of the heap";
   return out;
 }
 
@@ -329,11 +351,13 @@ expectation undisturbed(scenario const& s, std::uint64_t seed) {
     std::uint64_t const before = heap::asked();
     system::fail(0, 0);
     e.bytes = s.run();
-    if (s.to_the_end) l.end();
+    if (s.to_the_end)
+      l.end();
     e.system = system::stop();
     e.allocations = heap::asked() - before;
   }
-  if (s.afterwards) (void)s.afterwards();
+  if (s.afterwards)
+    (void)s.afterwards();
   looking_on none(nullptr, nullptr);
   {
     life used(s, seed, none);
@@ -342,14 +366,16 @@ expectation undisturbed(scenario const& s, std::uint64_t seed) {
       e.pages.push_back(used.used(d) ? count_pages(used, d) : 0);
     }
   }
-  if (s.afterwards) (void)s.afterwards();
+  if (s.afterwards)
+    (void)s.afterwards();
   return e;
 }
 
 expectation undisturbed_once_warm(scenario const& s, std::uint64_t seed) {
   // a thread keeps what it knows of its last 32 choices of pools
   int const runs = std::string_view(s.name) == "registered_pools" ? 16 : 2;
-  for (int i = 0; i < runs; ++i) (void)undisturbed(s, seed);
+  for (int i = 0; i < runs; ++i)
+    (void)undisturbed(s, seed);
   return undisturbed(s, seed);
 }
 
@@ -357,7 +383,8 @@ std::string try_again(scenario const& s, failure const& f, expectation const& e,
   std::string wrong;
   for (int i = 0; i < 3; ++i) {
     wrong = try_out(s, f, e, counts);
-    if (wrong.empty()) break;
+    if (wrong.empty())
+      break;
   }
   return wrong;
 }
@@ -375,16 +402,20 @@ drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::
   otherwise /= dearer * fewer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
   // each trial takes as long as eight ordinary test programs
-  if (std::getenv("WEIR_TEST_SEEDS")) count /= 8 * fewer;
-  if (undisturbed_only() && !only) count = 0;
+  if (std::getenv("WEIR_TEST_SEEDS"))
+    count /= 8 * fewer;
+  if (undisturbed_only() && !only)
+    count = 0;
   seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
   last_ = seed_ + (only ? 1 : std::min(count, all));
   stride_ = std::max<std::uint64_t>(1, all * 5 / 8);
-  while (std::gcd(stride_, all) != 1) ++stride_;
+  while (std::gcd(stride_, all) != 1)
+    ++stride_;
 }
 
 bool drawn_failures::next() {
-  if (seed_ == last_) return false;
+  if (seed_ == last_)
+    return false;
   ++seed_;
   index_ = seed_ % all_ * stride_ % all_;
   return true;
@@ -397,8 +428,10 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
   {
     looking_on eyes(&mine, nullptr);
     life l(s, f.seed, eyes);
-    if (f.call.k) l.machine().refuse(f.call);
-    if (f.system_call) system::fail(f.system_call, f.more_system_calls);
+    if (f.call.k)
+      l.machine().refuse(f.call);
+    if (f.system_call)
+      system::fail(f.system_call, f.more_system_calls);
     heap::fail(f.allocation, f.more_allocations);
     ending const first = run(s, f.allocation != 0);
     std::vector<int> lost;
@@ -407,14 +440,16 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       (void)system::stop();
       l.machine().forget_orders();
       lost = l.all_lost();
-      if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
+      if (first.is == ending::kind::done)
+        j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
       j.hold(first.is != ending::kind::lost || !lost.empty(), "no device is lost: " + first.text);
       expect_sound(j, l, "after the failure");
       expect_working(j, l, s, e);
       lost = l.all_lost();
       auto const left = l.end();
-      for (int const d : eyes.lost_at_the_end()) lost.push_back(d);
+      for (int const d : eyes.lost_at_the_end())
+        lost.push_back(d);
       expect_nothing_left(j, left, lost, 0);
       expect_no_reports(j, l, lost);
     } else {
@@ -422,13 +457,16 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       auto const left = l.end();
       heap::stop();
       (void)system::stop();
-      if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
+      if (first.is == ending::kind::done)
+        j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
       // the device was lost during the runtime's end: which ones can no longer be queried
       if ((lost.empty() || f.call.more) && f.call.k && f.call.with == code::lost) {
-        for (int d = 0; d < l.devices(); ++d) lost.push_back(d);
+        for (int d = 0; d < l.devices(); ++d)
+          lost.push_back(d);
       }
-      for (int const d : eyes.lost_at_the_end()) lost.push_back(d);
+      for (int const d : eyes.lost_at_the_end())
+        lost.push_back(d);
       expect_nothing_left(j, left, lost, takings_back(mine));
       expect_no_reports(j, l, lost);
     }
@@ -438,7 +476,8 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
     j.hold(late.empty(), late);
   }
   for (std::size_t c = 0; c < all.size(); ++c) {
-    for (std::size_t k = 0; k < all[c].size(); ++k) all[c][k] += mine[c][k];
+    for (std::size_t k = 0; k < all[c].size(); ++k)
+      all[c][k] += mine[c][k];
   }
   left_behind const after;
   j.hold(after.files <= before.files, "files stay open");

@@ -23,7 +23,7 @@ using pair_counts =
 struct expectation {  // of an undisturbed run
   std::string bytes;
   std::vector<call> calls;
-  std::uint64_t allocations = 0;   // of the host's heap
+  std::uint64_t allocations = 0;  // of the host's heap
   std::vector<os::call> system;
   // blocks of one page that a fresh machine gives, for each device; 0 for unused devices
   std::vector<std::size_t> pages;
@@ -34,7 +34,7 @@ expectation undisturbed_once_warm(scenario const&, std::uint64_t seed);  // afte
 struct failure {
   std::uint64_t seed = 1;  // of the machine
   driver::fault_injector::order call{.k = 0};
-  std::uint64_t allocation = 0, more_allocations = 0;  // of the host's heap, see heap.h
+  std::uint64_t allocation = 0, more_allocations = 0;    // of the host's heap, see heap.h
   std::uint64_t system_call = 0, more_system_calls = 0;  // see system.h
   std::string text() const;
 };
@@ -45,7 +45,9 @@ std::string try_out(scenario const&, failure const&, expectation const&, pair_co
 std::string try_again(scenario const&, failure const&, expectation const&, pair_counts&);
 
 // Under a checker no failures are tried: it reports each thread stuck behind a lost device.
-inline bool undisturbed_only() { return std::getenv("WEIR_CHECK_RACES") != nullptr; }
+inline bool undisturbed_only() {
+  return std::getenv("WEIR_CHECK_RACES") != nullptr;
+}
 
 // Draws failures out of `all`: WEIR_TEST_SEEDS of them (default: `otherwise`, fewer under
 // sanitizers), from WEIR_TEST_BASE_SEED on, each once, or all. WEIR_TEST_SEED draws only

@@ -25,7 +25,8 @@ namespace {
 // Runs part(k) on its own thread, the first on the caller's, because only there heap and system calls fail. A
 // thread that throws calls give_up(), which ends the others' waits.
 // Throws: the first exception, after all threads have ended.
-void on_threads(int n, std::function<void(int)> const& part, std::function<void()> const& give_up = [] {}) {
+void on_threads(
+    int n, std::function<void(int)> const& part, std::function<void()> const& give_up = [] {}) {
   runtime& in = runtime::current();
   std::atomic<bool> any{false};
   std::exception_ptr first;
@@ -35,9 +36,11 @@ void on_threads(int n, std::function<void(int)> const& part, std::function<void(
       body();
     } catch (...) {
       threw = true;
-      if (!any.exchange(true)) first = std::current_exception();
+      if (!any.exchange(true))
+        first = std::current_exception();
     }
-    if (threw) give_up();
+    if (threw)
+      give_up();
   };
   if (in.get().machine().moves_by_itself()) {
     std::vector<std::thread> all;
@@ -52,17 +55,20 @@ void on_threads(int n, std::function<void(int)> const& part, std::function<void(
       }
       part(0);
     });
-    for (auto& t : all) t.join();
+    for (auto& t : all)
+      t.join();
   } else {
     heap::paused const quiet;  // the thread scheduler allocates for the machine at each switch
     auto machine = simulation::of(in);
     guarded([&] {
-      for (int k = 1; k < n; ++k) machine.spawn("part " + std::to_string(k), [&, k] { guarded([&] { part(k); }); });
+      for (int k = 1; k < n; ++k)
+        machine.spawn("part " + std::to_string(k), [&, k] { guarded([&] { part(k); }); });
       part(0);
     });
     guarded([&] { machine.join(); });
   }
-  if (first) std::rethrow_exception(first);
+  if (first)
+    std::rethrow_exception(first);
 }
 
 std::string bytes_of(void const* device_memory, std::size_t n) {
@@ -73,7 +79,8 @@ std::string bytes_of(void const* device_memory, std::size_t n) {
 
 std::vector<device> devices(int n) {
   std::vector<device> all;
-  for (int d = 0; d < n; ++d) all.emplace_back(d);
+  for (int d = 0; d < n; ++d)
+    all.emplace_back(d);
   return all;
 }
 
@@ -91,7 +98,8 @@ std::string collectives_by_copies() {
       all->emplace_back(all == &parts ? part : n * part);
       fill(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
       try {
-        for (int other = 0; other < n; ++other) enable_peer_access(all->back().data(), device(other));
+        for (int other = 0; other < n; ++other)
+          enable_peer_access(all->back().data(), device(other));
       } catch (not_supported const&) {}  // then by the carrier behind
     }
   }
@@ -104,13 +112,15 @@ std::string collectives_by_copies() {
         ranks[r].broadcast(mine, 1);
         ranks[r].gather(whole, mine, 2);
         ranks[r].scatter(mine, whole, 0);
-        if (k == 1) fill(mine.data, std::byte{9}, part / 2);
+        if (k == 1)
+          fill(mine.data, std::byte{9}, part / 2);
         ranks[r].gather(whole, mine, 0);
       },
       [&] { ranks[0].abort(); });
   std::string seen;
   for (auto const* all : {&parts, &wholes}) {
-    for (auto const& b : *all) seen += bytes_of(b.data(), b.size());
+    for (auto const& b : *all)
+      seen += bytes_of(b.data(), b.size());
   }
   return seen;
 }
@@ -118,7 +128,8 @@ std::string collectives_by_copies() {
 std::string pinned_pages_go_back() {
   std::string seen;
   on_threads(2, [&](int k) {  // two threads, so that time is the machine's
-    if (k != 0) return;
+    if (k != 0)
+      return;
     auto ranks = communicator::create_all(devices(2));
     buffer const there(100'000, {.on = device(0)}), other(100'000, {.on = device(1)});
     fill(other.data(), std::byte{3}, other.size());
@@ -131,7 +142,7 @@ std::string pinned_pages_go_back() {
         seen.append(large.data<char>(), 100);
       }
       base::sleep_ns(4'000'000);  // longer than pinned_idle and its polling interval
-      if (round == 1) {  // pages stay during a collective
+      if (round == 1) {           // pages stay during a collective
         ranks[0].broadcast({there.data(), 1000, uint8}, 1);
         ranks[1].broadcast({other.data(), 1000, uint8}, 1);
       }

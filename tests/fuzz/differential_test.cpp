@@ -24,8 +24,10 @@ outcome on_simulated(program const& p, scheduling how, std::uint64_t seed, simul
     player one(*made.machine, may);
     out = one.play(p);
   }
-  for (auto const& f : made.control->findings()) out.ends.push_back("found: " + f);
-  for (auto const& left : made.control->census()) out.ends.push_back("left: " + left);
+  for (auto const& f : made.control->findings())
+    out.ends.push_back("found: " + f);
+  for (auto const& left : made.control->census())
+    out.ends.push_back("left: " + left);
   return out;
 }
 
@@ -35,10 +37,12 @@ void compare(std::string const& name, std::uint64_t seeds, play const& one, play
   auto const end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(tests::number_from_environment("WEIR_FUZZ_SECONDS", 1 << 20));
   for (auto const seed : tests::seeds("fuzz_" + name, seeds)) {
-    if (std::chrono::steady_clock::now() >= end) break;
+    if (std::chrono::steady_clock::now() >= end)
+      break;
     auto const differs = [&](program const& p) { return difference(p, one(p, seed), other(p, seed)); };
     program const p = make_program(seed);
-    if (differs(p).empty()) continue;
+    if (differs(p).empty())
+      continue;
     program const small = shrink(p, [&](program const& q) { return !differs(q).empty(); });
     FAIL() << "WEIR_TEST_SEED=" << seed << ", " << differs(small) << "\n" << text_of(small);
   }
@@ -112,7 +116,8 @@ void expect_found_out() {
   auto const play = [&](program const& p, std::uint64_t seed, bool defect) {
     auto made =
         driver::sim::make({.devices = may.devices, .memory = 256_MiB, .schedule = scheduling::seeded, .seed = seed});
-    if (defect) made.machine = std::make_unique<Defect>(std::move(made.machine));
+    if (defect)
+      made.machine = std::make_unique<Defect>(std::move(made.machine));
     return player(*made.machine, may).play(p);
   };
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
@@ -120,7 +125,8 @@ void expect_found_out() {
       return !difference(p, play(p, seed, false), play(p, seed, true)).empty();
     };
     program const p = make_program(seed);
-    if (!differs(p)) continue;
+    if (!differs(p))
+      continue;
     program const small = shrink(p, differs);
     EXPECT_LE(small.size(), 15u) << text_of(small);
     return;
@@ -128,7 +134,9 @@ void expect_found_out() {
   FAIL() << "never found";
 }
 
-TEST(differential, a_machine_without_waits_is_found) { expect_found_out<no_waits>(); }
+TEST(differential, a_machine_without_waits_is_found) {
+  expect_found_out<no_waits>();
+}
 TEST(differential, a_legacy_stream_that_joins_none_is_found) {
   expect_found_out<nothing_joins_legacy>();
 }
@@ -160,15 +168,18 @@ TEST(differential, programs_meet_their_purpose) {
     program const p = make_program(seed);
     outcome const out = on_simulated(p, scheduling::stepped, 0, simulated::allowed::usual, may);
     for (std::size_t i = 0; i < p.size(); ++i) {
-      for (wanted& w : all) w.seen += p[i].what == w.what && out.answers[i].find(w.answer) != std::string::npos;
+      for (wanted& w : all)
+        w.seen += p[i].what == w.what && out.answers[i].find(w.answer) != std::string::npos;
     }
   }
-  for (wanted const& w : all) EXPECT_GE(w.seen, w.least) << name_of(w.what) << ": " << w.answer;
+  for (wanted const& w : all)
+    EXPECT_GE(w.seen, w.least) << name_of(w.what) << ": " << w.answer;
 }
 
 TEST(differential, simulated_and_cuda_answer_alike) {
   static auto* const found = new driver::opened(driver::open_cuda());
-  if (!found->machine) GTEST_SKIP() << found->why;
+  if (!found->machine)
+    GTEST_SKIP() << found->why;
   limits const may{.devices = std::min(2, found->machine->device_count()),
                    .stale_streams = false,
                    .others_streams = false,

@@ -58,7 +58,7 @@ class player {
     std::size_t bytes = 0;
     int device = 0;
     bool alive = false, ever = false;
-    int gone = 0;          // number of addresses handed out when it ended; until the next, none reuses it
+    int gone = 0;  // number of addresses handed out when it ended; until the next, none reuses it
   };
   struct handle_slot {
     driver::memory_handle handle{};
@@ -67,17 +67,17 @@ class player {
     bool alive = false, ever = false;
     int gone = 0;
   };
-  struct content {         // of physical memory, wherever it is mapped
-    int stream = -1;       // the last user; -1: none or destroyed
+  struct content {                // of physical memory, wherever it is mapped
+    int stream = -1;              // the last user; -1: none or destroyed
     driver::event_handle tail{};  // then the end of that stream
     int tail_device = 0;
     std::uint32_t held = 0;
     bool filled = false;
   };
-  struct area {            // a mapping of it
+  struct area {  // a mapping of it
     address at = 0;
     std::size_t bytes = 0;
-    int device = -1;       // -1: pinned
+    int device = -1;  // -1: pinned
     std::uint32_t granted = 0;
     std::shared_ptr<content> of;
   };
@@ -95,7 +95,7 @@ class player {
   void given(stream_slot&);                           // notes work; gates of streams that it joins hold it too
   std::uint32_t holds(stream_slot const&) const;      // gates that may block a host wait for it
   stream_slot& legacy_of(int device) { return streams_[made_streams + static_cast<std::size_t>(device)]; }
-  std::vector<area*> usable(int device);              // by that device's work
+  std::vector<area*> usable(int device);  // by that device's work
   std::string say(status) const;
   std::string settled(status, std::uint32_t held) const;  // ok and not ready are equal if only time decides
   int device_of(int n, int right) const;
@@ -105,14 +105,14 @@ class player {
   // Orders `stream` behind the areas' last uses. Returns: gates that then hold it.
   std::uint32_t order(std::vector<area*> const&, int stream);
   bool of_others_segment(where_to const&, int device) const;
-  bool idle(area&);                                        // waits for its last use; false: a gate holds it
+  bool idle(area&);  // waits for its last use; false: a gate holds it
   void use(std::vector<area*> const&, int stream);
   void first_bytes(area&);
   void leave_content(content&, stream_slot&);
   driver::event_handle tail_of(stream_slot const&);
   bool is_unused(range_slot const& r) const { return !r.alive && r.ever && r.gone == given_addresses_; }
   bool stands(handle_slot const& h) const { return h.alive || !h.ever || h.gone == given_handles_; }
-  bool ends_reservation(area const&) const;                // the bytes beyond are the machine's choice
+  bool ends_reservation(area const&) const;  // the bytes beyond are the machine's choice
   bool any_held() const { return closed_ != 0; }
   void finish(outcome&);
   void take_down();
@@ -133,9 +133,9 @@ class player {
   std::vector<driver::stream_handle> own_;  // one stream a device that no gate ever holds
   std::vector<std::pair<int, driver::event_handle>> tails_;
   std::array<void*, 2> host_{};
-  unsigned char* window_ = nullptr;         // pinned, to read bytes through
+  unsigned char* window_ = nullptr;  // pinned, to read bytes through
   std::mutex mutex_;
-  std::vector<std::vector<int>> logs_;      // of all streams ever created
+  std::vector<std::vector<int>> logs_;  // of all streams ever created
   int given_addresses_ = 0, given_handles_ = 0;
   int dropped_ = 0, given_ = 0, inside_ = 0, turns_ = 0;
 };

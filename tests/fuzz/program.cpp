@@ -52,7 +52,8 @@ constexpr named all[] = {
 
 std::string_view name_of(verb v) noexcept {
   for (auto const& n : all) {
-    if (n.what == v) return n.name;
+    if (n.what == v)
+      return n.name;
   }
   return "?";
 }
@@ -61,11 +62,13 @@ program make_program(std::uint64_t seed) {
   std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + 5);
   auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   int total = 0;
-  for (auto const& n : all) total += n.weight;
+  for (auto const& n : all)
+    total += n.weight;
   program p;
   auto const add = [&](verb v) {
     call c{v, {}};
-    for (int& x : c.with) x = below(1 << 16);
+    for (int& x : c.with)
+      x = below(1 << 16);
     p.push_back(c);
   };
   // Most programs start with objects to use, and later calls destroy some. Half have one device with two
@@ -96,7 +99,8 @@ program make_program(std::uint64_t seed) {
   for (int i = 0, n = 20 + below(50); i < n; ++i) {
     int at = below(total);
     auto const* pick = &all[0];
-    while (at >= pick->weight) at -= (pick++)->weight;
+    while (at >= pick->weight)
+      at -= (pick++)->weight;
     add(pick->what);
   }
   return p;
@@ -116,15 +120,18 @@ program shrink(program p, std::function<bool(program const&)> const& fails) {
         from += chunk;
       }
     }
-    if (chunk > 1 || !any) chunk /= 2;
+    if (chunk > 1 || !any)
+      chunk /= 2;
   }
   for (call& c : p) {  // also simplifies operands
     for (int& x : c.with) {
       int const was = x;
       for (int simple : {0, was % 16, was % 256}) {
-        if (simple == x) break;
+        if (simple == x)
+          break;
         x = simple;
-        if (fails(p)) break;
+        if (fails(p))
+          break;
         x = was;
       }
     }
@@ -136,7 +143,8 @@ std::string text_of(program const& p) {
   std::string text;
   for (call const& c : p) {
     text += "  " + std::string(name_of(c.what)) + " {";
-    for (std::size_t i = 0; i < c.with.size(); ++i) text += (i ? ", " : "") + std::to_string(c.with[i]);
+    for (std::size_t i = 0; i < c.with.size(); ++i)
+      text += (i ? ", " : "") + std::to_string(c.with[i]);
     text += "}\n";
   }
   return text;

@@ -23,11 +23,14 @@ __global__ void stir_words(task t) {
 }
 driver::status on_gpu(driver::driver& m, int device, driver::stream_handle s, task const& t) {
   auto const native = m.native(device, s);
-  if (!native.ok()) return native.is;
-  if (auto const is = m.make_current(device); !is.ok()) return is;
+  if (!native.ok())
+    return native.is;
+  if (auto const is = m.make_current(device); !is.ok())
+    return is;
   stir_words<<<4, 64, 0, native.value>>>(t);
   auto const error = cudaGetLastError();
-  if (error == cudaSuccess) return {};
+  if (error == cudaSuccess)
+    return {};
   bool const of_a_capture = error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
   return {of_a_capture ? driver::code::not_permitted : driver::code::failed, static_cast<int>(error)};
 }
@@ -42,7 +45,8 @@ driver::status on_gpu(driver::driver&, int, driver::stream_handle, task const&) 
 driver::status stir(driver::driver& m, int device, driver::stream_handle s, driver::address to, driver::address from,
                     std::size_t words, std::uint32_t k) {
   task const t{reinterpret_cast<std::uint32_t*>(to), reinterpret_cast<std::uint32_t const*>(from), words, k};
-  if (!m.simulated()) return on_gpu(m, device, s, t);
+  if (!m.simulated())
+    return on_gpu(m, device, s, t);
   driver::touch const uses[] = {{from, 4 * words, false}, {to, 4 * words, true}};
   return m.enqueue(device, s, uses,
                    {[](void* p) {

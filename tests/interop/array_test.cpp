@@ -24,7 +24,8 @@ struct array_of : ::testing::Test {
   }
   static std::vector<int> read(array<int> const& a) {
     std::vector<int> v(a.size());
-    if (!v.empty()) copy(a.stream(), v.data(), a.data(), a.size_bytes());
+    if (!v.empty())
+      copy(a.stream(), v.data(), a.data(), a.size_bytes());
     return v;
   }
 };
@@ -97,7 +98,8 @@ TEST_F(array_of, growth_is_ordered_on_the_stream) {
   array<int> a(s, 4);
   held gate(m, s);
   int* const old = a.data();
-  launch(s, {writes(a)}, [](CUstream_st*) {}, [old] { old[3] = 44; });
+  launch(
+      s, {writes(a)}, [](CUstream_st*) {}, [old] { old[3] = 44; });
   a.resize(100);
   EXPECT_NE(a.data(), old);
   gate.open();

@@ -8,15 +8,16 @@
 #include "weir/c.h"
 
 #define CHECK(condition) \
-  do { \
-    if (!(condition)) return __LINE__; \
+  do {                   \
+    if (!(condition))    \
+      return __LINE__;   \
   } while (0)
 #define OK(call) CHECK((call) == WEIR_OK)
 /* The call is refused with that status, and its text has those words. */
-#define REFUSED(call, status, words) \
-  do { \
+#define REFUSED(call, status, words)                                                               \
+  do {                                                                                             \
     if ((call) != (status) || weir_last_status() != (status) || !strstr(weir_last_error(), words)) \
-      return fprintf(stderr, "refused with: %s\n", weir_last_error()), __LINE__; \
+      return fprintf(stderr, "refused with: %s\n", weir_last_error()), __LINE__;                   \
   } while (0)
 
 static weir_stream const legacy = 0;
@@ -25,7 +26,8 @@ static weir_memory_statistics stats_of(int device) {
   weir_memory_statistics s;
   memset(&s, 0, sizeof s);
   s.size = sizeof s;
-  if (weir_memory_stats(device, &s) != WEIR_OK) s.blocks = -1;
+  if (weir_memory_stats(device, &s) != WEIR_OK)
+    s.blocks = -1;
   return s;
 }
 
@@ -74,7 +76,8 @@ int c_statistics_count_every_block(void) {
     int64_t allocated_bytes;
     int64_t not_its_own;
   } old = {2 * sizeof(int64_t), 0, 77};
-  for (i = 0; i < 10; ++i) OK(weir_allocate(&all[i], 1000, 0, 0, legacy));
+  for (i = 0; i < 10; ++i)
+    OK(weir_allocate(&all[i], 1000, 0, 0, legacy));
   now = stats_of(0);
   CHECK(now.blocks == before.blocks + 10 && now.blocks_ever == before.blocks_ever + 10);
   CHECK(now.requested_bytes == before.requested_bytes + 10000);
@@ -92,7 +95,8 @@ int c_statistics_count_every_block(void) {
   weir_free_text(summary);
   weir_free_text(report);
   weir_free_text(0);
-  for (i = 0; i < 10; ++i) OK(weir_free(all[i]));
+  for (i = 0; i < 10; ++i)
+    OK(weir_free(all[i]));
   now = stats_of(0);
   CHECK(now.blocks == before.blocks && now.allocated_peak >= 10000);
   OK(weir_reset_peak_memory_stats(0));
@@ -162,7 +166,8 @@ int c_pinned_memory_carries_bytes(void) {
   found.size = sizeof found;
   OK(weir_find_block(back + 1, &found));
   CHECK(found.device == -1 && found.kind == WEIR_PINNED_MEMORY && found.stream == 0 && found.bytes == bytes);
-  for (i = 0; i < bytes; ++i) out[i] = (unsigned char)(i * 7);
+  for (i = 0; i < bytes; ++i)
+    out[i] = (unsigned char)(i * 7);
   OK(weir_allocate(&on_device, bytes, 0, 1, legacy));
   OK(weir_copy(on_device, out, bytes, 1, legacy));
   OK(weir_copy(back, on_device, bytes, 1, legacy));

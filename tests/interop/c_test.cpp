@@ -21,13 +21,27 @@ struct c_interface : testing::Test {
 };
 
 // The functions answer with the line of c_program.c whose check failed.
-TEST_F(c_interface, blocks_are_allocated_and_freed) { EXPECT_EQ(c_blocks_are_allocated_and_freed(), 0); }
-TEST_F(c_interface, statistics_count_every_block) { EXPECT_EQ(c_statistics_count_every_block(), 0); }
-TEST_F(c_interface, limits_are_set_and_met) { EXPECT_EQ(c_limits_are_set_and_met(), 0); }
-TEST_F(c_interface, pools_sleep_and_wake) { EXPECT_EQ(c_pools_sleep_and_wake(), 0); }
-TEST_F(c_interface, pinned_memory_carries_bytes) { EXPECT_EQ(c_pinned_memory_carries_bytes(), 0); }
-TEST_F(c_interface, bad_input_is_refused) { EXPECT_EQ(c_bad_input_is_refused_and_loses_nothing(), 0); }
-TEST_F(c_interface, peers_are_opened) { EXPECT_EQ(c_peers_are_opened(), 0); }
+TEST_F(c_interface, blocks_are_allocated_and_freed) {
+  EXPECT_EQ(c_blocks_are_allocated_and_freed(), 0);
+}
+TEST_F(c_interface, statistics_count_every_block) {
+  EXPECT_EQ(c_statistics_count_every_block(), 0);
+}
+TEST_F(c_interface, limits_are_set_and_met) {
+  EXPECT_EQ(c_limits_are_set_and_met(), 0);
+}
+TEST_F(c_interface, pools_sleep_and_wake) {
+  EXPECT_EQ(c_pools_sleep_and_wake(), 0);
+}
+TEST_F(c_interface, pinned_memory_carries_bytes) {
+  EXPECT_EQ(c_pinned_memory_carries_bytes(), 0);
+}
+TEST_F(c_interface, bad_input_is_refused) {
+  EXPECT_EQ(c_bad_input_is_refused_and_loses_nothing(), 0);
+}
+TEST_F(c_interface, peers_are_opened) {
+  EXPECT_EQ(c_peers_are_opened(), 0);
+}
 
 TEST_F(c_interface, history_and_snapshot_are_written) {
   auto const path = std::filesystem::temp_directory_path() / ("weir_c_" + std::to_string(::getpid()) + ".pickle");

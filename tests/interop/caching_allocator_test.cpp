@@ -63,7 +63,8 @@ TEST_F(caching_allocator, a_block_may_outlive_its_stream) {
     void* p = nullptr;
     ASSERT_EQ(pool.DeviceAllocate(0, &p, 2 << 20, theirs->handle()), cudaSuccess);
     theirs.reset();
-    if (again) later.emplace(0);
+    if (again)
+      later.emplace(0);
     EXPECT_EQ(pool.DeviceFree(p), cudaSuccess);
   }
   EXPECT_EQ(memory_allocated(), 0u);

@@ -40,7 +40,8 @@ void streams_come_and_go(Take take, Give give) {
   if (!tests::sanitized && !plain.get().observer()) {  // a checker keeps what it has seen
     std::size_t grown = ::mallinfo2().uordblks - host;
     // but for their ids: eight bytes each (growth.ended_registrations_leave_eight_bytes_each)
-    for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k) grown -= (clock::detail::first_chunk << k) * 8;
+    for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k)
+      grown -= (clock::detail::first_chunk << k) * 8;
     EXPECT_LE(static_cast<std::ptrdiff_t>(grown), 128 << 10) << "host memory";
   }
   EXPECT_EQ(memory_allocated(0), 0u);

@@ -22,20 +22,33 @@ std::string refusal(void* plugin) {
   auto const why = reinterpret_cast<char const* (*)()>(::dlsym(plugin, "why_weir_cannot_start"));
   return why ? why() : "no such function";
 }
-void* load(char const* file = WEIR_PLUGIN) { return ::dlopen(file, RTLD_NOW | RTLD_LOCAL); }
-bool has(std::string const& text, char const* words) { return text.find(words) != text.npos; }
+void* load(char const* file = WEIR_PLUGIN) {
+  return ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+}
+bool has(std::string const& text, char const* words) {
+  return text.find(words) != text.npos;
+}
 
 // Each test is a process: libraries stay loaded.
-#define IN_A_PROCESS(...) EXPECT_EXIT({ ::alarm(20); __VA_ARGS__; std::_Exit(7); }, testing::ExitedWithCode(7), "")
-#define NEED(condition) \
-  do { \
-    if (!(condition)) std::_Exit(__LINE__ % 200 + 20); \
+#define IN_A_PROCESS(...) \
+  EXPECT_EXIT(            \
+      {                   \
+        ::alarm(20);      \
+        __VA_ARGS__;      \
+        std::_Exit(7);    \
+      },                  \
+      testing::ExitedWithCode(7), "")
+#define NEED(condition)                \
+  do {                                 \
+    if (!(condition))                  \
+      std::_Exit(__LINE__ % 200 + 20); \
   } while (false)
 
 struct copies : testing::Test {
   void SetUp() override {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
-    if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
+    if (::access(WEIR_PLUGIN, R_OK) != 0)
+      GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   }
 };
 
@@ -91,7 +104,8 @@ TEST_F(copies, a_forked_child_is_not_refused) {
     void* const plugin = load();
     runtime const mine(small);
     pid_t const child = ::fork();
-    if (child == 0) std::_Exit(refusal(plugin).empty() ? 3 : 4);
+    if (child == 0)
+      std::_Exit(refusal(plugin).empty() ? 3 : 4);
     int status = 0;
     ::waitpid(child, &status, 0);
     NEED(WIFEXITED(status) && WEXITSTATUS(status) == 3);

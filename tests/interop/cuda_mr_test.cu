@@ -120,7 +120,8 @@ TEST_F(cuda_mr, alignment_is_256_at_every_size) {
   mr::device_resource r;
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{4}, size_t{100}, size_t{300}, size_t{5000}, size_t{1} << 20}) {
     std::array<void*, 5> all;
-    for (void*& p : all) p = r.allocate_sync(bytes);
+    for (void*& p : all)
+      p = r.allocate_sync(bytes);
     for (void* p : all) {
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u) << bytes;
       r.deallocate_sync(p, bytes);
@@ -301,7 +302,8 @@ TEST_F(cuda_mr_gpu, streams_of_cuda_come_and_go) {
 }
 
 TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_told_apart) {
-  if (device_count() < 2) GTEST_SKIP() << "one GPU";
+  if (device_count() < 2)
+    GTEST_SKIP() << "one GPU";
   cudaStream_t s{};
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   ASSERT_EQ(cudaStreamCreate(&s), cudaSuccess);

@@ -285,8 +285,7 @@ TEST_F(dlpack, bad_exports_are_refused) {
 }
 
 TEST_F(dlpack, other_versions_and_read_only_memory_are_refused) {
-  EXPECT_NE(refused([] { (void)from_dlpack(static_cast<DLManagedTensor*>(nullptr)); }).find("null"),
-            std::string::npos);
+  EXPECT_NE(refused([] { (void)from_dlpack(static_cast<DLManagedTensor*>(nullptr)); }).find("null"), std::string::npos);
   from.managed.version = {2, 0};
   expect_refused<not_supported>("DLPack 2.0");
   from.managed.version = {1, 9};

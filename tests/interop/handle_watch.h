@@ -34,7 +34,8 @@ class handle_watch final : public driver_front<handle_watch> {
   result<stream_handle> create_stream(int d, stream_kind kind, int priority) override {
     auto const made = inner_->create_stream(d, kind, priority);
     std::lock_guard const hold(mutex_);
-    if (made.ok()) dead_.erase({d, made.value});
+    if (made.ok())
+      dead_.erase({d, made.value});
     return made;
   }
   status destroy_stream(int d, stream_handle s) override {
@@ -45,15 +46,11 @@ class handle_watch final : public driver_front<handle_watch> {
     }
     return inner_->destroy_stream(d, s);
   }
-  status query_stream(int d, stream_handle s) override {
-    return ask(d, s, "query_stream"), inner_->query_stream(d, s);
-  }
+  status query_stream(int d, stream_handle s) override { return ask(d, s, "query_stream"), inner_->query_stream(d, s); }
   status synchronize_stream(int d, stream_handle s) override {
     return ask(d, s, "synchronize_stream"), inner_->synchronize_stream(d, s);
   }
-  result<bool> capturing(int d, stream_handle s) override {
-    return ask(d, s, "capturing"), inner_->capturing(d, s);
-  }
+  result<bool> capturing(int d, stream_handle s) override { return ask(d, s, "capturing"), inner_->capturing(d, s); }
   result<std::uint64_t> capture_of(int d, stream_handle s) override {
     return ask(d, s, "capture_of"), inner_->capture_of(d, s);
   }
@@ -65,14 +62,13 @@ class handle_watch final : public driver_front<handle_watch> {
     }
     return inner_->record(d, s, e);
   }
-  status wait(int d, stream_handle s, event_handle e) override {
-    return ask(d, s, "wait"), inner_->wait(d, s, e);
-  }
+  status wait(int d, stream_handle s, event_handle e) override { return ask(d, s, "wait"), inner_->wait(d, s, e); }
 
  private:
   void ask(int d, stream_handle s, char const* call) {
     std::lock_guard const hold(mutex_);
-    if (dead_.contains({d, s})) wrong_.push_back(std::string(call) + " of " + std::to_string(static_cast<long>(s)));
+    if (dead_.contains({d, s}))
+      wrong_.push_back(std::string(call) + " of " + std::to_string(static_cast<long>(s)));
   }
   std::mutex mutex_;
   std::map<std::pair<int, stream_handle>, bool> dead_;

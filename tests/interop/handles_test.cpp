@@ -40,9 +40,12 @@ struct handles : testing::Test {
   runtime& rt() { return *owned->rt; }
 };
 
-std::uint64_t fences() { return memory_stats(0).fences; }
+std::uint64_t fences() {
+  return memory_stats(0).fences;
+}
 void busy(stream_ref s, void* block, size_t bytes) {
-  launch(s, {writes(block, bytes)}, [](CUstream_st*) {}, [] {});
+  launch(
+      s, {writes(block, bytes)}, [](CUstream_st*) {}, [] {});
 }
 template <class Act>
 std::string refusal(Act act) {
@@ -53,7 +56,9 @@ std::string refusal(Act act) {
   }
   return {};
 }
-bool has(std::string const& text, std::string_view words) { return text.find(words) != text.npos; }
+bool has(std::string const& text, std::string_view words) {
+  return text.find(words) != text.npos;
+}
 
 // ---- registered
 
@@ -63,7 +68,8 @@ TEST_F(handles, a_registered_stream_makes_no_fence_of_its_own) {
   stream another{device(0)};
   buffer const other_heap(another, large);
   auto const before = owned->watch->records();
-  for (int i = 0; i < 1000; ++i) deallocate(allocate(registered, small));
+  for (int i = 0; i < 1000; ++i)
+    deallocate(allocate(registered, small));
   EXPECT_EQ(owned->watch->records(), before);
   EXPECT_GE(memory_stats(0).cache_hits, 900u);
 }
@@ -107,7 +113,8 @@ TEST_F(handles, registrations_that_come_and_go_share_no_block) {
     ASSERT_EQ(find_block(q)->home, stream_ref(registered));
     deallocate(q);
   }
-  for (void* const p : held) deallocate(p);
+  for (void* const p : held)
+    deallocate(p);
 }
 
 TEST_F(handles, a_registration_is_found_by_its_handle) {
@@ -218,9 +225,11 @@ TEST_F(handles, a_long_life_is_fenced_in_batches) {
   auto const pair = [&] {
     deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
   };
-  for (int i = 0; i < 1000; ++i) pair();
+  for (int i = 0; i < 1000; ++i)
+    pair();
   auto const before = fences();
-  for (int i = 0; i < 3200; ++i) pair();
+  for (int i = 0; i < 3200; ++i)
+    pair();
   EXPECT_GE(fences() - before, 90u);
   EXPECT_LE(fences() - before, 110u);
 }
@@ -341,11 +350,13 @@ TEST_F(handles, a_mark_of_a_stream_not_named_for_long_still_holds) {
         others.push_back(of_host ? pinned(bytes) : buffer(mine, bytes));
         return others.back().data();
       };
-      for (int i = 0; i < 4; ++i) EXPECT_NE(again(), p) << bytes << " B" << (of_host ? " of the host" : "");
+      for (int i = 0; i < 4; ++i)
+        EXPECT_NE(again(), p) << bytes << " B" << (of_host ? " of the host" : "");
       simulation::of(rt()).run();
       synchronize(0);
       bool served = false;
-      for (int i = 0; i < 20'000 && !served; ++i) served = again() == p;
+      for (int i = 0; i < 20'000 && !served; ++i)
+        served = again() == p;
       EXPECT_TRUE(served) << bytes << " B" << (of_host ? " of the host" : "");
     }
   }
@@ -353,7 +364,8 @@ TEST_F(handles, a_mark_of_a_stream_not_named_for_long_still_holds) {
 
 TEST_F(handles, copies_on_a_borrowed_stream_are_complete_and_fenced) {
   std::vector<unsigned char> out(100'000), back(out.size());
-  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(i * 13);
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<unsigned char>(i * 13);
   for (int i = 0; i < 50; ++i) {
     simulated_stream theirs(0);
     void* const p = allocate(borrow_stream(0, theirs.handle()), out.size());
@@ -481,11 +493,13 @@ TEST_F(handles, threads_borrow_streams_at_once) {
         std::vector<void*> held;
         for (unsigned k = draw() % 5; k; --k)
           held.push_back(allocate(borrow_stream(0, theirs.handle()), 1 + draw() % 100'000));
-        for (void* const p : held) deallocate(borrow_stream(0, theirs.handle()), p);
+        for (void* const p : held)
+          deallocate(borrow_stream(0, theirs.handle()), p);
       }
     });
   }
-  for (auto& t : all) t.join();
+  for (auto& t : all)
+    t.join();
   EXPECT_EQ(memory_allocated(0), 0u);
 }
 

@@ -22,7 +22,8 @@ class program_stream {
     auto& r = runtime::current().get();
     r.open(0, "test", source_location::current());
     auto const made = r.machine().create_stream(0, driver::stream_kind::independent, 0);
-    if (made.ok()) is_ = made.value;
+    if (made.ok())
+      is_ = made.value;
   }
   ~program_stream() { (void)machine().destroy_stream(0, is_); }
   program_stream(program_stream const&) = delete;
@@ -36,7 +37,8 @@ class program_stream {
 
 std::vector<unsigned char> pattern(size_t n, unsigned salt) {
   std::vector<unsigned char> v(n);
-  for (size_t i = 0; i < n; ++i) v[i] = static_cast<unsigned char>(i * 31 + salt);
+  for (size_t i = 0; i < n; ++i)
+    v[i] = static_cast<unsigned char>(i * 31 + salt);
   return v;
 }
 
@@ -103,7 +105,8 @@ TEST(machine_handles, each_thread_has_its_per_thread_stream) {
 }
 
 TEST(machine_handles, another_devices_stream_is_refused) {
-  if (device_count() < 2) GTEST_SKIP() << "needs two devices";
+  if (device_count() < 2)
+    GTEST_SKIP() << "needs two devices";
   program_stream theirs;
   void* p = nullptr;
   EXPECT_EQ(weir_allocate(&p, 512, 0, 1, theirs.handle()), WEIR_INVALID_USE);

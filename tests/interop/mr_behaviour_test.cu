@@ -34,10 +34,12 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
  protected:
   void SetUp() override {
     machine_ = test::machine_of(GetParam().on, missing_);
-    if (!machine_) GTEST_SKIP() << missing_;
+    if (!machine_)
+      GTEST_SKIP() << missing_;
     in_.emplace(*machine_);
     resource_.emplace();
-    if (GetParam().stream == of::own) own_ = make_stream();
+    if (GetParam().stream == of::own)
+      own_ = make_stream();
     if (GetParam().stream == of::per_thread) {
       own_ = cudaStreamPerThread;
       try {
@@ -48,14 +50,16 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
     }
   }
   void TearDown() override {
-    if (!machine_) return;
+    if (!machine_)
+      return;
     if (gpu()) {
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
     EXPECT_EQ(memory_allocated(), 0u);
     in_.reset();
     machine_.reset();  // before the streams that it knows
-    for (cudaStream_t s : made_) EXPECT_EQ(cudaStreamDestroy(s), cudaSuccess);
+    for (cudaStream_t s : made_)
+      EXPECT_EQ(cudaStreamDestroy(s), cudaSuccess);
   }
   bool gpu() const { return GetParam().on == kind::gpus; }
   cudaStream_t make_stream() {
@@ -78,7 +82,8 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
     GetParam().stream == of::none ? test::give(ref(), p, bytes) : test::give(ref(), p, bytes, s);
   }
   void expect_known_to_cuda(void const* p) {
-    if (!gpu()) return;
+    if (!gpu())
+      return;
     cudaPointerAttributes is{};
     ASSERT_EQ(cudaPointerGetAttributes(&is, p), cudaSuccess);
     EXPECT_TRUE(is.type == cudaMemoryTypeDevice && is.devicePointer) << is.type;
@@ -87,7 +92,8 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
   void various() {
     for (size_t bytes : {size_t{0}, size_t{4}, 1_KiB, 1_MiB, 1_GiB}) {
       void* const p = take(bytes);
-      if (bytes) expect_known_to_cuda(p);
+      if (bytes)
+        expect_known_to_cuda(p);
       give(p, bytes);
     }
     EXPECT_THROW((void)take(1024 * 1024_GiB), std::bad_alloc);
@@ -104,7 +110,8 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
     for (size_t i = 1; i < order.size(); ++i) {
       EXPECT_LE(static_cast<char*>(order[i - 1].first) + order[i - 1].second, order[i].first) << "two blocks overlap";
     }
-    for (auto [p, bytes] : all) give(p, bytes);
+    for (auto [p, bytes] : all)
+      give(p, bytes);
   }
   void mixed() {
     std::mt19937 draw(815);
@@ -132,7 +139,8 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
         what();
       });
     }
-    for (auto& t : all) t.join();
+    for (auto& t : all)
+      t.join();
   }
 
   // One thread takes blocks and writes them, another gives them back on its stream, ordered by events.
@@ -195,7 +203,9 @@ class mr_behaviour : public ::testing::TestWithParam<place> {
   std::vector<cudaStream_t> made_;
 };
 
-TEST_P(mr_behaviour, a_reference_equals_itself) { EXPECT_TRUE(ref() == ref()); }
+TEST_P(mr_behaviour, a_reference_equals_itself) {
+  EXPECT_TRUE(ref() == ref());
+}
 
 TEST_P(mr_behaviour, two_live_blocks_are_different) {
   void *const a = take(8), *const b = take(8);
@@ -204,9 +214,15 @@ TEST_P(mr_behaviour, two_live_blocks_are_different) {
   give(b, 8);
 }
 
-TEST_P(mr_behaviour, any_size_is_served_and_a_pebibyte_refused) { various(); }
-TEST_P(mr_behaviour, random_sizes_do_not_overlap) { at_random(); }
-TEST_P(mr_behaviour, random_blocks_are_freed_between_others) { mixed(); }
+TEST_P(mr_behaviour, any_size_is_served_and_a_pebibyte_refused) {
+  various();
+}
+TEST_P(mr_behaviour, random_sizes_do_not_overlap) {
+  at_random();
+}
+TEST_P(mr_behaviour, random_blocks_are_freed_between_others) {
+  mixed();
+}
 TEST_P(mr_behaviour, four_threads_are_served_any_size) {
   in_threads([this] { various(); });
 }
@@ -216,9 +232,12 @@ TEST_P(mr_behaviour, four_threads_take_random_sizes) {
 TEST_P(mr_behaviour, four_threads_free_between_others) {
   in_threads([this] { mixed(); });
 }
-TEST_P(mr_behaviour, one_thread_takes_and_another_gives_back) { between_threads(own_, own_); }
+TEST_P(mr_behaviour, one_thread_takes_and_another_gives_back) {
+  between_threads(own_, own_);
+}
 TEST_P(mr_behaviour, the_giver_may_use_another_stream) {
-  if (GetParam().stream != of::own) GTEST_SKIP() << "there is one such stream";
+  if (GetParam().stream != of::own)
+    GTEST_SKIP() << "there is one such stream";
   between_threads(own_, make_stream());
 }
 

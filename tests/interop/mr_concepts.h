@@ -24,10 +24,18 @@ static_assert(!cuda::mr::resource_with<mr::device_resource, host_accessible>);
 static_assert(cuda::mr::async_resource_with<mr::pinned_resource, device_accessible, host_accessible>);
 using device_ref = cuda::mr::async_resource_ref<device_accessible>;
 using host_ref = cuda::mr::async_resource_ref<device_accessible, host_accessible>;
-inline void* take(device_ref r, size_t bytes) { return r.allocate(bytes, 256); }
-inline void give(device_ref r, void* p, size_t bytes) { r.deallocate(p, bytes, 256); }
-inline void* take(device_ref r, size_t bytes, cuda::stream_ref s) { return r.allocate_async(bytes, 256, s); }
-inline void give(device_ref r, void* p, size_t bytes, cuda::stream_ref s) { r.deallocate_async(p, bytes, 256, s); }
+inline void* take(device_ref r, size_t bytes) {
+  return r.allocate(bytes, 256);
+}
+inline void give(device_ref r, void* p, size_t bytes) {
+  r.deallocate(p, bytes, 256);
+}
+inline void* take(device_ref r, size_t bytes, cuda::stream_ref s) {
+  return r.allocate_async(bytes, 256, s);
+}
+inline void give(device_ref r, void* p, size_t bytes, cuda::stream_ref s) {
+  r.deallocate_async(p, bytes, 256, s);
+}
 #else
 static_assert(cuda::mr::resource<mr::device_resource> && cuda::mr::synchronous_resource<mr::device_resource>);
 static_assert(cuda::mr::resource_with<mr::device_resource, device_accessible>);
@@ -41,10 +49,18 @@ using device_ref = cuda::mr::resource_ref<device_accessible>;
 using host_ref = cuda::mr::resource_ref<device_accessible, host_accessible>;
 static_assert(std::is_constructible_v<cuda::mr::any_resource<device_accessible>, mr::device_resource>);
 #endif
-inline void* take(device_ref r, size_t bytes) { return r.allocate_sync(bytes, 256); }
-inline void give(device_ref r, void* p, size_t bytes) { r.deallocate_sync(p, bytes, 256); }
-inline void* take(device_ref r, size_t bytes, cuda::stream_ref s) { return r.allocate(s, bytes, 256); }
-inline void give(device_ref r, void* p, size_t bytes, cuda::stream_ref s) { r.deallocate(s, p, bytes, 256); }
+inline void* take(device_ref r, size_t bytes) {
+  return r.allocate_sync(bytes, 256);
+}
+inline void give(device_ref r, void* p, size_t bytes) {
+  r.deallocate_sync(p, bytes, 256);
+}
+inline void* take(device_ref r, size_t bytes, cuda::stream_ref s) {
+  return r.allocate(s, bytes, 256);
+}
+inline void give(device_ref r, void* p, size_t bytes, cuda::stream_ref s) {
+  r.deallocate(s, p, bytes, 256);
+}
 #endif
 static_assert(std::is_constructible_v<host_ref, mr::pinned_resource&>);
 static_assert(!std::is_constructible_v<host_ref, mr::device_resource&>);

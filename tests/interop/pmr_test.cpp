@@ -20,7 +20,8 @@ struct host_resource : ::testing::Test {
 TEST_F(host_resource, a_vector_lies_in_pinned_memory) {
   {
     std::pmr::vector<float> v(pmr::pinned_memory());
-    for (int i = 0; i < 1000; ++i) v.push_back(static_cast<float>(i));
+    for (int i = 0; i < 1000; ++i)
+      v.push_back(static_cast<float>(i));
     ASSERT_TRUE(find_block(v.data()));
     EXPECT_EQ(find_block(v.data())->kind, memory_kind::pinned);
     buffer const there(v.size() * sizeof(float));
@@ -51,7 +52,8 @@ TEST_F(host_resource, nodes_and_strings_are_served_too) {
   for (std::pmr::memory_resource* r : {static_cast<std::pmr::memory_resource*>(pmr::pinned_memory()),
                                        static_cast<std::pmr::memory_resource*>(pmr::pageable_memory())}) {
     std::pmr::map<int, std::pmr::string> names(r);
-    for (int i = 0; i < 100; ++i) names[i].assign(200, 'a');
+    for (int i = 0; i < 100; ++i)
+      names[i].assign(200, 'a');
     names.erase(50);
     EXPECT_EQ(names.size(), 99u);
     EXPECT_EQ(names[7].get_allocator().resource(), r);

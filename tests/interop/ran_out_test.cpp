@@ -72,7 +72,8 @@ struct scene {
     ::getrlimit(RLIMIT_AS, &is);
     size_t pages = 0;
     if (FILE* const f = more ? std::fopen("/proc/self/statm", "r") : nullptr) {
-      if (std::fscanf(f, "%zu", &pages) != 1) pages = 0;
+      if (std::fscanf(f, "%zu", &pages) != 1)
+        pages = 0;
       std::fclose(f);
     }
     is.rlim_cur = more ? pages * os::page_size() + more : before;
@@ -92,9 +93,15 @@ struct door {
 };
 
 void nothing(scene&) {}
-void empties(scene& s) { s.empty(); }
-void fills(scene& s) { s.fill_device(60_MiB); }
-void pins(scene& s) { s.fill_pinned(12_MiB); }
+void empties(scene& s) {
+  s.empty();
+}
+void fills(scene& s) {
+  s.fill_device(60_MiB);
+}
+void pins(scene& s) {
+  s.fill_pinned(12_MiB);
+}
 constexpr char const* of_live = "Free tensors and buffers earlier";
 constexpr char const* of_limit = "The memory limit is reached";
 constexpr char const* of_pinned = "free pinned buffers";
@@ -178,7 +185,8 @@ std::vector<door> doors() {
        "Other processes or libraries hold"});
   add({"the driver refuses",
        [](scene& s) {
-         for (std::uint64_t k = 1; k < 10; ++k) simulation::of(*s.machine).fail_call("create_shared", k);
+         for (std::uint64_t k = 1; k < 10; ++k)
+           simulation::of(*s.machine).fail_call("create_shared", k);
        },
        [](scene& s) { exportable_buffer(*s.on, 8_MiB); }, [](scene& s) { simulation::of(*s.machine).clear_failures(); },
        "exportable_buffer", driver, "nvidia-smi"});
@@ -218,7 +226,8 @@ std::vector<door> doors() {
     s.aside->sleep();
   });
   on_pinned("copy", [](scene& s) {
-    if (s.held.size() == 1) s.fill_pinned(4_MiB);
+    if (s.held.size() == 1)
+      s.fill_pinned(4_MiB);
     buffer const to(*s.on, 8_MiB);
     s.pageable.resize(8_MiB);
     copy(*s.on, to.data(), s.pageable.data(), 8_MiB);
@@ -255,7 +264,8 @@ std::vector<door> doors() {
        true});
   add({"the system locks no more",
        [](scene& s) {
-         for (std::uint64_t k = 1; k < 10; ++k) simulation::of(*s.machine).fail_call("pin", k);
+         for (std::uint64_t k = 1; k < 10; ++k)
+           simulation::of(*s.machine).fail_call("pin", k);
        },
        [](scene&) { (void)pinned(8_MiB); },
        [](scene& s) { simulation::of(*s.machine).clear_failures(); },
@@ -294,7 +304,8 @@ std::vector<door> doors() {
 
 size_t count(std::string_view text, std::string_view of) {
   size_t n = 0;
-  for (size_t at = 0; (at = text.find(of, at)) != text.npos; at += of.size()) ++n;
+  for (size_t at = 0; (at = text.find(of, at)) != text.npos; at += of.size())
+    ++n;
   return n;
 }
 
@@ -311,7 +322,8 @@ void says_what_it_is(door const& d, out_of_memory const& e) {
 
 TEST(ran_out, every_call_says_what_ran_out_and_what_helps) {
   for (door const& d : doors()) {
-    if (tests::sanitized && !d.under_sanitizers) continue;
+    if (tests::sanitized && !d.under_sanitizers)
+      continue;
     SCOPED_TRACE(std::string(d.name) + ", cause " + std::string(name(d.cause)));
     scene s(d.with);
     d.before(s);
@@ -327,7 +339,8 @@ TEST(ran_out, every_call_says_what_ran_out_and_what_helps) {
 // Also where nothing helps: such a program may want to know.
 TEST(ran_out, every_call_asks_the_program_once_before) {
   for (door const& d : doors()) {
-    if (tests::sanitized && !d.under_sanitizers) continue;
+    if (tests::sanitized && !d.under_sanitizers)
+      continue;
     SCOPED_TRACE(std::string(d.name) + ", cause " + std::string(name(d.cause)));
     scene s(d.with);
     int asked = 0;
@@ -345,7 +358,8 @@ TEST(ran_out, every_call_asks_the_program_once_before) {
 
 TEST(ran_out, every_call_is_served_if_the_program_makes_room) {
   for (door const& d : doors()) {
-    if (!d.make_room || (tests::sanitized && !d.under_sanitizers)) continue;
+    if (!d.make_room || (tests::sanitized && !d.under_sanitizers))
+      continue;
     SCOPED_TRACE(std::string(d.name) + ", cause " + std::string(name(d.cause)));
     scene s(d.with);
     int asked = 0;

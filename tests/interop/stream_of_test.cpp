@@ -179,7 +179,8 @@ TEST_F(stream_by_handle, a_block_may_be_freed_after_its_stream) {
     auto* const handle = theirs->handle();
     void* const p = allocate(detail::stream_of(handle), 1_MiB);
     theirs.reset();
-    if (again) later.emplace(0);
+    if (again)
+      later.emplace(0);
     detail::deallocate_on(gpu, handle, p);
     simulated_stream another(1);
     void* const q = allocate(detail::stream_of(another.handle()), 1_MiB);

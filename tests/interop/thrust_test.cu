@@ -52,7 +52,8 @@ TEST_F(thrust_memory, temporaries_of_any_size_are_aligned) {
   thrust_allocator<std::byte> on(default_stream());
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{17}, size_t{1000}, size_t{100000}}) {
     std::vector<thrust_allocator<std::byte>::pointer> all;
-    for (int i = 0; i < 5; ++i) all.push_back(on.allocate(bytes));
+    for (int i = 0; i < 5; ++i)
+      all.push_back(on.allocate(bytes));
     for (auto p : all) {
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p.get()) % 256, 0u);
       on.deallocate(p, bytes);
@@ -110,12 +111,14 @@ TEST_F(thrust_gpu, temporary_memory_comes_from_weir) {
   EXPECT_EQ(memory_allocated(), before);
   EXPECT_GT(max_memory_allocated(), before + n) << "a sort needs room";
   size_t const reserved = memory_reserved();
-  for (int i = 0; i < 10; ++i) thrust::sort(par_nosync(s), first, first + n, thrust::greater<int>());
+  for (int i = 0; i < 10; ++i)
+    thrust::sort(par_nosync(s), first, first + n, thrust::greater<int>());
   EXPECT_EQ(memory_reserved(), reserved);
   thrust::sort(par_nosync(s), first, first + n);
   std::vector<int> host(n);
   copy(s, host.data(), keys.data(), keys.size());
-  for (size_t i = 0; i < n; ++i) ASSERT_EQ(host[i], static_cast<int>(i) + 1);
+  for (size_t i = 0; i < n; ++i)
+    ASSERT_EQ(host[i], static_cast<int>(i) + 1);
 }
 
 TEST_F(thrust_gpu, a_policy_returns_before_its_work_is_done) {
@@ -124,7 +127,8 @@ TEST_F(thrust_gpu, a_policy_returns_before_its_work_is_done) {
   buffer const values(s, n * sizeof(int));
   thrust::device_ptr<int> const first(values.data<int>());
   s.synchronize();
-  for (int i = 0; i < 20; ++i) thrust::fill(par_nosync(s), first, first + n, i);
+  for (int i = 0; i < 20; ++i)
+    thrust::fill(par_nosync(s), first, first + n, i);
   EXPECT_FALSE(s.query()) << "5 GiB cannot have been written yet";
   EXPECT_EQ(thrust::reduce(par_nosync(s), first, first + n, 0L, thrust::plus<long>()), 19L * static_cast<long>(n));
 }

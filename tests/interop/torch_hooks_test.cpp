@@ -27,7 +27,8 @@ struct library {
     ::setenv("WEIR_DEVICES", "sim:2:1", 1);
     ::setenv("WEIR_CONF", "device_limit:256MiB", 1);
     handle = ::dlopen(WEIR_TORCH_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) throw std::runtime_error(::dlerror());
+    if (!handle)
+      throw std::runtime_error(::dlerror());
   }
   template <class F>
   F* find(char const* name) const {
@@ -63,10 +64,12 @@ std::string refusal(Do act) {
 
 TEST(torch_hooks, zero_bytes_have_an_address_of_their_own) {
   std::set<void*> all;
-  for (int i = 0; i < 100; ++i) all.insert(take(0));
+  for (int i = 0; i < 100; ++i)
+    all.insert(take(0));
   EXPECT_EQ(all.size(), 100u);
   EXPECT_FALSE(all.contains(nullptr));
-  for (void* const p : all) give(p);
+  for (void* const p : all)
+    give(p);
 }
 
 // PyTorch's kernels choose their paths by alignment.
@@ -218,7 +221,8 @@ TEST(torch_hooks, memory_opens_when_a_second_device_is_used) {
   EXPECT_GE(figure("peer_access_bytes", 1), 50 << 20);
   void* const later = take(60 << 20, 0);
   EXPECT_GE(figure("peer_access_bytes", 0), 110 << 20);
-  for (void* const one : {p, later}) give(one);
+  for (void* const one : {p, later})
+    give(one);
   give(q, 0, 1);
 }
 
@@ -235,12 +239,14 @@ TEST(torch_hooks, threads_share_the_streams) {
         auto* const p = static_cast<int*>(take(600));
         *p = t * 10000 + i;
         std::this_thread::yield();
-        if (*p != t * 10000 + i) std::abort();
+        if (*p != t * 10000 + i)
+          std::abort();
         give(p);
       }
     });
   }
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
 }
 
 // A loader's worker ends with copies of its parent's tensors.

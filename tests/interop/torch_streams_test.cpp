@@ -69,10 +69,12 @@ TEST_F(torch_streams, borrowed_streams_may_end_before_their_memory) {
   for (int i = 0; i < 100; ++i) {
     simulated_stream const theirs(0);
     deallocate(allocate(all->borrow(0, theirs.handle()), large));
-    if (i < 10) kept.push_back(allocate(all->borrow(0, theirs.handle()), small));
+    if (i < 10)
+      kept.push_back(allocate(all->borrow(0, theirs.handle()), small));
     EXPECT_EQ(all->registered(0, theirs.handle()), nullptr);
   }
-  for (void* const p : kept) deallocate(p);
+  for (void* const p : kept)
+    deallocate(p);
   deallocate(allocate(default_stream(0), 60_MiB));  // looks at all memory of the streams that ended
   EXPECT_EQ(memory_allocated(0), 0u);
 }

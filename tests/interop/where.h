@@ -17,7 +17,8 @@ enum class kind : std::uint8_t { simulated, gpus };
 
 // Null, and why in `missing`, without a GPU.
 inline std::unique_ptr<runtime> machine_of(kind k, std::string& missing) {
-  if (k == kind::simulated) return std::make_unique<runtime>(weir::simulated{.devices = 2, .memory = 4_GiB});
+  if (k == kind::simulated)
+    return std::make_unique<runtime>(weir::simulated{.devices = 2, .memory = 4_GiB});
   ::setenv("WEIR_DEVICES", "cuda", 1);
   std::unique_ptr<runtime> made;
   try {
@@ -38,8 +39,10 @@ struct on_simulated : ::testing::Test {
 struct on_gpus : ::testing::Test {
   void SetUp() override {
     r = machine_of(kind::gpus, missing);
-    if (r) in.emplace(*r);
-    else GTEST_SKIP() << missing;
+    if (r)
+      in.emplace(*r);
+    else
+      GTEST_SKIP() << missing;
   }
   std::string missing;
   std::unique_ptr<runtime> r;

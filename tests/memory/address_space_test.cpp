@@ -31,7 +31,8 @@ TEST_F(address_spaces, an_address_has_one_owner) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::vector<region*> all;
-  while (region* const r = space.take(1, no_heap)) all.push_back(r);
+  while (region* const r = space.take(1, no_heap))
+    all.push_back(r);
   ASSERT_GE(all.size(), 64u) << "many streams find room";
   std::size_t bytes = 0;
   for (region* r : all) {
@@ -55,17 +56,20 @@ TEST_F(address_spaces, a_region_is_as_large_as_its_request) {
 }
 
 TEST_F(address_spaces, the_reservation_is_halved_until_it_fits) {
-  for (std::uint64_t k = 1; k <= 3; ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
+  for (std::uint64_t k = 1; k <= 3; ++k)
+    control->fail_call("reserve", k, driver::code::out_of_memory);
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t bytes = 0;
-  while (region* const r = space.take(1, no_heap)) bytes += r->bytes;
+  while (region* const r = space.take(1, no_heap))
+    bytes += r->bytes;
   EXPECT_EQ(bytes, 8 * info.total_memory);
 }
 
 TEST_F(address_spaces, the_least_reservation_is_the_devices_memory) {
   for (bool const fits : {true, false}) {
-    for (std::uint64_t k = 1; k <= (fits ? 6 : 7); ++k) control->fail_call("reserve", k, driver::code::out_of_memory);
+    for (std::uint64_t k = 1; k <= (fits ? 6 : 7); ++k)
+      control->fail_call("reserve", k, driver::code::out_of_memory);
     address_space space(*machine, 0);
     EXPECT_EQ(space.open(info, 0).what, fits ? driver::code::ok : driver::code::out_of_memory);
     EXPECT_EQ(space.bytes(), fits ? info.total_memory : 0);
@@ -78,7 +82,8 @@ TEST_F(address_spaces, its_size_is_an_option) {
     address_space space(*machine, 0);
     ASSERT_TRUE(space.open(info, 16 << 20).ok());
     std::size_t bytes = 0;
-    while (region* const r = space.take(1, no_heap)) bytes += r->bytes;
+    while (region* const r = space.take(1, no_heap))
+      bytes += r->bytes;
     EXPECT_EQ(bytes, std::size_t{16} << 20);
   }
   control->fail_call("reserve", 1, driver::code::failed);
@@ -87,7 +92,10 @@ TEST_F(address_spaces, its_size_is_an_option) {
 }
 
 TEST_F(address_spaces, the_reservation_is_given_back_at_the_end) {
-  { address_space space(*machine, 0); ASSERT_TRUE(space.open(info, 0).ok()); }
+  {
+    address_space space(*machine, 0);
+    ASSERT_TRUE(space.open(info, 0).ok());
+  }
   EXPECT_EQ(control->census(), std::vector<std::string>{});
 }
 
@@ -99,7 +107,8 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
     std::vector<std::size_t> out;
     auto const sizes = space.handles_under(block * page, reserved * page, capacity * page, epsilon);
-    for (std::size_t left = block; left > 0; left -= out.back()) out.push_back(sizes.next(left * page) / page);
+    for (std::size_t left = block; left > 0; left -= out.back())
+      out.push_back(sizes.next(left * page) / page);
     return out;
   };
   using handles = std::vector<std::size_t>;

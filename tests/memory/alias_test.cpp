@@ -48,10 +48,12 @@ struct moved {
   char* take(std::size_t pages) { return static_cast<char*>(device.allocate(s, pages * page, 0, at)); }
   void give(void* p) { device.deallocate(p, nullptr, at); }
   moved() {
-    for (char*& h : holes) h = take(16), walls.push_back(take(1));
+    for (char*& h : holes)
+      h = take(16), walls.push_back(take(1));
   }
   void move() {
-    for (char* h : holes) give(h);
+    for (char* h : holes)
+      give(h);
     large = take(32);
   }
   std::size_t reserved() const { return static_cast<std::size_t>(device.statistics().reserved_bytes.all.current); }
@@ -88,7 +90,8 @@ TEST(ghosts, ordered_handles_move_while_work_still_uses_them) {
     driver::touch const use{reinterpret_cast<driver::address>(p), pages * page, true};
     ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
   };
-  for (char* h : m.holes) work(h, 16);
+  for (char* h : m.holes)
+    work(h, 16);
   std::size_t const before = m.reserved();
   m.move();
   EXPECT_LE(m.reserved(), before + page) << "taken from work that is ordered, not made anew";
@@ -96,7 +99,8 @@ TEST(ghosts, ordered_handles_move_while_work_still_uses_them) {
   m.expect_sound();
   EXPECT_EQ(m.calls->unmaps, 0);
   m.give(m.large);
-  for (void* w : m.walls) m.give(w);
+  for (void* w : m.walls)
+    m.give(w);
   EXPECT_TRUE(m.bench.control->run());
   m.expect_sound();
   m.device.empty_cache();
@@ -134,7 +138,8 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
     live.pop_back();
   };
   for (int i = 0; i < 3000; ++i) {
-    if (live.size() == 8) give_one();
+    if (live.size() == 8)
+      give_one();
     live.push_back(m.take(1 + random() % 40));
     driver::touch const use{reinterpret_cast<driver::address>(live.back()), page, true};
     driver::work const counted{[](void* n) { ++*static_cast<int*>(n); }, nullptr, &begun};
@@ -146,11 +151,13 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
   EXPECT_EQ(m.device.validate(), std::vector<std::string>{});
   // Where memory is short, they move all the same: nothing can complete meanwhile.
   m.device.set_limit(m.reserved());
-  while (!live.empty()) give_one();
+  while (!live.empty())
+    give_one();
   for (std::size_t pages = 20; pages < handles - handles / 8; pages += 20) {
     m.give(m.take(pages));
     EXPECT_EQ(begun, 0) << pages;
-    if (begun) break;
+    if (begun)
+      break;
   }
   live.push_back(m.take(handles - m.walls.size() - 2 * 16));
   m.device.set_limit(0);
@@ -159,7 +166,8 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
   // All work is complete: what stayed serves the next block.
   give_one();
   m.give(m.holes[0]), m.give(m.holes[1]);
-  for (void* w : m.walls) m.give(w);
+  for (void* w : m.walls)
+    m.give(w);
   m.walls.clear();
   (void)m.bench.clocks().poll(m.s.now());
   EXPECT_TRUE(m.bench.control->run());
@@ -204,10 +212,13 @@ TEST(ghosts, any_call_refused_leaves_every_list_whole) {
     };
     m.large = nullptr;
     attempt([&] { m.move(); });
-    if (m.large) m.give(m.large);
+    if (m.large)
+      m.give(m.large);
     std::vector<void*> got;
-    for (std::size_t const pages : {20, 13, 7, 30}) attempt([&] { got.push_back(m.take(pages)); });
-    for (void* p : got) m.give(p);
+    for (std::size_t const pages : {20, 13, 7, 30})
+      attempt([&] { got.push_back(m.take(pages)); });
+    for (void* p : got)
+      m.give(p);
     m.device.empty_cache();
     return failed;
   };
@@ -225,7 +236,8 @@ TEST(ghosts, any_call_refused_leaves_every_list_whole) {
     (void)program(m);
     driver::fault_injector_of(m.bench.machine())->forget_orders();
     ASSERT_EQ(m.device.validate(), std::vector<std::string>{}) << "call " << k;
-    for (void* w : m.walls) m.give(w);
+    for (void* w : m.walls)
+      m.give(w);
     m.device.empty_cache();
     ASSERT_EQ(m.reserved(), 0u) << "call " << k;
     ASSERT_EQ(m.device.validate(), std::vector<std::string>{}) << "call " << k;

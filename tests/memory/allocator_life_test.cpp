@@ -48,7 +48,8 @@ TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
   std::vector<void*> all;
   for (std::size_t const bytes : {100, 100, 100, 100, 3000, 40'000, 300'000, 300'000})
     all.push_back(d.allocate(s, bytes, 0, at));
-  for (std::size_t const i : {0, 1, 5, 6}) d.deallocate(std::exchange(all[i], nullptr), nullptr, at);
+  for (std::size_t const i : {0, 1, 5, 6})
+    d.deallocate(std::exchange(all[i], nullptr), nullptr, at);
   std::size_t reserved = 0, live = 0;
   for (memory::mapped_range const& r : d.layout()) {
     std::size_t sum = 0;
@@ -72,7 +73,8 @@ TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
   EXPECT_EQ(streams[0].allocated, live);
   EXPECT_EQ(streams[0].pending, 0u);
   EXPECT_EQ(streams[0].cached, reserved - live);
-  for (void* const p : all) d.deallocate(p, nullptr, at);
+  for (void* const p : all)
+    d.deallocate(p, nullptr, at);
 }
 
 // The frees record fences only beside a second active stream.
@@ -81,7 +83,8 @@ TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   memory::allocator& d = bench.on(0);
   clock::stream_clock& a = bench.stream(0);
   auto const free_64_MiB = [&] {
-    for (int i = 0; i < 64; ++i) d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
+    for (int i = 0; i < 64; ++i)
+      d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
   };
   free_64_MiB();
   EXPECT_EQ(d.statistics().fences, 0u);
@@ -131,7 +134,8 @@ TEST(teardown, held_memory_is_reported_and_stays_valid) {
   }
   EXPECT_NE(::testing::internal::GetCapturedStderr().find("1 block (98 KiB)"), std::string::npos);
   std::size_t mappings = 0;
-  for (auto const& l : left) mappings += l.find("mapping") != std::string::npos;
+  for (auto const& l : left)
+    mappings += l.find("mapping") != std::string::npos;
   EXPECT_GT(mappings, 0u) << "the held block's pages";
 }
 
@@ -145,7 +149,8 @@ TEST(teardown, nothing_is_left_of_a_runtime_without_blocks) {
     void* const p = bench.on(0).allocate(s, 1 << 20, 0, at);
     bench.on(0).record_use(p, t, at);
     bench.on(0).deallocate(p, nullptr, at);
-    for (auto* l : {&s, &t}) ASSERT_TRUE(bench.machine().destroy_stream(0, l->handle()).ok());
+    for (auto* l : {&s, &t})
+      ASSERT_TRUE(bench.machine().destroy_stream(0, l->handle()).ok());
   }
   EXPECT_EQ(left, std::vector<std::string>{});
 }
@@ -156,12 +161,14 @@ TEST(allocator_segments, serve_behind_the_same_arena) {
   memory::allocator& d = bench.on(0);
   clock::stream_clock& s = bench.stream(0);
   std::vector<void*> all;
-  for (std::size_t bytes : {100, 5000, 40'000, 1'000'000, 0}) all.push_back(d.allocate(s, bytes, 0, at));
+  for (std::size_t bytes : {100, 5000, 40'000, 1'000'000, 0})
+    all.push_back(d.allocate(s, bytes, 0, at));
   EXPECT_EQ(d.find(static_cast<char*>(all[3]) + 999'999)->base, all[3]);
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
   EXPECT_THROW((void)d.allocate(s, 3'500'000, 0, at), out_of_memory);
   EXPECT_THROW(d.deallocate(static_cast<char*>(all[3]) + 512, nullptr, at), invalid_use);
-  for (void* p : all) d.deallocate(p, nullptr, at);
+  for (void* p : all)
+    d.deallocate(p, nullptr, at);
   EXPECT_NE(d.allocate(s, 3'500'000, 0, at), nullptr) << "the ladder gives whole segments back";
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
@@ -202,11 +209,13 @@ TEST(allocator_segments, a_refused_one_is_reported_again) {
   history.stop();
   std::vector<observe::action> told;
   for (observe::event const& e : history.events(static_cast<std::uint32_t>(bench.core.id()), 0)) {
-    if (e.what == observe::action::map || e.what == observe::action::unmap) told.push_back(e.what);
+    if (e.what == observe::action::map || e.what == observe::action::unmap)
+      told.push_back(e.what);
   }
   using enum observe::action;
   EXPECT_EQ(told, (std::vector{map, unmap, map, unmap}));
-  for (int i = 0; i < 2; ++i) EXPECT_NE(d.allocate(s, bytes, 0, at), nullptr);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NE(d.allocate(s, bytes, 0, at), nullptr);
   EXPECT_EQ(d.statistics().cached_bytes.all.peak, std::int64_t{bytes}) << "both are live, and the first has gone";
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
@@ -216,7 +225,8 @@ struct meanwhile final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status release_segment(int device, weir::driver::address at) override {
     auto const s = fault_injector::release_segment(device, at);
-    if (s.ok() && then) std::exchange(then, nullptr)();
+    if (s.ok() && then)
+      std::exchange(then, nullptr)();
     return s;
   }
   std::function<void()> then;
@@ -272,7 +282,8 @@ TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
   d.reset();
   EXPECT_TRUE(ran) << "the allocator ended before the work that uses its pages";
   ASSERT_TRUE(bench.control->run());
-  for (std::string const& f : bench.control->findings()) EXPECT_EQ(f.find("stray"), std::string::npos) << f;
+  for (std::string const& f : bench.control->findings())
+    EXPECT_EQ(f.find("stray"), std::string::npos) << f;
 }
 
 TEST(allocator_end, pages_stay_when_another_device_cannot_wait) {
@@ -324,7 +335,8 @@ TEST(oom_callbacks, removal_waits_for_calls_of_other_threads) {
       },
       &state, 0);
   std::thread out_of_room([&] { (void)all.call({}); });
-  while (!state.entered) std::this_thread::yield();
+  while (!state.entered)
+    std::this_thread::yield();
   all.remove(id);
   EXPECT_TRUE(state.left) << "what the callback uses may be gone now";
   out_of_room.join();
@@ -345,13 +357,15 @@ TEST(oom_callbacks, two_that_remove_themselves_do_not_deadlock) {
   auto const meet_and_go = [](void* s, memory_report const&) {
     auto& self = *static_cast<one*>(s);
     ++self.of.inside;
-    while (self.of.inside < 2) std::this_thread::yield();
+    while (self.of.inside < 2)
+      std::this_thread::yield();
     self.of.all.remove(self.id);
     return true;
   };
   first.id = state.all.add(meet_and_go, &first, 0);
   std::thread other([&] { (void)state.all.call({}); });
-  while (state.inside < 1) std::this_thread::yield();
+  while (state.inside < 1)
+    std::this_thread::yield();
   second.id = state.all.add(meet_and_go, &second, -1);
   EXPECT_TRUE(state.all.call({}));  // meets the other thread in the second callback
   other.join();

@@ -30,7 +30,8 @@ TEST_F(allocations, a_marked_block_waits_for_the_marked_stream) {
     ASSERT_TRUE(bench.control->run());
     ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
     void* q = take(a, bytes);
-    for (int i = 0; q != p && i < 2000; ++i) q = take(a, bytes);  // slots of the slab before it
+    for (int i = 0; q != p && i < 2000; ++i)
+      q = take(a, bytes);  // slots of the slab before it
     EXPECT_EQ(q, p) << bytes;
     sound();
   }
@@ -196,7 +197,8 @@ TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
       0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
   void* const p = take(f, 1 << 20);
   busy(f);
-  for (int i = 0; i < 5; ++i) ASSERT_TRUE(f.fence().ok());  // its numbers are ahead of the next registration's
+  for (int i = 0; i < 5; ++i)
+    ASSERT_TRUE(f.fence().ok());  // its numbers are ahead of the next registration's
   give(p);
   bench.clocks().retire(f);
   EXPECT_THROW(take(f, 100), invalid_use);
@@ -238,7 +240,8 @@ TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
 // Regression: such a free did nothing, so that blocks stayed live, and were freed twice without a word.
 TEST_F(allocations, a_lost_device_takes_frees_and_counts_them) {
   std::vector<void*> all;
-  for (std::size_t const bytes : {100, 100'000, 3 << 20, 0}) all.push_back(take(a, bytes));
+  for (std::size_t const bytes : {100, 100'000, 3 << 20, 0})
+    all.push_back(take(a, bytes));
   all.push_back(take(a, 5000));
   device().record_use(all[1], b, at);
   device().record_use(all[4], b, at);
@@ -248,7 +251,8 @@ TEST_F(allocations, a_lost_device_takes_frees_and_counts_them) {
     ASSERT_TRUE(bench.machine().enqueue(0, s->handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   bench.control->lose_device(0);
   EXPECT_FALSE(bench.clocks().synchronize(a.now()).ok());
-  for (std::size_t i = 0; i < all.size(); ++i) i == 2 ? device().deallocate(all[i], &b, at) : give(all[i]);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    i == 2 ? device().deallocate(all[i], &b, at) : give(all[i]);
   auto const n = device().statistics();
   EXPECT_EQ(n.allocation.all.current, 0);
   EXPECT_EQ(n.allocated_bytes.all.current, 0);

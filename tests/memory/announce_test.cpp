@@ -61,7 +61,8 @@ TEST(announce, every_live_block_is_known_with_a_gap_of_256_bytes) {
     std::size_t const units = (bytes + 15) / 16 * 16;
     ASSERT_EQ(at % std::min<std::size_t>(units & (~units + 1), 512), 0u) << "a natural alignment that changed";
   }
-  for (auto const& one : live) deallocate(one.first);
+  for (auto const& one : live)
+    deallocate(one.first);
   EXPECT_TRUE(r.told->blocks.empty());
   EXPECT_EQ(r.told->wrong, 0);
 }

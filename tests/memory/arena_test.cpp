@@ -29,8 +29,10 @@ struct bare_arena {
   }
   heap_block* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
     growth_plan g;
-    if (!blocks.plan(bytes, alignment, arena::zone::blocks, g)) return nullptr;
-    for (auto const& hole : g.missing) map(hole.at, hole.bytes);
+    if (!blocks.plan(bytes, alignment, arena::zone::blocks, g))
+      return nullptr;
+    for (auto const& hole : g.missing)
+      map(hole.at, hole.bytes);
     return blocks.commit(g);
   }
   std::vector<std::string> wrong() const {
@@ -88,7 +90,8 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks) {
   blocks.add_region(*in, state::unmapped);
   auto const grow = [&](std::size_t bytes, arena::zone part) -> heap_block* {
     growth_plan g;
-    if (!blocks.plan(bytes, bins::unit, part, g)) return nullptr;
+    if (!blocks.plan(bytes, bins::unit, part, g))
+      return nullptr;
     for (auto const& hole : g.missing)
       in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
                     &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
@@ -160,9 +163,10 @@ TEST(arena, growth_takes_the_window_with_fewest_unmapped_bytes) {
   a.blocks.give(*last, 0);
   growth_plan g;
   ASSERT_TRUE(a.blocks.plan(5 * page, bins::unit, arena::zone::blocks, g));
-  EXPECT_EQ(g.block, tail);            // three pages are mapped there already
+  EXPECT_EQ(g.block, tail);  // three pages are mapped there already
   EXPECT_EQ(g.missing_bytes, 2 * page);
-  for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
+  for (auto const& hole : g.missing)
+    a.map(hole.at, hole.bytes);
   a.blocks.commit(g);
   EXPECT_SOUND(a);
 }
@@ -194,7 +198,8 @@ TEST(arena, growth_uses_free_memory_behind_a_gap) {
     blocks.give(*low, 0);
     auto const going = blocks.reserve_handles(3 * page, arena::first::lowest, [](std::uint64_t) { return true; });
     ASSERT_EQ(going.all.size(), 1u);
-    for (handle const& h : going.all.front().handles) in->set_pages(h, nullptr);
+    for (handle const& h : going.all.front().handles)
+      in->set_pages(h, nullptr);
     blocks.release_done(*going.all.front().place);
     blocks.give(*free, 0);
     blocks.give(*other, 0);
@@ -219,14 +224,15 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   a.grow(40 * page);
   a.blocks.give(*first, 0);
   auto const going = a.blocks.reserve_handles(8 * page, arena::first::lowest, [](std::uint64_t) { return true; });
-  for (handle const& h : going.all.front().handles) a.in->set_pages(h, nullptr);
+  for (handle const& h : going.all.front().handles)
+    a.in->set_pages(h, nullptr);
   a.blocks.release_done(*going.all.front().place);  // unmapped: 8 pages here, and 15 at the end
   aliased_handle moved{};
   alias_table::places all;
   address const at = a.in->base + page;
   all[at] = {&moved, nullptr, at, 8 * page, {}, true, false};
   alias_view const sight{&all, nullptr,
-                          [](void const*, alias const&, address, address) { return alias_view::outcome::swaps; }};
+                         [](void const*, alias const&, address, address) { return alias_view::outcome::swaps; }};
   growth_plan g;
   // The only place that fits lies inside the alias.
   ASSERT_TRUE(a.blocks.plan(3 * page, 4 * page, arena::zone::blocks, g, sight));
@@ -327,14 +333,17 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
     bare_arena a(256 * page);
     std::map<address, std::pair<heap_block*, std::size_t>> live;
     for (int i = 0; i < 400; ++i) {
-      if (random() % 100 == 0) a.blocks.place(random() % 4 ? arena::places::openings : arena::places::mapped);
+      if (random() % 100 == 0)
+        a.blocks.place(random() % 4 ? arena::places::openings : arena::places::mapped);
       if (random() % 5 < 3) {
         std::size_t const bytes =
             std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);
         std::size_t const alignment = random() % 6 ? bins::unit : std::size_t{1} << (9 + random() % 9);
         heap_block* p = a.blocks.take(bytes, alignment);
-        if (!p) p = a.grow(bytes, alignment);
-        if (!p) continue;
+        if (!p)
+          p = a.grow(bytes, alignment);
+        if (!p)
+          continue;
         ASSERT_EQ(p->at % alignment, 0u);
         ASSERT_EQ(p->bytes, bytes);
         auto const after = live.lower_bound(p->at);
@@ -357,7 +366,8 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
                                                     [&](std::uint64_t) { return random() % 4 != 0; });
         for (released const& g : going.all) {
           for (handle const& h : g.handles) {
-            if (random() % 4 == 0) continue;  // the driver refuses
+            if (random() % 4 == 0)
+              continue;  // the driver refuses
             a.in->set_pages(h, nullptr);
             a.handles.erase(h.at);
           }
@@ -366,7 +376,8 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
       }
     }
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
-    for (auto const& [at, p] : live) a.blocks.give(*p.first, 0);
+    for (auto const& [at, p] : live)
+      a.blocks.give(*p.first, 0);
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
   }
 }
@@ -408,7 +419,8 @@ std::uint64_t most_looks(std::size_t live_blocks) {
     heap_block* const p = a.blocks.take_if(bytes, bins::unit, [&](heap_block const&) { return ++predicate; });
     return p ? p : a.grow(bytes);
   };
-  while (live.size() < live_blocks + live_blocks / 10) live.push_back(take(size()));
+  while (live.size() < live_blocks + live_blocks / 10)
+    live.push_back(take(size()));
   for (std::size_t i = 0; i < live_blocks / 10; ++i) {
     std::swap(live[random() % live.size()], live.back());
     a.blocks.give(*live.back(), i);
@@ -418,12 +430,14 @@ std::uint64_t most_looks(std::size_t live_blocks) {
     std::size_t const which = random() % live.size();
     step([&] { a.blocks.give(*live[which], static_cast<std::uint64_t>(i)); });
     step([&] { live[which] = take(size()); });
-    if (i % 8) continue;
+    if (i % 8)
+      continue;
     step([&] { a.blocks.give(*a.grow(10'000 * bins::unit), static_cast<std::uint64_t>(i)); });
     step([&] {
       auto const found = a.blocks.reserve_handle(
           64 * page, page, [&](handle const&) { return ++predicate; }, [&](std::uint64_t) { return ++predicate; });
-      if (found.from.place) a.blocks.release_done(*found.from.place);
+      if (found.from.place)
+        a.blocks.release_done(*found.from.place);
     });
   }
   return most;

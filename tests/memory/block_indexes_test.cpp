@@ -42,7 +42,8 @@ TEST(lowest_fit, agrees_with_a_scan) {
       if (more) {
         std::erase_if(plain, [&](auto const& q) {
           bool const goes = random() % 8 != 0;
-          if (goes) all.erase(*q.second);
+          if (goes)
+            all.erase(*q.second);
           return goes;
         });
       }

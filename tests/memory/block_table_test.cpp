@@ -50,7 +50,8 @@ TEST(granule_table, knows_the_last_entry_of_each_granule) {
                         last = random() % 4 ? first : std::min(granules - 1, first + random() % 100);
       if (heap_block* const there = model[first]) {
         for (std::size_t i = 0; i < granules; ++i) {
-          if (model[i] == there) table.clear(i), model[i] = nullptr;
+          if (model[i] == there)
+            table.clear(i), model[i] = nullptr;
         }
         continue;
       }
@@ -59,7 +60,8 @@ TEST(granule_table, knows_the_last_entry_of_each_granule) {
         continue;
       heap_block& p = blocks.emplace_back();
       p.at = base + first * granule + random() % 64 * bins::unit;
-      for (std::size_t i = first; i <= last; ++i) table.set(i, model[i] = &p, first == last);
+      for (std::size_t i = first; i <= last; ++i)
+        table.set(i, model[i] = &p, first == last);
     }
     for (std::size_t i = 0; i < granules; ++i) {
       ASSERT_EQ(table.at(i), model[i]) << "granule " << i << ", seed " << seed;
@@ -82,7 +84,8 @@ TEST(block_table, finds_what_covers_an_address) {
     std::map<address, heap_block*> model;
     auto const covering = [&](address a) -> heap_block* {
       auto const after = model.upper_bound(a);
-      if (after == model.begin()) return nullptr;
+      if (after == model.begin())
+        return nullptr;
       heap_block* const p = std::prev(after)->second;
       return a < p->end() ? p : nullptr;
     };

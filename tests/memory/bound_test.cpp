@@ -51,14 +51,16 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
     std::vector<void*> blocks(24);
     for (int i = 0; i < 1500; ++i) {
       void*& one = blocks[random() % blocks.size()];
-      if (one) memory.deallocate(one, nullptr, at);
+      if (one)
+        memory.deallocate(one, nullptr, at);
       one = memory.allocate(home, (1 + random() % 200) * page, 0, at);
     }
     memory_statistics const n = memory.statistics();
     double const ratio =
         static_cast<double>(n.reserved_bytes.all.peak) / static_cast<double>(n.allocated_bytes.all.peak);
     worst = std::max(worst, ratio), sum += ratio;
-    for (void* const b : blocks) memory.deallocate(b, nullptr, at);
+    for (void* const b : blocks)
+      memory.deallocate(b, nullptr, at);
     EXPECT_EQ(memory.validate(), std::vector<std::string>{});
   }
   std::cout << "reserved " << sum / seeds << " of what was live, at most " << worst << "\n";
@@ -80,7 +82,8 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
     std::unordered_map<std::uintptr_t, std::size_t> touched;  // blocks, by cell
     std::size_t bytes = 0;
     auto const each_cell = [](std::uintptr_t at, std::size_t n, auto act) {
-      for (std::uintptr_t c = at / memory::cell; c <= (at + n - 1) / memory::cell; ++c) act(c);
+      for (std::uintptr_t c = at / memory::cell; c <= (at + n - 1) / memory::cell; ++c)
+        act(c);
     };
     std::size_t const one_in = std::array{20, 100, 500}[seed % 3];
     std::size_t reserved = 0;
@@ -107,14 +110,16 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
         device.deallocate(reinterpret_cast<void*>(b->first), nullptr, at);  // NOLINT(performance-no-int-to-ptr)
         bytes -= b->second;
         each_cell(b->first, b->second, [&](std::uintptr_t c) {
-          if (--touched[c] == 0) touched.erase(c);
+          if (--touched[c] == 0)
+            touched.erase(c);
         });
         b = live.erase(b);
       }
       ASSERT_EQ(device.validate(), std::vector<std::string>{}) << "seed " << seed;
     }
     // NOLINT(performance-no-int-to-ptr)
-    for (auto const& b : live) device.deallocate(reinterpret_cast<void*>(b.first), nullptr, at);
+    for (auto const& b : live)
+      device.deallocate(reinterpret_cast<void*>(b.first), nullptr, at);
     (void)device.empty_cache();
     EXPECT_EQ(device.reserved(), 0u) << "seed " << seed;
   }
@@ -127,13 +132,17 @@ TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
                      options{.epsilon = 0});
   auto& device = bench.on(0);
   std::vector<clock::stream_clock*> streams;
-  for (int i = 0; i < 40; ++i) streams.push_back(&bench.stream(0));
+  for (int i = 0; i < 40; ++i)
+    streams.push_back(&bench.stream(0));
   for (int round = 0; round < 4; ++round) {
     for (clock::stream_clock* const s : streams) {
       std::vector<void*> blocks;
-      for (int i = 0; i < 8; ++i) blocks.push_back(device.allocate(*s, 8 * page, 0, at));
-      for (void* const p : blocks) device.deallocate(p, nullptr, at);
-      for (clock::stream_clock* const each : streams) ASSERT_TRUE(bench.clocks().synchronize(each->now()).ok());
+      for (int i = 0; i < 8; ++i)
+        blocks.push_back(device.allocate(*s, 8 * page, 0, at));
+      for (void* const p : blocks)
+        device.deallocate(p, nullptr, at);
+      for (clock::stream_clock* const each : streams)
+        ASSERT_TRUE(bench.clocks().synchronize(each->now()).ok());
     }
   }
   auto const n = device.statistics();
@@ -146,7 +155,8 @@ TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
 class crew {
  public:
   explicit crew(std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (std::size_t i = 0; i < n; ++i)
+      threads_.emplace_back([this, i] { work(i); });
   }
   ~crew() {
     {
@@ -154,7 +164,8 @@ class crew {
       over_ = true;
     }
     news_.notify_all();
-    for (std::thread& t : threads_) t.join();
+    for (std::thread& t : threads_)
+      t.join();
   }
   void run(std::size_t who, std::function<void()> const& what) {
     std::unique_lock lock(mutex_);
@@ -168,7 +179,8 @@ class crew {
     std::unique_lock lock(mutex_);
     for (;;) {
       news_.wait(lock, [&] { return over_ || (what_ && whose_ == me); });
-      if (over_) return;
+      if (over_)
+        return;
       (*what_)();
       what_ = nullptr;
       news_.notify_all();
@@ -200,8 +212,10 @@ TEST(bound, a_moved_handle_keeps_the_bytes_of_other_blocks) {
   auto& s = bench.stream(0);
   auto& device = bench.on(0);
   std::vector<char*> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(static_cast<char*>(device.allocate(s, 16 * page, 0, at)));
-  for (int i = 0; i < 8; i += 2) device.deallocate(blocks[static_cast<std::size_t>(i)], nullptr, at);
+  for (int i = 0; i < 8; ++i)
+    blocks.push_back(static_cast<char*>(device.allocate(s, 16 * page, 0, at)));
+  for (int i = 0; i < 8; i += 2)
+    device.deallocate(blocks[static_cast<std::size_t>(i)], nullptr, at);
   ASSERT_TRUE(s.fence().ok());
   ASSERT_TRUE(bench.control->run());
   auto const reserved = device.statistics().reserved_bytes.all.current;
@@ -209,7 +223,8 @@ TEST(bound, a_moved_handle_keeps_the_bytes_of_other_blocks) {
   void* const large = device.allocate(s, 60 * page, 0, at);
   EXPECT_LE(device.statistics().reserved_bytes.all.current, reserved + static_cast<std::int64_t>(page));
   EXPECT_LE(device.statistics().pages_mapped, made + 1) << "what lay free is moved, not made anew";
-  for (std::size_t i = 1; i < 8; i += 2) EXPECT_TRUE(device.find(blocks[i])) << i;
+  for (std::size_t i = 1; i < 8; i += 2)
+    EXPECT_TRUE(device.find(blocks[i])) << i;
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   EXPECT_TRUE(bench.control->findings().empty());
   device.deallocate(large, nullptr, at);

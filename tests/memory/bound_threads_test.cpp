@@ -29,7 +29,8 @@ class onlooker final : public driver::fault_injector {
   using fault_injector::fault_injector;
   std::function<void()> looks;
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
-    if (looks) looks();
+    if (looks)
+      looks();
     return fault_injector::create(device, bytes);
   }
 };
@@ -46,16 +47,20 @@ class bound_among_threads {
         told_(n),
         epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[t.draw(4)]),
         bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_})) {
-    for (std::uint32_t i = 0, lines = 1 + t.draw(3); i < lines; ++i) lines_.push_back(&t.stream(0));
+    for (std::uint32_t i = 0, lines = 1 + t.draw(3); i < lines; ++i)
+      lines_.push_back(&t.stream(0));
     largest_ = std::size_t{128 << 10} << t.draw(4);
     machine->looks = [this] { note(); };
-    if (t.coin(75)) begin();
+    if (t.coin(75))
+      begin();
     t.among_threads(4, 10, [this](int steps) {
       std::size_t const me = threads_.lock()->fetch();
-      for (int k = 0; k < steps && !t_.failed(); ++k) step(me);
+      for (int k = 0; k < steps && !t_.failed(); ++k)
+        step(me);
     });
     machine->looks = nullptr;
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
 
  private:
@@ -64,9 +69,9 @@ class bound_among_threads {
     std::size_t bytes;
   };
   struct levels {
-    std::array<std::size_t, 3> asked{};  // by thread: bytes
+    std::array<std::size_t, 3> asked{};   // by thread: bytes
     std::size_t in_use = 0, covered = 0;  // maxima; covered includes what fell idle
-    std::size_t idle = 0, fell_idle = 0;   // now; since no thread was at work
+    std::size_t idle = 0, fell_idle = 0;  // now; since no thread was at work
     std::size_t threads = 0;
     std::size_t fetch() { return threads++; }
     std::size_t all() const { return asked[0] + asked[1] + asked[2]; }
@@ -84,8 +89,10 @@ class bound_among_threads {
     auto const l = threads_.lock();
     l->in_use = std::max(l->in_use, in_use + l->all());
     std::size_t const idle = reserved > covered ? reserved - covered : 0;
-    if (l->all() == 0) l->fell_idle = 0;
-    else if (idle > l->idle) l->fell_idle += idle - l->idle;
+    if (l->all() == 0)
+      l->fell_idle = 0;
+    else if (idle > l->idle)
+      l->fell_idle += idle - l->idle;
     l->idle = idle;
     l->covered = std::max(l->covered, covered + l->fell_idle);
     told_.fell_idle += l->fell_idle > 0;
@@ -124,18 +131,21 @@ class bound_among_threads {
     {
       auto all = blocks_.lock();
       for (std::size_t i = all->size(); i-- > 0;) {
-        if (every > 1 && i % every == 0) continue;
+        if (every > 1 && i % every == 0)
+          continue;
         going.push_back((*all)[i]);
         all->erase(all->begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
-    for (block const& b : going) device().deallocate(b.at, nullptr, source_location::current());
+    for (block const& b : going)
+      device().deallocate(b.at, nullptr, source_location::current());
   }
   void use() {
     block b{};
     {
       auto all = blocks_.lock();
-      if (all->empty()) return;
+      if (all->empty())
+        return;
       std::swap((*all)[t_.draw(static_cast<std::uint32_t>(all->size()))], all->back());
       b = all->back();
       all->pop_back();
@@ -157,15 +167,18 @@ class bound_among_threads {
     look(me);
   }
   void complete() {
-    for (auto* l : lines_) (void)bench_.clocks().synchronize(l->now());
+    for (auto* l : lines_)
+      (void)bench_.clocks().synchronize(l->now());
   }
   void begin() {  // a peak, of which little stays, at scattered places
-    for (std::uint32_t i = 0, n = 8 + t_.draw(16); i < n; ++i) take(0);
+    for (std::uint32_t i = 0, n = 8 + t_.draw(16); i < n; ++i)
+      take(0);
     give(3 + t_.draw(4));
     complete();
   }
   void end() {
-    for (auto const& w : device().validate()) t_.fail(w);
+    for (auto const& w : device().validate())
+      t_.fail(w);
     give(1);
     complete();
     device().empty_cache();

@@ -16,9 +16,9 @@
 namespace weir {
 namespace {
 
+using driver::call;
 using tests::counted_calls;
 using tests::memory_bench;
-using driver::call;
 
 struct cliffs : ::testing::Test {
   explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30)
@@ -61,13 +61,15 @@ std::size_t looks_among(std::size_t blocks) {
     }
     live.push_back(arena.commit(g));
   }
-  for (std::size_t i = 0; i < live.size(); i += 2) arena.give(*live[i], 1 + i);
+  for (std::size_t i = 0; i < live.size(); i += 2)
+    arena.give(*live[i], 1 + i);
   EXPECT_GE(arena.free_blocks(), blocks / 2);
   std::size_t looks = 0;
   for (int i = 0; i < 200; ++i) {
     memory::heap_block* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit,
-                                           [&](memory::heap_block const&) { return ++looks, true; });
-    if (p) arena.give(*p, 1);
+                                                [&](memory::heap_block const&) { return ++looks, true; });
+    if (p)
+      arena.give(*p, 1);
   }
   return looks;
 }
@@ -81,27 +83,35 @@ TEST(cliffs_of_lists, ten_thousand_free_blocks_cost_no_more_looks) {
 // Runs are a page long if a size has many slabs. If only shorter runs are free, they serve before memory
 // grows.
 TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
-  if (tests::sanitized) GTEST_SKIP() << "half a million blocks";
+  if (tests::sanitized)
+    GTEST_SKIP() << "half a million blocks";
   constexpr std::size_t one = 528, other = 1152, usual = memory::slabs::usual_run_bytes;
   std::vector<void*> others, kept;
   for (int run = 0; run < 100; ++run) {  // of both sizes in turn, so that they interleave
-    for (std::size_t n = 0; n < usual; n += one) kept.push_back(take(a, one));
-    for (std::size_t n = 0; n < usual; n += other) others.push_back(take(a, other));
+    for (std::size_t n = 0; n < usual; n += one)
+      kept.push_back(take(a, one));
+    for (std::size_t n = 0; n < usual; n += other)
+      others.push_back(take(a, other));
   }
-  for (std::size_t n = 0; n < 160 * usual; n += one) kept.push_back(take(a, one));
-  for (void* const p : others) give(p);
+  for (std::size_t n = 0; n < 160 * usual; n += one)
+    kept.push_back(take(a, one));
+  for (void* const p : others)
+    give(p);
   std::int64_t const before = reserved();
   std::size_t given = 0;
-  for (; reserved() == before && given < 100 * usual; given += one) kept.push_back(take(a, one));
+  for (; reserved() == before && given < 100 * usual; given += one)
+    kept.push_back(take(a, one));
   EXPECT_GE(given, 80 * usual) << "of " << others.size() * other << " B that were given back";
   sound();
-  for (void* const p : kept) give(p);
+  for (void* const p : kept)
+    give(p);
 }
 
 // A driver keeps 5.5 KB of host memory for each handle, whatever its size. The handles are of 2 MiB pages, as
 // on GPUs.
 TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
-  if (tests::sanitized) GTEST_SKIP() << "a million blocks";
+  if (tests::sanitized)
+    GTEST_SKIP() << "a million blocks";
   options o;
   o.epsilon = 0.027;  // with less, what slots and runs leave unused passes the bound
   memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30}, o);
@@ -110,7 +120,8 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   constexpr std::size_t one = 528, many = 100 << 20, all_bytes = 600 << 20;
   std::vector<void*> all;
   auto const take = [&] { all.push_back(of.allocate(a, one, 0, at)); };
-  while (all.size() * one < many) take();
+  while (all.size() * one < many)
+    take();
   counted_calls calls(*bench.control);
   std::uint64_t made = 0, more = 0, at_once = 0;
   for (; all.size() * one < all_bytes; made = calls.of({call::create})) {
@@ -121,7 +132,8 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   EXPECT_EQ(at_once, 1u);
   EXPECT_LE(more, 130u) << "runs of 2 MiB would be 250";
   EXPECT_EQ(of.validate(), std::vector<std::string>{});
-  for (void* const p : all) of.deallocate(p, nullptr, at);
+  for (void* const p : all)
+    of.deallocate(p, nullptr, at);
 }
 
 // A device that once had to pass its bound makes smaller handles from then on, until the cache is emptied.
@@ -137,16 +149,19 @@ TEST(cliff_handles, an_emptied_cache_moves_as_little_as_none) {
       double const doublings = std::log2(static_cast<double>(most) / static_cast<double>(least));
       for (int i = 0; i < times; ++i) {
         void*& one = all[random() % live];
-        if (one) of.deallocate(one, nullptr, at);
+        if (one)
+          of.deallocate(one, nullptr, at);
         one = of.allocate(a,
                           static_cast<std::size_t>(static_cast<double>(least) *
                                                    std::exp2(doublings * static_cast<double>(random() % 1000) / 1000)),
                           0, at);
       }
-      for (void* const p : all) of.deallocate(p, nullptr, at);
+      for (void* const p : all)
+        of.deallocate(p, nullptr, at);
       of.empty_cache();
     };
-    if (after_others) replace(1000, 32 << 10, 1 << 20, 20'000);
+    if (after_others)
+      replace(1000, 32 << 10, 1 << 20, 20'000);
     random.seed(8);
     calls.forget();
     replace(200, 64 << 10, 64 << 20, 20'000);
@@ -163,7 +178,8 @@ struct small_room : cliffs {
   small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
 };
 TEST_F(small_room, runs_grow_neither_past_the_bound_nor_at_a_limit) {
-  if (tests::sanitized) GTEST_SKIP() << "a million blocks";
+  if (tests::sanitized)
+    GTEST_SKIP() << "a million blocks";
   constexpr std::size_t one = 528;
   std::vector<void*> all;
   std::int64_t seen = 0, worst = 0;
@@ -173,25 +189,28 @@ TEST_F(small_room, runs_grow_neither_past_the_bound_nor_at_a_limit) {
       if (std::int64_t const now = reserved(); now > std::exchange(seen, now))
         worst = std::max(worst, now - static_cast<std::int64_t>(all.size() * one * 101 / 100));
     }
-  } catch (out_of_memory const&) {
-  }
+  } catch (out_of_memory const&) {}
   EXPECT_LE(worst, 2 << 20) << "bytes beyond the first term";
   EXPECT_GE(all.size() * one, (std::size_t{420} << 20) / 1000 * 995);
   sound();
-  for (void* const p : all) give(p);
+  for (void* const p : all)
+    give(p);
 }
 
 // pytorch orion#5, onnxruntime#12920, rmm#2039: another stream gets cached memory of a stream never, or only
 // after a wait for the whole device. Here it needs neither a wait nor new memory.
 TEST_F(cliffs, an_idle_streams_memory_serves_another_at_once) {
   std::vector<void*> all;
-  for (int i = 0; i < 16; ++i) all.push_back(take(a, 16 << 20)), busy(a);
+  for (int i = 0; i < 16; ++i)
+    all.push_back(take(a, 16 << 20)), busy(a);
   (void)take(b, 100);
-  for (void* p : all) give(p);
+  for (void* p : all)
+    give(p);
   ASSERT_TRUE(bench.control->run());  // a is idle from here on
   std::int64_t const before = reserved();
   counted_calls calls(*bench.control);
-  for (int i = 0; i < 15; ++i) EXPECT_NE(take(b, 16 << 20), nullptr);
+  for (int i = 0; i < 15; ++i)
+    EXPECT_NE(take(b, 16 << 20), nullptr);
   EXPECT_EQ(reserved(), before);
   EXPECT_EQ(calls.host_waits(), 0u);
   EXPECT_EQ(calls.of({call::create, call::unmap}), 0u);
@@ -200,9 +219,11 @@ TEST_F(cliffs, an_idle_streams_memory_serves_another_at_once) {
 // Only frees that no fence covers yet are found late: less than one fence interval.
 TEST_F(cliffs, at_most_one_fences_worth_is_found_late) {
   std::vector<void*> all;
-  for (int i = 0; i < 100; ++i) all.push_back(take(a, 1 << 20)), busy(a);
+  for (int i = 0; i < 100; ++i)
+    all.push_back(take(a, 1 << 20)), busy(a);
   (void)take(b, 100);
-  for (void* p : all) give(p);
+  for (void* p : all)
+    give(p);
   ASSERT_TRUE(bench.control->run());
   std::int64_t const before = reserved();
   for (int i = 0; i < 90; ++i) {
@@ -243,7 +264,7 @@ TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
   for (int round = 0; round < 2; ++round) {
     counted_calls calls(*bench.control);
     for (int i = 0; i < 50; ++i) {
-      void* const p = take(a, 8 << 20), *const q = take(a, 100'000);
+      void *const p = take(a, 8 << 20), *const q = take(a, 100'000);
       busy(a);
       give(p), give(q);
       ASSERT_TRUE(a.synchronize().ok());
@@ -260,7 +281,8 @@ TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
 TEST_F(cliffs, frees_record_one_event_for_each_16_mib) {
   (void)take(b, 100);
   counted_calls calls(*bench.control);
-  for (int i = 0; i < 10'000; ++i) give(take(a, 64 << 10));
+  for (int i = 0; i < 10'000; ++i)
+    give(take(a, 64 << 10));
   EXPECT_LE(calls.of({call::record}), (10'000u * 64 >> 10) / 16 + 1);
   EXPECT_EQ(calls.of({call::query_event, call::wait}), 0u);
   sound();
@@ -269,7 +291,8 @@ TEST_F(cliffs, frees_record_one_event_for_each_16_mib) {
 // pytorch's process_events, Paddle#40718: every allocation walks all outstanding events.
 TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   std::vector<void*> all;
-  for (int i = 0; i < 10'000; ++i) all.push_back(take(a, 40'000));
+  for (int i = 0; i < 10'000; ++i)
+    all.push_back(take(a, 40'000));
   for (void* p : all) {
     device().record_use(p, b, at);
     busy(b);
@@ -289,8 +312,10 @@ struct cliffs_short : cliffs {
 // Nor does a step release memory that is not needed.
 TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
   std::vector<void*> all;
-  for (int i = 0; i < 30; ++i) all.push_back(take(a, 2 << 20)), busy(a);
-  for (void* p : all) give(p);
+  for (int i = 0; i < 30; ++i)
+    all.push_back(take(a, 2 << 20)), busy(a);
+  for (void* p : all)
+    give(p);
   (void)take(b, 2 << 20);
   counted_calls calls(*bench.control);
   ASSERT_NE(take(b, 12 << 20), nullptr);
@@ -302,7 +327,8 @@ TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
 // PyTorch's steps of 512 B, 2 MiB and 20 MiB: 4 Mi blocks of 516 B take 1.98 times the requested bytes, and a
 // block of 1.1 MiB takes 20 MiB. Here: small blocks and a first large one.
 TEST_F(cliffs, a_mixed_start_takes_little_more_than_was_asked) {
-  for (int i = 0; i < 20'000; ++i) (void)take(a, 516, 16);
+  for (int i = 0; i < 20'000; ++i)
+    (void)take(a, 516, 16);
   EXPECT_LE(static_cast<double>(reserved()), 1.25 * 20'000 * 516);
   std::int64_t const before = reserved();
   (void)take(b, 1'100'000);
@@ -313,7 +339,8 @@ TEST_F(cliffs, a_mixed_start_takes_little_more_than_was_asked) {
 // xla#19431, "registration grows with the square of the GPUs": each allocation is opened to every peer.
 TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
   counted_calls calls(*bench.control);
-  for (int i = 0; i < 20; ++i) (void)take(a, 16 << 20);
+  for (int i = 0; i < 20; ++i)
+    (void)take(a, 16 << 20);
   EXPECT_EQ(calls.of({call::grant}), calls.of({call::map})) << "one a handle, its own device's";
   sound();
 }
@@ -322,9 +349,11 @@ TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
 TEST(cliff_addresses, a_thousand_streams_leave_half_usable) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   std::vector<void*> all;
-  for (int i = 0; i < 1000; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), 2 * page, 0, at));
+  for (int i = 0; i < 1000; ++i)
+    all.push_back(bench.on(0).allocate(bench.stream(0), 2 * page, 0, at));
   all.push_back(bench.on(0).allocate(bench.stream(0), 120 << 20, 0, at));
-  for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
+  for (void* const p : all)
+    bench.on(0).deallocate(p, nullptr, at);
 }
 
 TEST(cliff_addresses, a_refusal_for_want_of_them_says_so) {
@@ -332,14 +361,16 @@ TEST(cliff_addresses, a_refusal_for_want_of_them_says_so) {
                      options{.address_space = 64 << 20});
   std::vector<void*> all;
   std::string why;
-  for (int i = 0; i < 4; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), page, 0, at));
+  for (int i = 0; i < 4; ++i)
+    all.push_back(bench.on(0).allocate(bench.stream(0), page, 0, at));
   try {
     all.push_back(bench.on(0).allocate(bench.stream(0), std::size_t{48} << 20, 0, at));
   } catch (out_of_memory const& e) {
     why = e.report().text();
   }
   EXPECT_NE(why.find("no free range of that length"), std::string::npos) << why;
-  for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
+  for (void* const p : all)
+    bench.on(0).deallocate(p, nullptr, at);
 }
 
 }  // namespace

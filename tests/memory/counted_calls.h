@@ -17,12 +17,14 @@ class counted_calls final : public driver::fault_injector::watcher {
   void comes(driver::call c) noexcept override { ++counts_[static_cast<std::size_t>(c)]; }
   std::uint64_t of(std::initializer_list<driver::call> some) const {
     std::uint64_t n = 0;
-    for (driver::call const c : some) n += counts_[static_cast<std::size_t>(c)];
+    for (driver::call const c : some)
+      n += counts_[static_cast<std::size_t>(c)];
     return n;
   }
   std::uint64_t all() const {
     std::uint64_t n = 0;
-    for (std::uint64_t const one : counts_) n += one;
+    for (std::uint64_t const one : counts_)
+      n += one;
     return n;
   }
   std::uint64_t events() const {  // every call on an event

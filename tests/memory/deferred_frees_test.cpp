@@ -24,7 +24,8 @@ struct deferred : tests::small_device {
     for (void* p : all) {
       bool const gone = memory::fast_deallocate_used(&streams::clock_of(user), p);
       quick += gone;
-      if (!gone) deallocate(user, p);
+      if (!gone)
+        deallocate(user, p);
     }
     return quick;
   }
@@ -47,7 +48,8 @@ TEST_F(deferred, gathered_frees_count_as_pending_at_once) {
   std::size_t pending = 0, waits = 0;
   for (auto const& u : device().by_stream()) {
     pending += u.pending;
-    for (auto const& w : u.waits_for) waits += w.bytes;
+    for (auto const& w : u.waits_for)
+      waits += w.bytes;
   }
   EXPECT_EQ(pending, static_cast<std::size_t>(n.pending_bytes.all.current)) << "the layout says the same";
   EXPECT_EQ(waits, pending) << "and so does what they wait for";
@@ -75,7 +77,8 @@ TEST_F(deferred, waiting_blocks_are_part_of_the_pending_peak) {
 TEST_F(deferred, a_slot_in_one_is_no_live_block) {
   auto const all = some(512, 20);
   give_back(all);
-  for (void* p : all) EXPECT_FALSE(find_block(p));
+  for (void* p : all)
+    EXPECT_FALSE(find_block(p));
   EXPECT_THROW(deallocate(all.back()), invalid_use);
   EXPECT_THROW(deallocate(user, all.back()), invalid_use);
   EXPECT_THROW(record_stream(all.back(), user), invalid_use);
@@ -100,7 +103,8 @@ TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   std::int64_t const waiting = memory_stats(0).pending_bytes.all.current;
   EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(home), all[14])) << "no wait is needed";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, waiting);
-  for (std::size_t i = 15; i < all.size(); ++i) deallocate(all[i]);
+  for (std::size_t i = 15; i < all.size(); ++i)
+    deallocate(all[i]);
   sound();
 }
 
@@ -110,7 +114,8 @@ struct users : deferred {
   std::vector<std::uint64_t> waited_for() {
     std::vector<std::uint64_t> all;
     for (auto const& u : device().by_stream()) {
-      for (auto const& w : u.waits_for) all.push_back(w.stream);
+      for (auto const& w : u.waits_for)
+        all.push_back(w.stream);
     }
     return all;
   }
@@ -132,7 +137,8 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
   for (void* p : all) {
     bool const put = memory::fast_record_use(&streams::clock_of(user), p);
     quick += put;
-    if (!put) record_stream(p, user);
+    if (!put)
+      record_stream(p, user);
     EXPECT_FALSE(memory::fast_deallocate(p)) << "a mark is to be looked at";
   }
   EXPECT_GT(quick, 350u);
@@ -140,7 +146,8 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
   for (void* p : all) {
     bool const went = memory::fast_deallocate_marked(nullptr, p);
     gone += went;
-    if (!went) deallocate(p);
+    if (!went)
+      deallocate(p);
   }
   EXPECT_GT(gone, 300u);
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 512);
@@ -149,7 +156,8 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
   user.synchronize();
   empty_cache(0);
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
-  for (void* p : some(512, 400)) deallocate(p);  // the same slots, without marks
+  for (void* p : some(512, 400))
+    deallocate(p);  // the same slots, without marks
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
   sound();
 }
@@ -158,7 +166,8 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
 TEST_F(users, for_two_streams_take_the_lock) {
   auto const all = some(700, 20);
   auto const first = hold(user), second = hold(third);
-  for (void* p : all) record_stream(p, user), record_stream(p, user);
+  for (void* p : all)
+    record_stream(p, user), record_stream(p, user);
   record_stream(all[10], third);
   EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, all[10]));
   deallocate(all[10]);
@@ -171,7 +180,8 @@ TEST_F(users, for_two_streams_take_the_lock) {
   EXPECT_EQ(waited_for(), std::vector{id(third)}) << "both blocks, though its own work was done last";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 2 * 704);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (i == 10 || i == 11) continue;
+    if (i == 10 || i == 11)
+      continue;
     deallocate(i % 2 ? home : user, all[i]);
     EXPECT_THROW(deallocate(all[i]), invalid_use) << "a second time";
   }
@@ -204,13 +214,16 @@ TEST_F(users, by_two_threads_at_once_are_both_kept) {
       record_stream(first[0], s);
       here_now.fetch_add(1);
       while (here_now.load() < 2) {}
-      for (void* p : all) record_stream(p, s);
-      for (void* p : first) deallocate(p);
+      for (void* p : all)
+        record_stream(p, s);
+      for (void* p : first)
+        deallocate(p);
     };
     std::thread other([&] { mark_all(third); });
     mark_all(user);
     other.join();
-    for (void* p : all) deallocate(p);
+    for (void* p : all)
+      deallocate(p);
     let_go(held, user);
     miss(8_MiB);
     EXPECT_EQ(waited_for(), std::vector{id(third)}) << "round " << i;
@@ -248,12 +261,14 @@ TEST_F(deferred, go_home_with_their_thread) {
   sound();
   std::size_t waits = 0;
   for (auto const& u : device().by_stream()) {
-    for (auto const& w : u.waits_for) waits += w.bytes;
+    for (auto const& w : u.waits_for)
+      waits += w.bytes;
   }
   EXPECT_EQ(waits, 100 * 704u);
   auto const again = some(700, 100);
   EXPECT_EQ(memory_stats(0).allocation.all.current, 100);
-  for (void* p : again) deallocate(p);
+  for (void* p : again)
+    deallocate(p);
   empty_cache(0);
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
 }
@@ -274,9 +289,11 @@ TEST_F(deferred, are_asked_before_small_blocks_cause_growth) {
   give_back({all.end() - 3, all.end()});  // the first is freed alone, two are deferred
   auto const three = some(512, 3);
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, reserved);
-  for (void* p : three) deallocate(p);
+  for (void* p : three)
+    deallocate(p);
   all.resize(all.size() - 3);
-  for (void* p : all) deallocate(p);
+  for (void* p : all)
+    deallocate(p);
   sound();
 }
 
@@ -285,7 +302,8 @@ TEST_F(deferred, a_taken_over_memory_gets_no_old_numbers) {
     std::vector<void*> all;
     {
       stream old;
-      for (int k = 0; k < 50; ++k) all.push_back(allocate(old.ref(), 512));
+      for (int k = 0; k < 50; ++k)
+        all.push_back(allocate(old.ref(), 512));
       give_back(all);
       old.synchronize();
       user.synchronize();
@@ -302,13 +320,16 @@ TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
   base::atomic<bool> done{false};
   std::thread one([&] {
     runtime_guard const here_too(own);
-    for (int i = 0; i < 300; ++i) give_back(some(i % 3 ? 300 : 3000, 100));
+    for (int i = 0; i < 300; ++i)
+      give_back(some(i % 3 ? 300 : 3000, 100));
     done.store(true);
   });
   for (int i = 0; !done.load(); ++i) {
-    if (i % 2) empty_cache(0);
+    if (i % 2)
+      empty_cache(0);
     for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while threads work
-      if (what.find("slot") != std::string::npos) ADD_FAILURE() << what;
+      if (what.find("slot") != std::string::npos)
+        ADD_FAILURE() << what;
     }
   }
   one.join();
@@ -323,25 +344,31 @@ TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
 // mean nothing for the stream that inherits its heap. Slots that returned too late would wait for a number
 // that the heir reaches only after hundreds of fences.
 TEST(ended_deferred, go_home_before_their_memory_is_reused) {
-  if (!base::has_process_wide_fence()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
+  if (!base::has_process_wide_fence())
+    GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
   tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
-  if (bench.core.observer()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
+  if (bench.core.observer())
+    GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
   memory::allocator& d = bench.on(0);
   clock::stream_clock &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0),
                       &third = bench.stream(0);
-  for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next stream's
+  for (int i = 0; i < 200; ++i)
+    ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next stream's
   std::vector<void*> all;
-  for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, source_location::current()));
+  for (int i = 0; i < 40; ++i)
+    all.push_back(d.allocate(first, 512, 0, source_location::current()));
   ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   std::size_t gathered = 0;
   for (void* p : all) {
     bool const quick = memory::fast_deallocate_used(&user, p);
     gathered += quick;
-    if (!quick) d.deallocate(p, &user, source_location::current());
+    if (!quick)
+      d.deallocate(p, &user, source_location::current());
   }
   ASSERT_GT(gathered, 20u);
   bench.clocks().retire(first);
-  for (auto* line : {&first, &user}) ASSERT_TRUE(bench.clocks().synchronize(line->now()).ok());
+  for (auto* line : {&first, &user})
+    ASSERT_TRUE(bench.clocks().synchronize(line->now()).ok());
   d.deallocate(d.allocate(next, 512, 0, source_location::current()), nullptr, source_location::current());
   for (stream_memory_use const& u : d.by_stream()) {
     EXPECT_EQ(u.stream, next.id()) << "the next stream has inherited it";
@@ -353,7 +380,8 @@ TEST(ended_deferred, go_home_before_their_memory_is_reused) {
       << "what has come free serves every stream";
   EXPECT_LE(bench.clocks().counted().fences - fences, 4u)
       << "to complete a number of the first stream on the next one takes as many as that";
-  if (whole) d.deallocate(whole, nullptr, source_location::current());
+  if (whole)
+    d.deallocate(whole, nullptr, source_location::current());
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 

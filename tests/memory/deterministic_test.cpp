@@ -66,7 +66,8 @@ TEST(deterministic, emptying_the_cache_ignores_completion_order) {
     auto& device = bench.on(0);
     clock::stream_clock &home = bench.stream(0), *users[] = {&bench.stream(0), &bench.stream(0)};
     void* blocks[4];
-    for (void*& b : blocks) b = device.allocate(home, bytes, 0, at);
+    for (void*& b : blocks)
+      b = device.allocate(home, bytes, 0, at);
     for (std::size_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(users[i]->wait(home.now()).ok());
       device.record_use(blocks[2 * i], *users[i], at);
@@ -77,7 +78,8 @@ TEST(deterministic, emptying_the_cache_ignores_completion_order) {
     EXPECT_TRUE(seen);
     device.empty_cache();
     void* const next = device.allocate(home, bytes, 0, at);
-    for (void* const b : {blocks[1], blocks[3], next}) device.deallocate(b, nullptr, at);
+    for (void* const b : {blocks[1], blocks[3], next})
+      device.deallocate(b, nullptr, at);
     return reinterpret_cast<memory::address>(next) - reinterpret_cast<memory::address>(blocks[0]);
   };
   EXPECT_EQ(place_of_the_next(false), place_of_the_next(true));

@@ -48,7 +48,8 @@ TEST(device_idle, memory_stays_until_the_time_has_passed) {
     idle_machine m(after);
     m.give(m.take(m.a, 8 * page));
     counted_calls const calls(*m.bench.control);
-    for (int i = 0; i < 4; ++i) m.look();
+    for (int i = 0; i < 4; ++i)
+      m.look();
     EXPECT_EQ(m.reserved(), 8 * page);
     EXPECT_EQ(calls.of({call::unmap, call::release}), 0u);
     if (!after) {
@@ -93,7 +94,8 @@ TEST(device_idle, memory_pending_on_another_stream_stays) {
   m.device().record_use(p, m.b, at);
   m.busy(m.b);
   m.give(p);
-  for (int i = 0; i < 4; ++i) m.device().return_idle();
+  for (int i = 0; i < 4; ++i)
+    m.device().return_idle();
   EXPECT_GE(m.reserved(), 4 * page);
   m.sound();
   m.look(), m.look();
@@ -117,7 +119,8 @@ TEST(device_idle, a_refused_call_leaves_the_rest_for_the_next_look) {
   void* const p = m.take(m.a, page);
   m.give(p);
   m.bench.control->refusing().refuse({.of = call::record, .more = driver::fault_injector::without_end});
-  for (int i = 0; i < 4; ++i) m.look();
+  for (int i = 0; i < 4; ++i)
+    m.look();
   EXPECT_EQ(m.reserved(), page);
 }
 
@@ -129,7 +132,8 @@ TEST(device_idle, a_miss_looks) {
   ASSERT_TRUE(m.bench.control->run());
   EXPECT_EQ(m.reserved(), 9 * page);
   counted_calls calls(*m.bench.control);
-  for (int i = 0; i < 8; ++i) m.take(m.b, 100);
+  for (int i = 0; i < 8; ++i)
+    m.take(m.b, 100);
   EXPECT_EQ(calls.all(), 0u);
   m.take(m.b, 5000);
   EXPECT_EQ(m.reserved(), 2 * page) << "of a run each";
@@ -153,14 +157,16 @@ TEST(device_idle, threads_look_while_others_allocate) {
         switch (draw() % 4) {
           case 0: device.return_idle(); break;
           case 1:
-            if (live.empty()) break;
+            if (live.empty())
+              break;
             std::swap(live[draw() % live.size()], live.back());
             deallocate(draw() % 2 ? mine : other, live.back()), live.pop_back();
             break;
           default: live.push_back(allocate(mine, draw() % 4 ? 64_KiB + draw() % 200'000 : draw() % 1000));
         }
       }
-      for (void* p : live) deallocate(p);
+      for (void* p : live)
+        deallocate(p);
     };
     for (std::size_t i = 0; i < 2; ++i) {
       controls.spawn("thread " + std::to_string(i),

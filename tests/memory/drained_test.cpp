@@ -12,8 +12,8 @@ namespace weir {
 namespace {
 
 enum class freed_by : std::uint8_t { thread, full_size, lock, users, deferred_frees, cells };
-constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock,
-                                      freed_by::users,  freed_by::deferred_frees,    freed_by::cells};
+constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size,      freed_by::lock,
+                                      freed_by::users,  freed_by::deferred_frees, freed_by::cells};
 std::string name_of(freed_by w) {
   static constexpr char const* names[] = {"kept by their thread", "sent home by a size that was full",
                                           "with the lock",        "when two other streams were done",
@@ -40,7 +40,8 @@ struct drained {
   }
   bool give(void* p, clock::stream_clock* last = nullptr) {  // true: without the lock
     bool const quick = last ? memory::fast_deallocate_used(last, p) : memory::fast_deallocate(p);
-    if (!quick) device().deallocate(p, last, at);
+    if (!quick)
+      device().deallocate(p, last, at);
     return quick;
   }
 
@@ -52,26 +53,32 @@ struct drained {
     // A size gets all the room in a thread's cache that it can have.
     for (int i = 0; i < 20 && way != freed_by::lock; ++i) {
       std::vector<void*> some;
-      for (int k = 0; k < 60; ++k) some.push_back(take(home, bytes()));
-      for (void* p : some) give(p);
+      for (int k = 0; k < 60; ++k)
+        some.push_back(take(home, bytes()));
+      for (void* p : some)
+        give(p);
     }
     finish(home);
     device().empty_cache();
-    for (std::size_t i = 0; i < count(); ++i) all.push_back(take(home, bytes()));
+    for (std::size_t i = 0; i < count(); ++i)
+      all.push_back(take(home, bytes()));
   }
   bool stays(std::size_t i) const {
     return way == freed_by::cells ? i % 32 == 0 : way == freed_by::deferred_frees && i < 16;
   }
   void give_all() {
-    if (way == freed_by::users || way == freed_by::deferred_frees) busy(user), busy(third);
+    if (way == freed_by::users || way == freed_by::deferred_frees)
+      busy(user), busy(third);
     std::size_t quick = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      if (way == freed_by::users) device().record_use(all[i], user, at), device().record_use(all[i], third, at);
-      if (!stays(i)) quick += give(all[i], way == freed_by::deferred_frees ? &user : nullptr);
+      if (way == freed_by::users)
+        device().record_use(all[i], user, at), device().record_use(all[i], third, at);
+      if (!stays(i))
+        quick += give(all[i], way == freed_by::deferred_frees ? &user : nullptr);
     }
-    std::size_t const least = way == freed_by::thread                                 ? all.size()
+    std::size_t const least = way == freed_by::thread                                         ? all.size()
                               : way == freed_by::full_size || way == freed_by::deferred_frees ? all.size() / 2
-                                                                                      : 0;
+                                                                                              : 0;
     EXPECT_GE(quick, least) << name_of(way) << ": without the lock";
     if (way == freed_by::lock || way == freed_by::users) {
       EXPECT_EQ(quick, 0u) << name_of(way);
@@ -96,7 +103,9 @@ struct drained {
   std::vector<void*> all;
 };
 
-bool keeps_blocks(drained& d) { return base::has_process_wide_fence() && !d.bench.core.observer(); }
+bool keeps_blocks(drained& d) {
+  return base::has_process_wide_fence() && !d.bench.core.observer();
+}
 
 // The home stream has later work.
 TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
@@ -110,7 +119,8 @@ TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
     d.busy(d.home);
     clock::stamp const later = d.home.now();
     std::size_t stay = 0;
-    for (std::size_t i = 0; i < d.all.size(); ++i) stay += d.stays(i) ? d.page() : 0;
+    for (std::size_t i = 0; i < d.all.size(); ++i)
+      stay += d.stays(i) ? d.page() : 0;
     ASSERT_NE(d.take(d.other, d.whole - (way == freed_by::deferred_frees ? d.page() : stay)), nullptr) << name_of(way);
     EXPECT_FALSE(d.other.covers(later)) << name_of(way) << ": it waited";
     d.sound();
@@ -173,10 +183,13 @@ TEST(drained_slots, are_fenced_once_before_lengthy_work) {
 TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
   drained d(freed_by::thread);
   clock::stream_clock& old = d.bench.stream(0);
-  for (int i = 0; i < 100; ++i) ASSERT_TRUE(old.fence().ok());
+  for (int i = 0; i < 100; ++i)
+    ASSERT_TRUE(old.fence().ok());
   std::vector<void*> all;
-  for (int i = 0; i < 40; ++i) all.push_back(d.take(old, 4096));
-  for (int i = 1; i < 40; ++i) d.give(all[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < 40; ++i)
+    all.push_back(d.take(old, 4096));
+  for (int i = 1; i < 40; ++i)
+    d.give(all[static_cast<std::size_t>(i)]);
   d.bench.clocks().retire(old);
   ASSERT_TRUE(d.bench.control->run());
   clock::stream_clock& heir = d.bench.stream(0);
@@ -190,12 +203,10 @@ TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
 // A block that waits for another stream also waits for its home. If no call names the home at the free, its
 // last number must not count as complete when it ends.
 TEST(borrowed_home, a_pending_block_counts_as_its_free) {
-  tests::memory_bench bench(
-      {.devices = 1, .memory = std::size_t{8} << 20, .schedule = simulated::scheduling::stepped});
+  tests::memory_bench bench({.devices = 1, .memory = std::size_t{8} << 20, .schedule = simulated::scheduling::stepped});
   clock::stream_clock& user = bench.stream(0);
-  clock::stream_clock& home =
-      bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
-                          clock::life::borrowed);
+  clock::stream_clock& home = bench.clocks().make(
+      0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::borrowed);
   auto& memory = bench.on(0);
   void* const p = memory.allocate(home, std::size_t{2} << 20, 0, source_location::current());
   ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());

@@ -22,8 +22,10 @@ struct full_device {
   // Openings of 1.5 and of 1 MiB, in this order, and a block of 1 MiB: whether it lies in the first one.
   bool takes_the_lowest_opening(std::size_t pages_before) {
     std::vector<void*> blocks;
-    for (std::size_t const bytes : {3_MiB / 2, 1_MiB / 2, 1_MiB, 1_MiB}) blocks.push_back(take(bytes));
-    if (pages_before) take((pages_before - 2) * mapped);
+    for (std::size_t const bytes : {3_MiB / 2, 1_MiB / 2, 1_MiB, 1_MiB})
+      blocks.push_back(take(bytes));
+    if (pages_before)
+      take((pages_before - 2) * mapped);
     take(mapped);  // grows: there the choice of places is made
     give(blocks[0]), give(blocks[2]);
     void* const p = take(1_MiB);
@@ -63,8 +65,10 @@ TEST(full_device, blocks_go_into_openings_beside_others) {
 TEST(full_device, a_refused_handle_lets_free_ones_move) {
   full_device m(8 * mapped);
   std::vector<void*> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(m.take(mapped));
-  for (std::size_t i = 1; i < 8; i += 2) m.give(blocks[i]);
+  for (int i = 0; i < 8; ++i)
+    blocks.push_back(m.take(mapped));
+  for (std::size_t i = 1; i < 8; i += 2)
+    m.give(blocks[i]);
   counted_calls const calls(*m.bench.control);
   m.take(3 * mapped);
   EXPECT_EQ(m.stats().num_alloc_retries, 0) << "no recovery step is needed";
@@ -94,12 +98,16 @@ TEST(full_device, a_handle_is_a_page_if_the_driver_has_less) {
 TEST(full_device, a_long_run_moves_no_handle) {
   full_device m(128 * mapped);
   std::size_t const slot = 16 << 10;
-  for (std::size_t i = 0; i < 200_MiB / slot; ++i) m.take(slot);
+  for (std::size_t i = 0; i < 200_MiB / slot; ++i)
+    m.take(slot);
   std::vector<void*> blocks;
-  while (m.reserved() < 128 * mapped) blocks.push_back(m.take(mapped));
-  for (std::size_t i = 0; i < blocks.size(); i += 2) m.give(blocks[i]);
+  while (m.reserved() < 128 * mapped)
+    blocks.push_back(m.take(mapped));
+  for (std::size_t i = 0; i < blocks.size(); i += 2)
+    m.give(blocks[i]);
   auto const before = m.stats().segment.all.freed;
-  while (m.stats().segment.all.freed == before) m.take(slot);
+  while (m.stats().segment.all.freed == before)
+    m.take(slot);
   EXPECT_EQ(m.stats().segment.all.freed, before + 1);
   EXPECT_EQ(m.stats().num_alloc_retries, 0);
   m.sound();

@@ -36,28 +36,34 @@ class headroom_program {
         machine_(drawn_machine()),
         own_(machine_, drawn_options()) {
     runtime_guard const in(own_);
-    for (int i = 0, n = 1 + below(3); i < n; ++i) streams_.emplace_back();
-    if (!all_ || !machine_.virtual_memory) return;
     for (int i = 0, n = 1 + below(3); i < n; ++i)
-      pools_.push_back(
-          std::make_unique<pool>("one of some", pool_options{.limit = below(2) ? size_ / 4 + size_t(below(1 << 22)) : 0}));
+      streams_.emplace_back();
+    if (!all_ || !machine_.virtual_memory)
+      return;
+    for (int i = 0, n = 1 + below(3); i < n; ++i)
+      pools_.push_back(std::make_unique<pool>(
+          "one of some", pool_options{.limit = below(2) ? size_ / 4 + size_t(below(1 << 22)) : 0}));
   }
   ~headroom_program() {
     runtime_guard const in(own_);
     graphs_.clear();
-    for (void* p : live_) deallocate(p);
+    for (void* p : live_)
+      deallocate(p);
     pools_.clear();
     streams_.clear();
   }
   void run() {
     runtime_guard const in(own_);
-    for (int i = 0, n = 20 + below(200); i < n; ++i) step_once();
+    for (int i = 0, n = 20 + below(200); i < n; ++i)
+      step_once();
     stream_guard const on(streams_[static_cast<size_t>(below(static_cast<int>(streams_.size())))]);
-    if (below(2)) synchronize();
+    if (below(2))
+      synchronize();
     std::optional<pool_guard> inside;
     if (!pools_.empty() && below(2)) {
       pool& p = any_pool();
-      if (!p.is_asleep()) inside.emplace(p);
+      if (!p.is_asleep())
+        inside.emplace(p);
     }
     auto const before = memory_stats();
     headroom const h = memory_headroom();
@@ -71,13 +77,16 @@ class headroom_program {
   // One refused call is no reason to refuse a block that there is room for. Afterwards all memory can be had.
   void run_with_refusals() {
     runtime_guard const in(own_);
-    if (!machine_.virtual_memory) return;  // other calls
+    if (!machine_.virtual_memory)
+      return;  // other calls
     auto machine = simulation::of(own_);
-    for (int i = 0, n = 20 + below(100); i < n; ++i) step_once();
+    for (int i = 0, n = 20 + below(100); i < n; ++i)
+      step_once();
     for (int i = 0; i < 20; ++i) {
       synchronize();
       headroom const h = memory_headroom();
-      if (!h.largest) break;
+      if (!h.largest)
+        break;
       size_t const bytes = below(2) ? h.largest : 1 + random_() % h.largest;
       constexpr std::array calls{"create", "map", "grant", "unmap", "release"};
       char const* const call = calls[static_cast<size_t>(below(calls.size()))];
@@ -89,11 +98,14 @@ class headroom_program {
         ADD_FAILURE() << call << " was refused once: " << e.report().text();
       } catch (driver_error const&) {}  // of the call that was refused
       machine.cancel_failure(number);
-      if (p && below(2)) deallocate(std::exchange(p, nullptr));
-      if (p) live_.push_back(p);
+      if (p && below(2))
+        deallocate(std::exchange(p, nullptr));
+      if (p)
+        live_.push_back(p);
     }
     for (void*& p : live_) {
-      if (below(2)) deallocate(std::exchange(p, nullptr));
+      if (below(2))
+        deallocate(std::exchange(p, nullptr));
     }
     empty_cache();
     bytes_can_be_had(memory_headroom());
@@ -109,11 +121,16 @@ class headroom_program {
   }
   options drawn_options() {
     options o;
-    if (limited_) o.device_limit = size_;
-    if (below(3) == 0) o.epsilon = 0;
-    if (below(4) == 0) o.deterministic = true;
-    if (below(4) == 0) o.device_waits = options::wait_policy::never;
-    if (below(4) == 0) o.poll_on_miss = false;
+    if (limited_)
+      o.device_limit = size_;
+    if (below(3) == 0)
+      o.epsilon = 0;
+    if (below(4) == 0)
+      o.deterministic = true;
+    if (below(4) == 0)
+      o.device_waits = options::wait_policy::never;
+    if (below(4) == 0)
+      o.poll_on_miss = false;
     return o;
   }
   stream_ref any_stream() { return streams_[static_cast<size_t>(below(static_cast<int>(streams_.size())))]; }
@@ -125,7 +142,8 @@ class headroom_program {
         case 0:
         case 1: {
           pool& p = any_pool();
-          if (!p.is_asleep()) live_.push_back(p.allocate(any_stream(), size()));
+          if (!p.is_asleep())
+            live_.push_back(p.allocate(any_stream(), size()));
           break;
         }
         case 2: below(2) ? (void)any_pool().sleep() : any_pool().wake(); break;
@@ -134,24 +152,29 @@ class headroom_program {
           graphs_.push_back(graph::capture(s, [&] {
             for (int i = 0, n = 1 + below(4); i < n; ++i) {
               void* const p = allocate(s, size());
-              launch(s, {writes(p)}, [](auto) {}, [] {});
+              launch(
+                  s, {writes(p)}, [](auto) {}, [] {});
               below(4) ? deallocate(p) : live_.push_back(p);
             }
           }));
-          if (below(2)) graphs_.back().launch(any_stream());
+          if (below(2))
+            graphs_.back().launch(any_stream());
           break;
         }
         case 4:
-          if (!graphs_.empty()) graphs_.erase(graphs_.begin() + below(static_cast<int>(graphs_.size())));
+          if (!graphs_.empty())
+            graphs_.erase(graphs_.begin() + below(static_cast<int>(graphs_.size())));
           break;
         case 5: exportable_buffer(any_stream(), size() * 4); break;
         case 6:
-          if (below(4) == 0) enable_peer_access(any_stream(), {1});
+          if (below(4) == 0)
+            enable_peer_access(any_stream(), {1});
       }
     } catch (out_of_memory const&) {}
   }
   void step_once() {
-    if (!pools_.empty() && below(3) == 0) return another_step();
+    if (!pools_.empty() && below(3) == 0)
+      return another_step();
     if (below(5) < 3) {
       try {
         live_.push_back(allocate(any_stream(), size()));
@@ -162,7 +185,9 @@ class headroom_program {
       live_.pop_back();
       below(3) ? deallocate(p) : deallocate(any_stream(), p);
     }
-    if (below(8) == 0) launch(any_stream(), {}, [](auto) {}, [] {});
+    if (below(8) == 0)
+      launch(
+          any_stream(), {}, [](auto) {}, [] {});
   }
   void largest_is_exact(headroom const& h) {
     void* p = nullptr;
@@ -183,13 +208,15 @@ class headroom_program {
     for (headroom now = h; now.largest; now = memory_headroom()) {
       void* p = nullptr;
       EXPECT_NO_THROW(p = allocate(now.largest)) << now.largest;
-      if (!p) break;
+      if (!p)
+        break;
       all.push_back(p);
       had += now.largest;
     }
     EXPECT_GE(had, h.bytes);
     EXPECT_LT(had, h.bytes + 2 * smallest * (all.size() + 1));  // smaller pieces at the ends of these
-    for (void* p : all) deallocate(p);
+    for (void* p : all)
+      deallocate(p);
   }
 
   bool const all_;

@@ -15,7 +15,9 @@ struct model {
   std::int64_t now = 0, peak = 0;
   void add(std::int64_t by) { peak = std::max(peak, now += by); }
 };
-struct block { std::size_t rounded, requested; };
+struct block {
+  std::size_t rounded, requested;
+};
 
 // Small pool, large pool and both: allocation, active, their bytes, requested bytes; in the order of
 // heap_counters.
@@ -29,7 +31,8 @@ TEST(heap_counters, peaks_are_the_highest_levels_there_ever_were) {
     auto const move = [&](std::size_t p, std::int64_t blocks, std::int64_t active, std::int64_t bytes,
                           std::int64_t active_bytes, std::int64_t requested) {
       std::int64_t const by[] = {blocks, active, bytes, active_bytes, requested};
-      for (std::size_t k = 0; k < 5; ++k) levels[k][p].add(by[k]), levels[k][2].add(by[k]);
+      for (std::size_t k = 0; k < 5; ++k)
+        levels[k][p].add(by[k]), levels[k][2].add(by[k]);
     };
     t.mapped(1 << 30);
     ASSERT_TRUE(sum.charge(1 << 30));
@@ -67,7 +70,8 @@ TEST(heap_counters, peaks_are_the_highest_levels_there_ever_were) {
       } else if (random() % 40 == 0) {
         t.reset_peak();
         for (auto& level : levels) {
-          for (model& m : level) m.peak = m.now;
+          for (model& m : level)
+            m.peak = m.now;
         }
       }
     }
@@ -99,15 +103,18 @@ TEST(heap_counters, a_hundred_err_little_and_never_above_reserved) {
     for (int i = 0; i < 100; ++i) {
       refs.push_back(&all.emplace_back());
       if ((all.size() & (all.size() - 1)) == 0) {
-        for (heap_counters& t : all) t.share(sum.shared());
+        for (heap_counters& t : all)
+          t.share(sum.shared());
       } else {
         all.back().share(sum.shared());
       }
     }
     for (int round = 0; round < 3; ++round) {
       for (heap_counters& t : all) {
-        for (std::size_t i = 0; i < blocks; ++i) t.allocated(size_pool::large, block, block);
-        for (std::size_t i = 0; i < blocks; ++i) t.freed(size_pool::large, block, block);
+        for (std::size_t i = 0; i < blocks; ++i)
+          t.allocated(size_pool::large, block, block);
+        for (std::size_t i = 0; i < blocks; ++i)
+          t.freed(size_pool::large, block, block);
       }
     }
     memory_statistics const n = sum.read(refs, {});

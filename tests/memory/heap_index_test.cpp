@@ -30,26 +30,31 @@ class crowd_program {
  public:
   explicit crowd_program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 3), bench_(machine_of(1 << 30, seed), options{.epsilon = 0}) {
-    for (std::size_t i = 0, n = 17 + below(150); i < n; ++i) lines_.push_back(&new_line());
+    for (std::size_t i = 0, n = 17 + below(150); i < n; ++i)
+      lines_.push_back(&new_line());
   }
   void run() {
     for (int i = 0; i < 300; ++i) {
       step();
-      if (i % 10 == 0) complete();
+      if (i % 10 == 0)
+        complete();
       std::size_t const reserved = device().reserved();
-      if (reserved > bound()) most_unreclaimable_ = std::max(most_unreclaimable_, device().unreclaimable());
+      if (reserved > bound())
+        most_unreclaimable_ = std::max(most_unreclaimable_, device().unreclaimable());
       ASSERT_LE(reserved, std::max(bound(), most_unreclaimable_)) << "step " << i << " among " << lines_.size();
       if (i % 20 == 0) {
         ASSERT_EQ(device().validate(), std::vector<std::string>{}) << "step " << i;
       }
     }
-    while (!live_.empty()) give(live_.size() - 1);
+    while (!live_.empty())
+      give(live_.size() - 1);
     complete();
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
     EXPECT_GT(device().empty_cache(), 0u);
     EXPECT_EQ(device().reserved(), 0u);
     EXPECT_EQ(bench_.control->findings(), std::vector<std::string>{});
   }
+
  private:
   struct block {
     void* at;
@@ -68,7 +73,8 @@ class crowd_program {
   std::size_t bound() const { return most_in_use_ + page * (18 + small_); }
   void complete() {
     ASSERT_TRUE(bench_.control->run());
-    for (clock::stream_clock* const s : lines_) ASSERT_TRUE(bench_.clocks().synchronize(s->now()).ok());
+    for (clock::stream_clock* const s : lines_)
+      ASSERT_TRUE(bench_.clocks().synchronize(s->now()).ok());
     given_ = 0;
   }
   void step() {
@@ -88,7 +94,8 @@ class crowd_program {
       case 3:
       case 4:
       case 5:
-        if (!live_.empty()) return give(below(live_.size()));
+        if (!live_.empty())
+          return give(below(live_.size()));
         [[fallthrough]];
       default: {
         bool const slot = below(8) == 0;
@@ -106,7 +113,8 @@ class crowd_program {
     live_.pop_back();
   }
   void give_back(block const& b) {
-    if (below(4) == 0) device().record_use(b.at, *lines_[below(lines_.size())], at);
+    if (below(4) == 0)
+      device().record_use(b.at, *lines_[below(lines_.size())], at);
     device().deallocate(b.at, nullptr, at);
     std::size_t const bytes = memory::round_up(b.bytes, 512);
     in_use_ -= bytes, given_ += bytes;
@@ -134,7 +142,8 @@ std::uint64_t steps_of_misses(int others) {
   memory_bench bench(machine_of(std::size_t{64} << 30, 1));
   auto& device = static_cast<device_allocator&>(bench.on(0));
   clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
-  for (int i = 0; i < others; ++i) (void)device.allocate(bench.stream(0), 2 * page, 0, at);
+  for (int i = 0; i < others; ++i)
+    (void)device.allocate(bench.stream(0), 2 * page, 0, at);
   void* const p = device.allocate(a, 64 << 20, 0, at);
   device.deallocate(p, nullptr, at);
   EXPECT_TRUE(bench.control->run());
@@ -203,7 +212,8 @@ TEST(heap_index, are_listed_right_after_threads_have_lent) {
   std::deque<stream> streams;
   {
     runtime_guard const in{own};
-    for (int i = 0; i < 40; ++i) streams.emplace_back();
+    for (int i = 0; i < 40; ++i)
+      streams.emplace_back();
   }
   std::vector<std::thread> threads;
   for (unsigned me = 0; me < 4; ++me) {
@@ -221,10 +231,12 @@ TEST(heap_index, are_listed_right_after_threads_have_lent) {
           mine.pop_back();
         }
       }
-      for (void* const p : mine) deallocate(p);
+      for (void* const p : mine)
+        deallocate(p);
     });
   }
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   (void)device.empty_cache();
   EXPECT_EQ(device.validate(), std::vector<std::string>{});

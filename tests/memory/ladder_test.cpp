@@ -22,7 +22,8 @@ namespace {
 
 std::uint64_t recoveries(std::string_view step) {
   for (std::size_t i = 0; i < recovery_steps.size(); ++i) {
-    if (recovery_steps[i] == step) return memory_stats().recovered_by[i];
+    if (recovery_steps[i] == step)
+      return memory_stats().recovered_by[i];
   }
   ADD_FAILURE() << "no step is called " << step;
   return 0;
@@ -49,7 +50,8 @@ TEST_F(ladder, maps_pages_between_blocks_of_another_stream) {
   EXPECT_EQ(find_block(p)->home, mine.ref());
   EXPECT_EQ(recoveries("room between blocks of any stream"), 1u);
   sound();
-  for (void* block : {first, p, last}) deallocate(block);
+  for (void* block : {first, p, last})
+    deallocate(block);
   sound();
 }
 
@@ -133,7 +135,8 @@ TEST_F(ladder, names_what_the_program_holds_and_what_others_hold) {
 
 TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
   auto machine = simulation::of(own);
-  for (std::uint64_t k = 1; k <= 64; ++k) machine.fail_call("create", k);
+  for (std::uint64_t k = 1; k <= 64; ++k)
+    machine.fail_call("create", k);
   auto const why = refusal_of(current_stream(), 2_MiB);
   EXPECT_EQ(why.cause, memory_cause::driver) << why.text();
   EXPECT_NE(why.text().find("The driver refused"), std::string::npos) << why.text();
@@ -164,7 +167,8 @@ TEST_F(ladder, a_place_that_a_graph_holds_hides_no_other) {
     EXPECT_EQ(p, hole);
     deallocate(p);
   }
-  for (void* const w : walls) deallocate(w);
+  for (void* const w : walls)
+    deallocate(w);
   sound();
 }
 
@@ -187,7 +191,8 @@ TEST_F(ladder, a_refusal_beside_many_streams_costs_no_more_calls) {
   auto const creates_of_a_refusal = [&] {
     constexpr std::uint64_t most = 2000;
     std::vector<std::uint64_t> failures;
-    for (std::uint64_t k = 1; k <= most; ++k) failures.push_back(machine.fail_call("create", k));
+    for (std::uint64_t k = 1; k <= most; ++k)
+      failures.push_back(machine.fail_call("create", k));
     (void)refusal_of(current_stream(), 4_MiB);
     return std::ranges::count_if(failures, [&](std::uint64_t n) { return !machine.cancel_failure(n); });
   };
@@ -195,7 +200,8 @@ TEST_F(ladder, a_refusal_beside_many_streams_costs_no_more_calls) {
   auto const beside_one = creates_of_a_refusal();
   add_streams_with_room(10);
   EXPECT_LE(creates_of_a_refusal(), beside_one + 4);
-  for (void* const w : walls) deallocate(w);
+  for (void* const w : walls)
+    deallocate(w);
   sound();
 }
 
@@ -227,7 +233,8 @@ TEST(ladder_threads, a_free_meanwhile_is_no_refusal_by_the_driver) {
           EXPECT_NE(e.report().cause, memory_cause::driver) << e.report().text();
         }
       }
-      for (void* p : live) deallocate(p);
+      for (void* p : live)
+        deallocate(p);
     };
     for (stream& s : streams) {
       controls.spawn("of " + std::to_string(s.ref().id()), [&, chosen = random()] { play(s.ref(), chosen); });

@@ -49,10 +49,13 @@ struct captured_in_pieces {
     choices.declare(capture, shared);
     auto const take = [&](std::size_t n) { return static_cast<char*>(device.allocate(s, n * page, 0, at)); };
     pieces.clear();
-    for (int i = 0; i < 8; ++i) pieces.push_back(take(pages));
-    for (std::size_t i = 0; i < 8; i += 2) device.deallocate(pieces[i], nullptr, at);
+    for (int i = 0; i < 8; ++i)
+      pieces.push_back(take(pages));
+    for (std::size_t i = 0; i < 8; i += 2)
+      device.deallocate(pieces[i], nullptr, at);
     device.deallocate(take(4 * pages), nullptr, at);
-    for (std::size_t i = 1; i < 8; i += 2) device.deallocate(pieces[i], nullptr, at);
+    for (std::size_t i = 1; i < 8; i += 2)
+      device.deallocate(pieces[i], nullptr, at);
     auto const graph = bench.machine().end_capture(0, s.handle());
     choices.forget(capture);
     ASSERT_TRUE(graph.ok());
@@ -60,7 +63,8 @@ struct captured_in_pieces {
   }
   std::size_t reserved() const { return static_cast<std::size_t>(device.statistics().reserved_bytes.all.current); }
   void end() {
-    for (auto const g : graphs) EXPECT_TRUE(bench.machine().destroy_graph(g).ok());
+    for (auto const g : graphs)
+      EXPECT_TRUE(bench.machine().destroy_graph(g).ok());
     shared.reset();
     bench.control->run();
     device.empty_cache();

@@ -22,7 +22,9 @@ std::string refusal_of(std::function<void()> const& call) {
   }
   return "";
 }
-bool has(std::string const& text, char const* part) { return text.find(part) != std::string::npos; }
+bool has(std::string const& text, char const* part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(alloc_request, is_rounded_to_a_slot_or_to_blocks) {
   one_device d;
@@ -80,8 +82,10 @@ TEST(block_ref, forgets_one_user_and_keeps_the_others) {
   for (std::size_t const bytes : {100, 100'000}) {
     memory::block_ref const found = d.block_at(d.grown(home, bytes));
     for (clock::stream_clock* const user : {&a, &b}) {
-      if (found.in_slab) found.in_slab->record_use(found.index, *user);
-      else found.block->users.add(*user);
+      if (found.in_slab)
+        found.in_slab->record_use(found.index, *user);
+      else
+        found.block->users.add(*user);
     }
     found.forget_user(a);
     std::vector<clock::stream_clock*> left;
@@ -261,8 +265,10 @@ TEST(handle_mover, lays_an_alias_where_a_handle_was) {
   clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
   std::size_t const page = d.of.space.page_bytes();
   std::vector<void*> blocks;
-  for (int i = 0; i < 4; ++i) blocks.push_back(d.grown(a, page));
-  for (void* const p : blocks) d.free_at_home(p);
+  for (int i = 0; i < 4; ++i)
+    blocks.push_back(d.grown(a, page));
+  for (void* const p : blocks)
+    d.free_at_home(p);
   ASSERT_TRUE(d.bench.clocks().synchronize(a.now()).ok());
   ASSERT_NE(d.grown(b, page), nullptr);
   EXPECT_EQ(d.of.counts.reserved(), 5 * page) << "the bound: the most that was live, and a page";

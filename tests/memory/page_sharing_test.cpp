@@ -30,7 +30,8 @@ struct crowd : tests::reuse_machine {
     ASSERT_TRUE(bench.clocks().synchronize(s.now()).ok());
   }
   void give_owners() {
-    for (void* const p : owners) give(p);
+    for (void* const p : owners)
+      give(p);
   }
   std::vector<void*> owners;
 };
@@ -39,11 +40,13 @@ struct crowd : tests::reuse_machine {
 TEST(page_sharing, two_thousand_streams_reserve_at_most_64_mib) {
   tests::memory_bench bench({.devices = 1, .memory = std::size_t{16} << 30});  // its pages have 2 MiB
   std::vector<void*> held;
-  for (int i = 0; i < 2000; ++i) held.push_back(bench.on(0).allocate(bench.stream(0), 4096, 0, at));
+  for (int i = 0; i < 2000; ++i)
+    held.push_back(bench.on(0).allocate(bench.stream(0), 4096, 0, at));
   auto& device = static_cast<memory::device_allocator&>(bench.on(0));
   EXPECT_LE(device.reserved(), std::size_t{64} << 20);
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
-  for (void* const p : held) device.deallocate(p, nullptr, at);
+  for (void* const p : held)
+    device.deallocate(p, nullptr, at);
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   device.empty_cache();
   EXPECT_EQ(device.reserved(), 0u) << "nothing is in use";
@@ -53,7 +56,8 @@ TEST(page_sharing, five_sizes_a_stream_reserve_at_most_128_mib) {
   tests::memory_bench bench({.devices = 1, .memory = std::size_t{16} << 30});
   for (int i = 0; i < 2000; ++i) {
     clock::stream_clock& s = bench.stream(0);
-    for (std::size_t const bytes : {64, 256, 1024, 4096, 16384}) (void)bench.on(0).allocate(s, bytes, 0, at);
+    for (std::size_t const bytes : {64, 256, 1024, 4096, 16384})
+      (void)bench.on(0).allocate(s, bytes, 0, at);
   }
   auto& device = static_cast<memory::device_allocator&>(bench.on(0));
   EXPECT_LE(device.reserved(), std::size_t{128} << 20) << "42 MiB are in use";
@@ -83,10 +87,12 @@ TEST(page_sharing, a_block_in_use_serves_no_other_stream) {
   void* const p = m.take(s, 4096);
   m.busy(s);
   m.give(p);
-  for (int i = 0; i < 40; ++i) ASSERT_NE(m.take(m.late(), 4096), p) << "more than a page holds";
+  for (int i = 0; i < 40; ++i)
+    ASSERT_NE(m.take(m.late(), 4096), p) << "more than a page holds";
   m.complete(s);
   bool served = false;
-  for (int i = 0; i < 40 && !served; ++i) served = m.take(other, 4096) == p;
+  for (int i = 0; i < 40 && !served; ++i)
+    served = m.take(other, 4096) == p;
   EXPECT_TRUE(served) << "complete, so it serves the next stream";
   m.sound();
 }
@@ -111,7 +117,8 @@ TEST(page_sharing, a_busy_stream_gets_pages_of_its_own) {
   crowd m;
   clock::stream_clock& s = m.late();
   std::size_t const before = m.reserved();
-  for (std::uint32_t i = 1; i < page_sharing::busy; ++i) m.give(m.take(s, 4096));
+  for (std::uint32_t i = 1; i < page_sharing::busy; ++i)
+    m.give(m.take(s, 4096));
   EXPECT_LE(m.reserved(), before + 2 * page) << "shared pages";
   std::size_t const shared = m.reserved();
   void* const p = m.take(s, 4096);
@@ -127,7 +134,8 @@ TEST(page_sharing, busy_streams_of_a_small_device_share_on) {
   std::size_t const before = m.reserved();
   for (int i = 0; i < 50; ++i) {
     clock::stream_clock& s = m.late();
-    for (std::uint32_t k = 0; k < 2 * page_sharing::busy; ++k) m.give(m.take(s, 4096));
+    for (std::uint32_t k = 0; k < 2 * page_sharing::busy; ++k)
+      m.give(m.take(s, 4096));
   }
   EXPECT_LE(m.reserved(), before + 4 * page);
   m.sound();
@@ -137,11 +145,13 @@ TEST(page_sharing, busy_streams_of_a_small_device_share_on) {
 TEST(page_sharing, busy_streams_whose_pages_went_share_on) {
   crowd m({}, 256 * page);
   std::vector<clock::stream_clock*> streams;
-  for (int i = 0; i < 50; ++i) m.give(m.take(*streams.emplace_back(&m.late()), 4 * page));
+  for (int i = 0; i < 50; ++i)
+    m.give(m.take(*streams.emplace_back(&m.late()), 4 * page));
   m.device().empty_cache();
   std::size_t const before = m.reserved();
   for (auto* const s : streams)
-    for (std::uint32_t k = 0; k < 2 * page_sharing::busy; ++k) m.give(m.take(*s, 4096));
+    for (std::uint32_t k = 0; k < 2 * page_sharing::busy; ++k)
+      m.give(m.take(*s, 4096));
   EXPECT_LE(m.reserved(), before + 4 * page);
   m.sound();
 }
@@ -153,7 +163,8 @@ TEST(page_sharing, a_busy_stream_takes_the_pages_of_one_that_ended) {
   m.bench.clocks().retire(ended);
   ASSERT_TRUE(m.bench.control->run());
   void* last = nullptr;
-  for (std::uint32_t k = 0; k < 3 * page_sharing::busy; ++k) m.give(last = m.take(s, 4096));
+  for (std::uint32_t k = 0; k < 3 * page_sharing::busy; ++k)
+    m.give(last = m.take(s, 4096));
   EXPECT_EQ(m.device().use_of(*m.device().find(m.owners[0])->pool).allocated, m.owners.size() * 4096);
   std::size_t const before = m.reserved();
   m.give(m.take(s, 18 * page));
@@ -166,12 +177,16 @@ TEST(page_sharing, an_empty_shared_page_serves_a_large_block) {
   crowd m({.device_limit = 40 * page, .streams_with_pages = 2});
   std::vector<clock::stream_clock*> streams;
   std::vector<void*> held;
-  for (int i = 0; i < 60; ++i) streams.push_back(&m.late());
+  for (int i = 0; i < 60; ++i)
+    streams.push_back(&m.late());
   for (int k = 0; k < 6; ++k)
-    for (auto* const s : streams) held.push_back(m.take(*s, 4096)), m.busy(*s);
+    for (auto* const s : streams)
+      held.push_back(m.take(*s, 4096)), m.busy(*s);
   EXPECT_GT(m.reserved(), 20 * page);
-  for (void* const p : held) m.give(p);
-  for (auto* const s : streams) m.complete(*s);
+  for (void* const p : held)
+    m.give(p);
+  for (auto* const s : streams)
+    m.complete(*s);
   EXPECT_NE(m.take(*streams.front(), 30 * page), nullptr) << "nothing else is in use";
   EXPECT_LE(m.reserved(), 40 * page);
   m.sound();
@@ -212,9 +227,8 @@ TEST(page_sharing, a_captured_stream_takes_its_graphs_memory) {
 
 // Memory of this stream is opened to a device: the page that it shares, too, and later blocks lie elsewhere.
 TEST(page_sharing, a_stream_open_to_a_peer_shares_no_more) {
-  tests::memory_bench bench(
-      {.devices = 2, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = 1},
-      {.streams_with_pages = 1});
+  tests::memory_bench bench({.devices = 2, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = 1},
+                            {.streams_with_pages = 1});
   auto& device = static_cast<memory::device_allocator&>(bench.on(0));
   clock::stream_clock &first = bench.stream(0), &s = bench.stream(0), &other = bench.stream(0);
   bench.core.open(1, "test", at);
@@ -234,8 +248,10 @@ TEST(page_sharing, shared_pages_sleep_with_their_pool) {
   memory::memory_pool& pool = m.device().make_pool("many", 0);
   std::uint64_t const entered = memory::thread_caches::enter(pool);
   std::vector<void*> held;
-  for (int i = 0; i < 40; ++i) held.push_back(m.take(m.late(), 4096));
-  for (void* const p : held) ASSERT_EQ(m.device().find(p)->pool, &pool);
+  for (int i = 0; i < 40; ++i)
+    held.push_back(m.take(m.late(), 4096));
+  for (void* const p : held)
+    ASSERT_EQ(m.device().find(p)->pool, &pool);
   std::size_t given = 0;
   std::size_t const before = m.reserved();
   ASSERT_TRUE(m.device().sleep(pool, nullptr, given).ok());
@@ -244,7 +260,8 @@ TEST(page_sharing, shared_pages_sleep_with_their_pool) {
   m.give(held.back()), held.pop_back();
   m.sound();
   ASSERT_TRUE(m.device().wake(pool, nullptr, at).ok());
-  for (void* const p : held) EXPECT_EQ(m.device().find(p)->bytes, 4096u), m.give(p);
+  for (void* const p : held)
+    EXPECT_EQ(m.device().find(p)->bytes, 4096u), m.give(p);
   memory::thread_caches::leave(entered);
   m.sound();
   m.device().end_pool(pool);
@@ -311,7 +328,8 @@ struct reused_clocks : crowd {
   void expect_named(void* p, std::uint64_t id) {
     EXPECT_EQ(device().find(p)->home->id(), id);
     give(p);
-    for (auto* const s : living) EXPECT_FALSE(s->may_be_forgotten()) << "it has a block";
+    for (auto* const s : living)
+      EXPECT_FALSE(s->may_be_forgotten()) << "it has a block";
     sound();
   }
   std::vector<clock::stream_clock*> living;
@@ -339,9 +357,8 @@ TEST(page_sharing, a_slot_handed_over_names_its_ended_stream) {
 
 // Memory of a stream is open to a peer in whichever pool it is.
 TEST(page_sharing, a_stream_open_to_a_peer_shares_in_no_pool) {
-  tests::memory_bench bench(
-      {.devices = 2, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = 1},
-      {.streams_with_pages = 1});
+  tests::memory_bench bench({.devices = 2, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = 1},
+                            {.streams_with_pages = 1});
   auto& device = static_cast<memory::device_allocator&>(bench.on(0));
   clock::stream_clock &first = bench.stream(0), &s = bench.stream(0);
   bench.core.open(1, "test", at);
@@ -362,7 +379,8 @@ TEST(page_sharing, threads_share_pages) {
   auto& device = static_cast<memory::device_allocator&>(bench.on(0));
   constexpr int threads = 4, streams = 24, rounds = tests::sanitized ? 300 : 3000;
   std::vector<clock::stream_clock*> all;
-  for (int i = 0; i < streams; ++i) all.push_back(&bench.stream(0));
+  for (int i = 0; i < streams; ++i)
+    all.push_back(&bench.stream(0));
   std::array<std::atomic<void*>, 64> exchange{};
   std::vector<std::thread> running;
   for (int t = 0; t < threads; ++t)
@@ -371,14 +389,17 @@ TEST(page_sharing, threads_share_pages) {
       for (int i = 0; i < rounds; ++i) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         void* const p = device.allocate(*all[x % streams], 16 + x / 64 % 8000, 0, at);
-        if (x / 4096 % 3 == 0) device.record_use(p, *all[x / 128 % streams], at);
+        if (x / 4096 % 3 == 0)
+          device.record_use(p, *all[x / 128 % streams], at);
         if (void* const old = exchange[x / 1024 % exchange.size()].exchange(p))
           device.deallocate(old, x % 5 ? nullptr : all[x / 256 % streams], at);
       }
     });
-  for (auto& t : running) t.join();
+  for (auto& t : running)
+    t.join();
   for (auto& p : exchange)
-    if (void* const old = p.load()) device.deallocate(old, nullptr, at);
+    if (void* const old = p.load())
+      device.deallocate(old, nullptr, at);
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
   (void)device.empty_cache();
   EXPECT_EQ(device.reserved(), 0u);

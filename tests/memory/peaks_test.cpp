@@ -34,12 +34,11 @@ class notes {
   void took(block const& b) { move(b, 1); }
   void gave(block const& b) { move(b, -1); }
   // The most that was mapped and free. Growth is mapped before its block is allocated.
-  void saw(memory_statistics const& n) {
-    free_.to(n.reserved_bytes.all.current - bytes_[2].now);
-  }
+  void saw(memory_statistics const& n) { free_.to(n.reserved_bytes.all.current - bytes_[2].now); }
   void reset() {
     for (auto* of : {&blocks_, &bytes_, &requested_}) {
-      for (level& l : *of) l.most = l.now;
+      for (level& l : *of)
+        l.most = l.now;
     }
     free_.most = free_.now;
   }
@@ -107,13 +106,18 @@ class program {
   void run(std::size_t steps) {
     std::size_t want = 1 + random_() % 300;
     for (std::size_t i = 0; i < steps && !testing::Test::HasFailure(); ++i) {
-      if (random_() % 200 == 0) want = 1 + random_() % 300;
-      if (live_.size() < want ? random_() % 4 != 0 : random_() % 4 == 0) take();
-      else if (!live_.empty()) give(random_() % live_.size());
-      if (random_() % 300 == 0) seldom();
+      if (random_() % 200 == 0)
+        want = 1 + random_() % 300;
+      if (live_.size() < want ? random_() % 4 != 0 : random_() % 4 == 0)
+        take();
+      else if (!live_.empty())
+        give(random_() % live_.size());
+      if (random_() % 300 == 0)
+        seldom();
     }
     look();
-    while (!live_.empty()) give(random_() % live_.size());
+    while (!live_.empty())
+      give(random_() % live_.size());
     look();
   }
 
@@ -130,7 +134,8 @@ class program {
     bool const with_lock = random_() % lock_one_in_ == 0;
     block b{nullptr, bytes, 0, false};
     bool const was_quick = !with_lock && (b.at = memory::fast_allocate(&line(), bytes, alignment));
-    if (!b.at) b.at = device().allocate(line(), bytes, alignment, source_location::current());
+    if (!b.at)
+      b.at = device().allocate(line(), bytes, alignment, source_location::current());
     ++(was_quick ? quick : locked);
     int const c = memory::size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
     b.small = c >= 0;
@@ -155,13 +160,15 @@ class program {
     block const b = live_.back();
     bool const was_quick = quickly_.back();
     live_.pop_back(), quickly_.pop_back();
-    if (!b.small) large_ -= b.rounded;
+    if (!b.small)
+      large_ -= b.rounded;
     clock::stream_clock* const user =
         how_ == frees::for_another_stream_too && random_() % 3 == 0 ? &streams::clock_of(user_) : nullptr;
     bool gone = false;
     if (random_() % lock_one_in_)
       gone = user ? memory::fast_deallocate_used(user, b.at) : memory::fast_deallocate(b.at);
-    if (!gone) device().deallocate(b.at, user, source_location::current());
+    if (!gone)
+      device().deallocate(b.at, user, source_location::current());
     ++(gone ? quick : locked);
     crossed += gone != was_quick && b.small;
     notes_.gave(b);
@@ -187,13 +194,17 @@ class program {
     bool const allocates = random_() % 2;
     std::thread([&] {
       runtime_guard const here_too(own_);
-      if (!allocates) return void(device().empty_cache());
-      for (std::size_t i = 0; i < 300; ++i) random_() % 2 || live_.empty() ? take() : give(random_() % live_.size());
+      if (!allocates)
+        return void(device().empty_cache());
+      for (std::size_t i = 0; i < 300; ++i)
+        random_() % 2 || live_.empty() ? take() : give(random_() % live_.size());
       notes_.bound(device().statistics(), 2 * most_in_a_cache);
     }).join();
     notes_.saw(device().statistics());
-    if (!allocates) return look();
-    if (how_ == frees::at_home) notes_.bound_free(device().statistics(), 2 * most_in_a_cache);
+    if (!allocates)
+      return look();
+    if (how_ == frees::at_home)
+      notes_.bound_free(device().statistics(), 2 * most_in_a_cache);
     notes_.bound(device().statistics(), 2 * most_in_a_cache);
     device().reset_peak();
     notes_.reset();
@@ -205,7 +216,8 @@ class program {
   void look() {
     memory_statistics const n = device().statistics();
     notes_.compare(n);
-    if (how_ == frees::at_home) notes_.compare_active(n), notes_.compare_free(n);
+    if (how_ == frees::at_home)
+      notes_.compare_active(n), notes_.compare_free(n);
     EXPECT_LE(n.cached_bytes.all.peak, n.reserved_bytes.all.peak);
     EXPECT_LE(n.requested_bytes.all.peak, n.allocated_bytes.all.peak);
     EXPECT_LE(n.active_bytes.all.peak, n.reserved_bytes.all.peak);
@@ -230,15 +242,19 @@ void run(program::frees how) {
     program p(seed, how);
     p.run(3000);
     crossed += p.crossed, quick += p.quick;
-    if (testing::Test::HasFailure()) return;
+    if (testing::Test::HasFailure())
+      return;
   }
   // A checker observes each call, so no call takes the fast path.
-  if (!base::has_process_wide_fence() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;
+  if (!base::has_process_wide_fence() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES"))
+    return;
   EXPECT_GT(quick, 1000u);
   EXPECT_GT(crossed, 1000u);
 }
 
-TEST(peaks, are_the_programs_own_on_every_path) { run(program::frees::at_home); }
+TEST(peaks, are_the_programs_own_on_every_path) {
+  run(program::frees::at_home);
+}
 
 TEST(peaks, are_the_programs_own_beside_pending_blocks) {
   run(program::frees::for_another_stream_too);

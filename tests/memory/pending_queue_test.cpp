@@ -47,7 +47,8 @@ TEST(pending_queue, streams_that_come_and_go_leave_no_entry) {
     blocks[i].bytes = 512;
     q.push(block_of(blocks[i], {{i + 1, 1}}));
     q.reclaim([&](clock::stamp s, pending_block&) { return s.stream + 3 <= i; }, [](pending_block const&) {});
-    if (i % 100 == 0) most = std::max(most, q.newest().size());
+    if (i % 100 == 0)
+      most = std::max(most, q.newest().size());
   }
   EXPECT_LE(q.size(), 4u);
   EXPECT_LE(most, 200u) << "four blocks wait at a time";
@@ -69,7 +70,8 @@ TEST(pending_queue, settling_looks_at_one_more_block_a_stream) {
     q.reclaim([&](clock::stamp s, pending_block&) { return ++asked, s.n <= done; },
               [&](pending_block const&) { ++reclaimed; });
   };
-  for (; done < blocks.size(); done += 100) reclaim();
+  for (; done < blocks.size(); done += 100)
+    reclaim();
   EXPECT_EQ(reclaimed, done - 100);
   EXPECT_LE(asked, 2 * reclaimed + 4 * 2 * (done / 100))
       << "amortized: twice what was settled, and one a stream each time";
@@ -150,9 +152,11 @@ TEST(pending_queue, random_pushes_and_settlings_agree_with_a_list) {
         blocks.emplace_back().bytes = 512;
         std::vector<clock::stamp> stamps;
         for (std::uint64_t s = 0; s < 4; ++s) {
-          if (random() % 3 == 0) stamps.push_back({s + 1, now[s] += random() % 3});
+          if (random() % 3 == 0)
+            stamps.push_back({s + 1, now[s] += random() % 3});
         }
-        if (stamps.empty()) continue;
+        if (stamps.empty())
+          continue;
         model[&blocks.back()] = stamps;
         q.push(block_of(blocks.back(), stamps));
       } else {
@@ -160,12 +164,13 @@ TEST(pending_queue, random_pushes_and_settlings_agree_with_a_list) {
         done[s] = std::min(now[s], done[s] + random() % 5);
         auto const passed = [&](clock::stamp t) { return done[t.stream - 1] >= t.n; };
         q.reclaim([&](clock::stamp t, pending_block&) { return passed(t); },
-                 [&](pending_block const& b) {
-                   auto const found = model.find(b.block);
-                   ASSERT_NE(found, model.end()) << "settled twice, seed " << seed;
-                   for (clock::stamp t : found->second) ASSERT_TRUE(passed(t)) << "settled too early, seed " << seed;
-                   model.erase(found);
-                 });
+                  [&](pending_block const& b) {
+                    auto const found = model.find(b.block);
+                    ASSERT_NE(found, model.end()) << "settled twice, seed " << seed;
+                    for (clock::stamp t : found->second)
+                      ASSERT_TRUE(passed(t)) << "settled too early, seed " << seed;
+                    model.erase(found);
+                  });
       }
     }
     done = now;

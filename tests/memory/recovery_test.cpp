@@ -63,8 +63,10 @@ TEST_F(allocations, no_wait_is_inserted_between_collective_streams) {
 
 TEST_F(allocations, free_handles_of_one_stream_serve_another) {
   std::vector<void*> all;
-  for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
-  for (void* p : all) give(p);
+  for (int i = 0; i < 12; ++i)
+    all.push_back(take(a, 256 << 10));
+  for (void* p : all)
+    give(p);
   ASSERT_TRUE(bench.clocks().synchronize(a.now()).ok());
   void* const q = take(b, 3'500 << 10);  // no block of a's is that large
   EXPECT_NE(q, nullptr);
@@ -74,9 +76,11 @@ TEST_F(allocations, free_handles_of_one_stream_serve_another) {
 
 TEST_F(allocations, unfinished_handles_are_waited_for_before_oom) {
   std::vector<void*> all;
-  for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
+  for (int i = 0; i < 12; ++i)
+    all.push_back(take(a, 256 << 10));
   busy(a);
-  for (void* p : all) give(p);
+  for (void* p : all)
+    give(p);
   EXPECT_NE(take(b, 3'500 << 10), nullptr);  // no block is that large, and no page under a's work may be unmapped
   EXPECT_TRUE(bench.clocks().complete({a.id(), 1}));
   sound();
@@ -84,19 +88,23 @@ TEST_F(allocations, unfinished_handles_are_waited_for_before_oom) {
 
 TEST_F(allocations, a_miss_polls_once_for_all_pending_blocks) {
   std::vector<void*> all;
-  for (int i = 0; i < 5000; ++i) all.push_back(take(a, 64));
+  for (int i = 0; i < 5000; ++i)
+    all.push_back(take(a, 64));
   auto const gate = bench.machine().hold(0, b.handle());
   ASSERT_TRUE(gate.ok());
-  for (void* p : all) device().record_use(p, b, at), give(p);
+  for (void* p : all)
+    device().record_use(p, b, at), give(p);
   auto const before = bench.clocks().counted().polls;
   std::uint64_t const hits = device().statistics().cache_hits;
   int misses = 0;
-  for (int i = 0; i < 20; ++i) take(a, 40'000 + static_cast<std::size_t>(i) * 512), ++misses;
+  for (int i = 0; i < 20; ++i)
+    take(a, 40'000 + static_cast<std::size_t>(i) * 512), ++misses;
   EXPECT_LE(bench.clocks().counted().polls - before, 20u);
   EXPECT_LT(device().statistics().cache_hits - hits, 20u) << "these did miss";
   ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
   ASSERT_TRUE(bench.control->run());
-  for (int i = 0; i < 40 && device().statistics().pending_bytes.all.current; ++i) take(a, 20'000);
+  for (int i = 0; i < 40 && device().statistics().pending_bytes.all.current; ++i)
+    take(a, 20'000);
   EXPECT_EQ(device().statistics().pending_bytes.all.current, 0);
   sound();
 }
@@ -221,7 +229,8 @@ TEST_F(allocations, reserved_never_passes_the_limit) {
   device().set_limit(1 << 20);
   std::vector<void*> all;
   try {
-    for (;;) all.push_back(take(a, 100'000));
+    for (;;)
+      all.push_back(take(a, 100'000));
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().limit, std::size_t{1} << 20);
     EXPECT_NE(e.report().text().find("limit is reached"), std::string::npos);

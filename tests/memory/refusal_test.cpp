@@ -48,22 +48,29 @@ struct scenario {
       attempt([&] { live.push_back(device.allocate(s, bytes, 0, at)); });
     };
     auto const give = [&](std::size_t i) {
-      if (i < live.size() && live[i]) device.deallocate(std::exchange(live[i], nullptr), nullptr, at);
+      if (i < live.size() && live[i])
+        device.deallocate(std::exchange(live[i], nullptr), nullptr, at);
     };
-    for (std::size_t bytes : {100, 3000, 40'000, 300'000}) take(a, bytes), take(b, bytes);
+    for (std::size_t bytes : {100, 3000, 40'000, 300'000})
+      take(a, bytes), take(b, bytes);
     if (live.size() > 5) {
-      for (std::size_t i = 3; i < 6; ++i) device.record_use(live[i], i % 2 ? a : b, at);
+      for (std::size_t i = 3; i < 6; ++i)
+        device.record_use(live[i], i % 2 ? a : b, at);
     }
-    for (std::size_t i = 2; i < 8; ++i) give(i);
+    for (std::size_t i = 2; i < 8; ++i)
+      give(i);
     take(a, 500'000);
-    if (!live.empty() && live.back()) attempt([&] { device.set_stream(live.back(), b, at); });
+    if (!live.empty() && live.back())
+      attempt([&] { device.set_stream(live.back(), b, at); });
     give(live.size() - 1);
     take(b, 1'500'000);
     take(a, 1'000'000);
     take(a, 100'000);
-    if (!live.empty() && live.back()) (void)device.grant(live.back(), 1);
+    if (!live.empty() && live.back())
+      (void)device.grant(live.back(), 1);
     (void)a.wait(b.now());
-    for (std::size_t i = 0; i < live.size(); ++i) give(i);
+    for (std::size_t i = 0; i < live.size(); ++i)
+      give(i);
     device.empty_cache();
   }
   void expect_sound(std::string const& when) {
@@ -102,7 +109,8 @@ TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
     s.device.empty_cache();
     EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0) << which;
     EXPECT_EQ(s.bench.control->findings(), std::vector<std::string>{}) << which;
-    if (::testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure())
+      return;
   }
   EXPECT_GT(felt, 0) << "no refusal was ever felt";
 }
@@ -110,7 +118,8 @@ TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
 TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_lists_whole) {
   for (std::string_view name : driver::fault_injector::call_names()) {
     scenario s;
-    for (std::uint64_t k = 1; k <= 60; ++k) s.bench.control->fail_call(name, k, GetParam());
+    for (std::uint64_t k = 1; k <= 60; ++k)
+      s.bench.control->fail_call(name, k, GetParam());
     s.run();
     s.expect_sound(std::string(name));
     driver::fault_injector_of(s.bench.machine())->forget_orders();
@@ -120,7 +129,8 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_lists_whole) {
     s.expect_sound("again after " + std::string(name));
     s.device.empty_cache();
     EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0) << name;
-    if (::testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure())
+      return;
   }
 }
 
@@ -163,8 +173,10 @@ TEST(refused_pairs, unmapped_memory_not_released_stays_counted) {
 struct keeps_memory final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status release(weir::driver::memory_handle h) override {
-    if (!refuses) return fault_injector::release(h);
-    if (auto const act = std::exchange(inside, nullptr)) act();
+    if (!refuses)
+      return fault_injector::release(h);
+    if (auto const act = std::exchange(inside, nullptr))
+      act();
     return {weir::driver::code::failed};
   }
   bool refuses = false;
@@ -198,12 +210,12 @@ TEST(refused_pairs, memory_that_was_not_freed_goes_later) {
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(codes, refused_calls, ::testing::ValuesIn(codes),
-                         [](auto const& info) { 
-                           std::string name(driver::name_of(info.param));
-                           for (char& c : name) c = c == ' ' ? '_' : c;
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(codes, refused_calls, ::testing::ValuesIn(codes), [](auto const& info) {
+  std::string name(driver::name_of(info.param));
+  for (char& c : name)
+    c = c == ' ' ? '_' : c;
+  return name;
+});
 
 }  // namespace
 }  // namespace weir

@@ -26,7 +26,8 @@ TEST(reuse, one_stream_with_blocks_in_place_makes_no_event) {
     if (live.size() < 200 && random() % 2) {
       std::size_t const bytes = random() % 4 ? random() % 5000 : random() % (8 << 20);
       live.push_back(m.take(m.a, bytes));
-      if (random() % 8 == 0) m.busy(m.a);
+      if (random() % 8 == 0)
+        m.busy(m.a);
     } else if (!live.empty()) {
       std::swap(live[random() % live.size()], live.back());
       m.give(live.back());
@@ -37,7 +38,8 @@ TEST(reuse, one_stream_with_blocks_in_place_makes_no_event) {
   EXPECT_EQ(calls.host_waits(), 0u);
   EXPECT_EQ(m.stats().fences, 0u);
   calls.forget();
-  for (int i = 0; i < 1000; ++i) m.give(m.take(m.a, 1 << 20));
+  for (int i = 0; i < 1000; ++i)
+    m.give(m.take(m.a, 1 << 20));
   EXPECT_EQ(calls.all(), 0u) << "warm: nothing at all is asked of the driver";
   m.sound();
 }
@@ -99,17 +101,21 @@ TEST(reuse, fences_are_denser_once_another_stream_looked) {
     std::uint64_t const before = m.stats().fences;
     for (std::size_t n = 1; n < 10'000; ++n) {
       m.give(m.take(m.a, block));
-      if (m.stats().fences != before) return n;
+      if (m.stats().fences != before)
+        return n;
     }
     return std::size_t{0};
   };
   (void)frees_until_fenced();
-  for (std::size_t const times : {2, 4, 8, 16, 16}) EXPECT_EQ(frees_until_fenced(), times * held / block);
+  for (std::size_t const times : {2, 4, 8, 16, 16})
+    EXPECT_EQ(frees_until_fenced(), times * held / block);
   m.busy(m.a);
   (void)m.take(m.b, block);
   (void)frees_until_fenced();
-  for (int i = 1; i < 4; ++i) EXPECT_EQ(frees_until_fenced(), held / 32 / block) << i;
-  for (std::size_t const times : {1, 2}) EXPECT_EQ(frees_until_fenced(), times * held / block);
+  for (int i = 1; i < 4; ++i)
+    EXPECT_EQ(frees_until_fenced(), held / 32 / block) << i;
+  for (std::size_t const times : {1, 2})
+    EXPECT_EQ(frees_until_fenced(), times * held / block);
   m.sound();
 }
 
@@ -227,7 +233,8 @@ TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
     all.push_back(m.take(line, 3 << 20));
     m.busy(line);
   }
-  for (void* const p : all) m.give(p);
+  for (void* const p : all)
+    m.give(p);
   std::uint64_t const before = m.device().steps();
   (void)m.take(m.a, 3 << 20);
   EXPECT_EQ(m.device().steps() - before, 2 * (others + others) + others);
@@ -263,7 +270,8 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) + (2 << 20) : 0},
             memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
   std::vector<void*> all;
-  for (std::size_t i = 0; i < pending; ++i) all.push_back(m.take(m.a, block));
+  for (std::size_t i = 0; i < pending; ++i)
+    all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.b.handle());
   for (std::size_t i = 0; i < pending; ++i) {
     m.device().record_use(all[i], m.b, at);
@@ -274,7 +282,8 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
     }
   }
   std::uint64_t const before = m.device().steps();
-  for (int i = 0; i < 40; ++i) (void)m.take(m.a, block);
+  for (int i = 0; i < 40; ++i)
+    (void)m.take(m.a, block);
   std::uint64_t const steps = m.device().steps() - before;
   EXPECT_TRUE(m.bench.machine().open_gate(gate.value).ok());
   EXPECT_TRUE(m.bench.control->run());
@@ -298,17 +307,18 @@ std::uint64_t steps_past_blocks(std::size_t blocks, bool short_of_memory) {
   machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) : 0},
             memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
   std::vector<void*> all;
-  for (std::size_t i = 0; i < 2 * blocks; ++i) all.push_back(m.take(m.a, block));
+  for (std::size_t i = 0; i < 2 * blocks; ++i)
+    all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.a.handle());
-  for (std::size_t i = 0; i < all.size(); i += 2) m.give(all[i]);
+  for (std::size_t i = 0; i < all.size(); i += 2)
+    m.give(all[i]);
   m.a.set_carries_collectives(short_of_memory);  // short memory then ends in a wait without success
   m.b.set_carries_collectives(short_of_memory);
   std::uint64_t const before = m.device().steps();
   for (int i = 0; i < 10; ++i) {
     try {
       (void)m.take(m.b, block);
-    } catch (out_of_memory const&) {
-    }
+    } catch (out_of_memory const&) {}
   }
   std::uint64_t const steps = m.device().steps() - before;
   EXPECT_TRUE(m.bench.machine().open_gate(gate.value).ok());
@@ -341,7 +351,8 @@ TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   }
   counted_calls calls(*m.bench.control);
   std::uint64_t const before = m.device().steps();
-  for (int i = 0; i < 10; ++i) (void)m.take(*lines[0], 3 << 20);
+  for (int i = 0; i < 10; ++i)
+    (void)m.take(*lines[0], 3 << 20);
   // Before the memory grows, weir polls each awaited stream once more: 100 a miss, plus the blocks.
   EXPECT_LE(calls.of({driver::call::query_event}), 10u * (100 + 100) + 1000) << "ten misses";
   EXPECT_LE(m.device().steps() - before, 10u * (1000 + 2 * 1000));

@@ -124,7 +124,8 @@ TEST(reuse_waits, no_wait_for_slots_beside_collectives_or_for_few) {
   constexpr std::size_t fence = 2 << 20;
   for (int const who : {0, 1, 2}) {
     machine m({.fence_interval = fence}, std::size_t{1} << 30);
-    if (who != 2) (who ? m.a : m.b).set_carries_collectives(true);
+    if (who != 2)
+      (who ? m.a : m.b).set_carries_collectives(true);
     m.batches(m.a, m.b, static_cast<int>((who == 2 ? 2 : 8) * fence / 32'768), 32'768);
     EXPECT_EQ(m.stats().waits_inserted, 0u);
     m.sound();
@@ -174,10 +175,12 @@ TEST(reuse_waits, short_memory_waits_beyond_the_pieces_looked_at) {
   constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);
   machine m({.device_limit = all, .device_waits = waits::never}, 64 << 20);
   std::vector<void*> blocks;
-  for (std::size_t i = 0; i < n; ++i) blocks.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
+  for (std::size_t i = 0; i < n; ++i)
+    blocks.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
   void* const last = m.take(m.a, wanted);
   (void)m.take(m.a, small);
-  for (void* const p : blocks) m.give(p);
+  for (void* const p : blocks)
+    m.give(p);
   ASSERT_TRUE(m.bench.clocks().synchronize(m.a.now()).ok());
   m.busy(m.a);
   m.give(last);

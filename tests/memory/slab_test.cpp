@@ -16,7 +16,8 @@ namespace {
 TEST(size_classes, every_size_gets_the_smallest_class) {
   int expected = 0;
   for (std::size_t n = 1; n <= size_classes::largest; ++n) {
-    if (size_classes::bytes(expected) < n) ++expected;
+    if (size_classes::bytes(expected) < n)
+      ++expected;
     ASSERT_EQ(size_classes::of(n), expected) << n;
   }
   for (std::size_t n = 0; n <= size_classes::largest; ++n)
@@ -98,7 +99,8 @@ TEST(slabs, slots_agree_with_a_set_under_random_operations) {
         int const c = size_classes::of(bytes);
         auto got = s.small.take(c, bytes);
         if (!got.from) {
-          if (s.runs.size() == 60) continue;
+          if (s.runs.size() == 60)
+            continue;
           s.small.add(s.run(s.small.next_run_bytes(c)), c);
           got = s.small.take(c, bytes);
         }
@@ -132,7 +134,8 @@ TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
   slab& a = s.small.add(s.run(64 << 10), c);
   slab& b = s.small.add(s.run(64 << 10), c);
   std::vector<slabs::taken> all;
-  for (int i = 0; i < 128; ++i) all.push_back(s.small.take(c, 1024));
+  for (int i = 0; i < 128; ++i)
+    all.push_back(s.small.take(c, 1024));
   EXPECT_EQ(s.small.take(c, 1024).from, nullptr);
   int returned = 0;
   for (auto const& t : all) {
@@ -155,8 +158,10 @@ TEST(slabs, shed_once_a_page_and_a_fourth_are_free) {
   constexpr std::size_t run = 64 << 10, size = 8 << 10;
   int const c = size_classes::of(size);
   std::vector<slabs::taken> all;
-  for (int i = 0; i < 4; ++i) s.small.add(s.run(run), c);
-  for (std::size_t i = 0; i < 4 * run / size; ++i) all.push_back(s.small.take(c, size));
+  for (int i = 0; i < 4; ++i)
+    s.small.add(s.run(run), c);
+  for (std::size_t i = 0; i < 4 * run / size; ++i)
+    all.push_back(s.small.take(c, size));
   auto const free_one = [&] {
     s.small.give(*all.back().from, all.back().index, 1);
     all.pop_back();
@@ -191,7 +196,8 @@ struct shedding {
       heap_block* const run = blocks.take_run(
           random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell),
           slabs::run_alignment(c));
-      if (!run) return false;
+      if (!run)
+        return false;
       std::uint64_t const freed = run->freed;
       latest[&small.add(*run, c)] = freed;
       got = small.take(c, bytes);
@@ -214,13 +220,15 @@ struct shedding {
     latest.at(t.from) = std::max(latest.at(t.from), freed);
     for (address a = round_down(at, bins::unit); a < at + t.from->size; a += bins::unit)
       came_free[unit(a)] = std::max(came_free[unit(a)], freed);
-    if (small.give(*t.from, t.index, freed)) back(*t.from);
+    if (small.give(*t.from, t.index, freed))
+      back(*t.from);
   }
   address any() { return std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()))->first; }
   void shed(std::size_t refused = ~std::size_t{0}) {
     small.shed(
         [&](heap_block& part, address from, std::size_t bytes) {
-          if (refused-- == 0) throw std::bad_alloc();
+          if (refused-- == 0)
+            throw std::bad_alloc();
           return blocks.give_part(part, from, bytes, part.in_slab->freed);
         },
         [&](slab& s) { back(s); });
@@ -228,7 +236,8 @@ struct shedding {
   std::size_t touched() const {  // bytes of the cells that a block touches
     std::set<address> cells;
     for (auto const& [at, t] : live) {
-      for (address a = round_down(at, cell); a < at + t.from->size; a += cell) cells.insert(a);
+      for (address a = round_down(at, cell); a < at + t.from->size; a += cell)
+        cells.insert(a);
     }
     return cells.size() * cell;
   }
@@ -242,7 +251,8 @@ struct shedding {
     }
     blocks.each_free([&](heap_block const& p) {
       for (address a = p.at; a < p.end(); a += bins::unit) {
-        if (came_free[unit(a)] > p.freed) return out.push_back("what is free came free later than its piece says");
+        if (came_free[unit(a)] > p.freed)
+          return out.push_back("what is free came free later than its piece says");
       }
     });
     return out;
@@ -268,18 +278,24 @@ TEST(slabs, after_shedding_each_cell_has_a_slot_in_use) {
       s.now += s.random() % 4;
       std::vector<address> complete;
       for (auto const& [at, t] : s.live) {
-        if (t.pending) complete.push_back(at);
+        if (t.pending)
+          complete.push_back(at);
       }
-      for (address const at : complete) s.give(at);
+      for (address const at : complete)
+        s.give(at);
       std::size_t const size = s.random() % 3 ? 1 + s.random() % 2000 : 1 + s.random() % size_classes::largest;
       for (std::size_t bytes = 0; bytes < (std::size_t{2} << 20) && s.take(size); bytes += size + 200) {}
       std::size_t const one_in = 1 + s.random() % 100;
       std::vector<address> all;
-      for (auto const& b : s.live) all.push_back(b.first);
+      for (auto const& b : s.live)
+        all.push_back(b.first);
       for (address const at : all) {
-        if (s.random() % one_in == 0) continue;
-        if (s.random() % 8 == 0) s.small.hold(*s.live[at].from, s.live[at].index), s.live[at].pending = true;
-        else s.give(at);
+        if (s.random() % one_in == 0)
+          continue;
+        if (s.random() % 8 == 0)
+          s.small.hold(*s.live[at].from, s.live[at].index), s.live[at].pending = true;
+        else
+          s.give(at);
         s.now += s.random() % 50 == 0;
       }
       std::size_t const before = s.small.in_runs();
@@ -296,7 +312,8 @@ TEST(slabs, after_shedding_each_cell_has_a_slot_in_use) {
       ASSERT_EQ(s.wrong(), std::vector<std::string>{}) << "seed " << seed;
       ASSERT_EQ(s.small.in_runs(), s.touched()) << "seed " << seed;
     }
-    while (!s.live.empty()) s.give(s.any());
+    while (!s.live.empty())
+      s.give(s.any());
     s.shed();
     ASSERT_EQ(s.small.in_runs(), 0u);
     ASSERT_EQ(s.blocks.free_blocks(), 1u) << "all of it is one piece again, seed " << seed;

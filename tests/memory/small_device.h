@@ -24,7 +24,8 @@ struct small_device : ::testing::Test {
   void sound() { EXPECT_EQ(device().validate(), std::vector<std::string>{}); }
   static std::vector<void*> some(stream_ref from, std::size_t bytes, std::size_t n) {
     std::vector<void*> all;
-    for (std::size_t i = 0; i < n; ++i) all.push_back(allocate(from, bytes));
+    for (std::size_t i = 0; i < n; ++i)
+      all.push_back(allocate(from, bytes));
     return all;
   }
   // A thread runs `first` and parks. Meanwhile `on` allocates a block that needs every page of the device.
@@ -52,7 +53,8 @@ struct small_device : ::testing::Test {
     void* whole = nullptr;
     EXPECT_NO_THROW(whole = allocate(on, 16_MiB));
     sound();
-    if (whole) deallocate(whole);
+    if (whole)
+      deallocate(whole);
     tell(go);
     parked.join();
   }

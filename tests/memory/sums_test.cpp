@@ -108,7 +108,8 @@ struct sums : testing::Test {
   void recount() const {
     std::int64_t blocks = 0, bytes = 0;
     for (auto const& of : live) {
-      for (block const& b : of) ++blocks, bytes += b.bytes;
+      for (block const& b : of)
+        ++blocks, bytes += b.bytes;
     }
     memory_statistics const n = memory_stats(0);
     EXPECT_EQ(n.allocation.all.current, blocks);
@@ -130,7 +131,8 @@ TEST_F(sums, are_between_true_values_and_exact_at_rest) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     runtime machine(simulated{.devices = 1, .memory = 8_GiB});
     runtime_guard const in(machine);
-    for (auto* of : {&taken, &given}) of->begun_blocks = of->begun_bytes = of->done_blocks = of->done_bytes = 0;
+    for (auto* of : {&taken, &given})
+      of->begun_blocks = of->begun_bytes = of->done_blocks = of->done_bytes = 0;
     now_at_most = now_at_least = peak_at_most = peak_at_least = 0;
     std::array<stream, threads> own;
     stream shared;
@@ -144,16 +146,20 @@ TEST_F(sums, are_between_true_values_and_exact_at_rest) {
       });
     }
     int asked = 0;
-    for (; running > 0 || asked == 0; ++asked) ask();
-    for (std::thread& t : all) t.join();
+    for (; running > 0 || asked == 0; ++asked)
+      ask();
+    for (std::thread& t : all)
+      t.join();
     ask();
     recount();
     for (auto& of : live) {
-      for (block const& b : of) give(b.p, b.bytes);
+      for (block const& b : of)
+        give(b.p, b.bytes);
       of.clear();
     }
     recount();
-    if (HasFailure()) return;
+    if (HasFailure())
+      return;
   }
 }
 

@@ -39,7 +39,8 @@ TEST(thread_pools, the_last_entered_of_a_table_is_in_force) {
         ASSERT_EQ(thread_caches::in_force(of), last == entered.rend() ? nullptr : last->second) << "seed " << seed;
       }
     }
-    while (!entered.empty()) thread_caches::leave(entered.back().first), entered.pop_back();
+    while (!entered.empty())
+      thread_caches::leave(entered.back().first), entered.pop_back();
   }
 }
 

@@ -21,7 +21,8 @@ struct slow_call final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   void pause(weir::driver::call c) {
     std::unique_lock lock(mutex);
-    if (armed != c) return;
+    if (armed != c)
+      return;
     armed = weir::driver::call::any;
     entered = true;
     news.notify_all();
@@ -65,8 +66,10 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   clock::stream_clock& b = bench.stream(0);
   d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
   std::vector<void*> blocks;  // every other one is free: its handles move if no more are allowed
-  for (int i = 0; i < 8; ++i) blocks.push_back(d.allocate(b, 8 << 20, 0, at));
-  for (std::size_t i = 0; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
+  for (int i = 0; i < 8; ++i)
+    blocks.push_back(d.allocate(b, 8 << 20, 0, at));
+  for (std::size_t i = 0; i < blocks.size(); i += 2)
+    d.deallocate(blocks[i], nullptr, at);
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
   {
     std::lock_guard lock(slow->mutex);
@@ -74,8 +77,10 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   }
   void* missed = nullptr;
   std::thread miss([&] {
-    if (GetParam() == weir::driver::call::unmap) (void)d.empty_cache();  // a move unmaps nothing
-    else missed = d.allocate(a, 64 << 20, 0, at);
+    if (GetParam() == weir::driver::call::unmap)
+      (void)d.empty_cache();  // a move unmaps nothing
+    else
+      missed = d.allocate(a, 64 << 20, 0, at);
   });
   {
     std::unique_lock lock(slow->mutex);
@@ -83,7 +88,8 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   }
   // Cached and uncached, small and large, on the other stream; cached on the very stream that misses; frees;
   // queries.
-  for (std::size_t bytes : {100, 20'000, 1 << 20, 32 << 20}) d.deallocate(d.allocate(b, bytes, 0, at), nullptr, at);
+  for (std::size_t bytes : {100, 20'000, 1 << 20, 32 << 20})
+    d.deallocate(d.allocate(b, bytes, 0, at), nullptr, at);
   void* const p = d.allocate(a, 1000, 0, at);
   EXPECT_TRUE(d.find(p));
   d.deallocate(p, nullptr, at);
@@ -96,7 +102,8 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   miss.join();
   EXPECT_TRUE(slow->released);
   d.deallocate(missed, nullptr, at);
-  for (std::size_t i = 1; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
+  for (std::size_t i = 1; i < blocks.size(); i += 2)
+    d.deallocate(blocks[i], nullptr, at);
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 INSTANTIATE_TEST_SUITE_P(calls, memory_threads_slow,
@@ -119,7 +126,8 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
   std::mutex shelf_mutex;
   std::vector<block> shelf;
   std::vector<clock::stream_clock*> lines;
-  for (int i = 0; i < workers; ++i) lines.push_back(&bench.stream(i % 2));
+  for (int i = 0; i < workers; ++i)
+    lines.push_back(&bench.stream(i % 2));
   std::atomic<int> wrong{0};
   auto const work = [&](int me) {
     std::mt19937_64 random(static_cast<std::uint64_t>(me) + 1);
@@ -131,12 +139,14 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
         std::lock_guard lock(shelf_mutex);
         if (!shelf.empty() && random() % 2) {
           std::swap(shelf[random() % shelf.size()], shelf.back());
-          if (shelf.back().device == line.device()) b = shelf.back(), shelf.pop_back();
+          if (shelf.back().device == line.device())
+            b = shelf.back(), shelf.pop_back();
         }
       }
       if (b.at) {  // of another stream: order this one behind its writer, check it, free it from here
         d.record_use(b.at, line, at);
-        if (!line.wait(b.last->now()).ok()) ++wrong;
+        if (!line.wait(b.last->now()).ok())
+          ++wrong;
         struct look {
           block what;
           std::atomic<int>* wrong;
@@ -153,7 +163,8 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
                                                   }
                                                 },
                                                 [](void* p) { delete static_cast<look*>(p); }, new look{b, &wrong}});
-        if (!s.ok()) ++wrong;
+        if (!s.ok())
+          ++wrong;
         d.deallocate(b.at, nullptr, at);
         continue;
       }
@@ -166,17 +177,22 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
       } catch (out_of_memory const&) {
         continue;
       }
-      if (!bench.machine().fill(line.device(), line.handle(), b.at, b.value, 1, b.bytes).ok()) ++wrong;
+      if (!bench.machine().fill(line.device(), line.handle(), b.at, b.value, 1, b.bytes).ok())
+        ++wrong;
       std::lock_guard lock(shelf_mutex);
       shelf.push_back(b);
     }
   };
   std::vector<std::thread> threads;
-  for (int i = 0; i < workers; ++i) threads.emplace_back(work, i);
-  for (auto& t : threads) t.join();
-  for (auto* l : lines) ASSERT_TRUE(bench.clocks().synchronize(l->now()).ok());
+  for (int i = 0; i < workers; ++i)
+    threads.emplace_back(work, i);
+  for (auto& t : threads)
+    t.join();
+  for (auto* l : lines)
+    ASSERT_TRUE(bench.clocks().synchronize(l->now()).ok());
   EXPECT_EQ(wrong.load(), 0);
-  for (block const& b : shelf) bench.on(b.device).deallocate(b.at, nullptr, at);
+  for (block const& b : shelf)
+    bench.on(b.device).deallocate(b.at, nullptr, at);
   for (int d = 0; d < 2; ++d) {
     bench.on(d).empty_cache();
     EXPECT_EQ(bench.on(d).validate(), std::vector<std::string>{});

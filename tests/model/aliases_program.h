@@ -25,21 +25,29 @@ class aliases_program {
   verdict run() {
     driver::gate_handle gate{};
     bool const held = below(2);
-    if (held) gate = bench_.machine().hold(0, line_.handle()).value;
+    if (held)
+      gate = bench_.machine().hold(0, line_.handle()).value;
     std::size_t pages = 1 + below(3);
     for (std::size_t i = 0, n = 3 * memory::alias_table::most + below(12); i < n; ++i) {
       block const b = take(pages);
       walls_.push_back(take(1));
-      if (below(6) == 0) give(below(walls_.size()));
-      if (b.at) device().deallocate(look(b).at, nullptr, at);
+      if (below(6) == 0)
+        give(below(walls_.size()));
+      if (b.at)
+        device().deallocate(look(b).at, nullptr, at);
       pages += 1 + below(2);
     }
-    if (held && !bench_.machine().open_gate(gate).ok()) wrong_.note(check::answers, "a gate was not opened");
-    while (!walls_.empty()) give(walls_.size() - 1);
+    if (held && !bench_.machine().open_gate(gate).ok())
+      wrong_.note(check::answers, "a gate was not opened");
+    while (!walls_.empty())
+      give(walls_.size() - 1);
     bool const ended = bench_.clocks().synchronize(line_.now()).ok();
-    for (auto const& f : bench_.control->findings()) wrong_.note(check_of(f), f);
-    if (!ended) wrong_.note(check::answers, "synchronize was refused");
-    for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
+    for (auto const& f : bench_.control->findings())
+      wrong_.note(check_of(f), f);
+    if (!ended)
+      wrong_.note(check::answers, "synchronize was refused");
+    for (auto const& w : device().validate())
+      wrong_.note(check::invariants, w);
     device().empty_cache();
     if (auto const left = device().statistics().reserved_bytes.all.current)
       wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
@@ -90,7 +98,8 @@ class aliases_program {
     return b;
   }
   void give(std::size_t i) {
-    if (walls_[i].at) device().deallocate(look(walls_[i]).at, nullptr, at);
+    if (walls_[i].at)
+      device().deallocate(look(walls_[i]).at, nullptr, at);
     walls_[i] = walls_.back();
     walls_.pop_back();
   }

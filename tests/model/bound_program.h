@@ -34,20 +34,24 @@ class mapped_handles final : public driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
     auto const s = fault_injector::map(at, bytes, h);
-    if (s.ok()) mapped_[at] = {bytes, h};
+    if (s.ok())
+      mapped_[at] = {bytes, h};
     return s;
   }
   weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
     auto const s = fault_injector::unmap(at, bytes);
-    if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
+    if (s.ok())
+      mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
     return s;
   }
   // Adds the handles under [at, at + bytes) and their bytes to `all`.
   void under(std::uintptr_t at, std::size_t bytes, std::map<weir::driver::memory_handle, std::size_t>& all) const {
     auto m = mapped_.upper_bound(at);
-    if (m != mapped_.begin()) --m;
+    if (m != mapped_.begin())
+      --m;
     for (; m != mapped_.end() && m->first < at + bytes; ++m) {
-      if (m->first + m->second.first > at) all[m->second.second] = m->second.first;
+      if (m->first + m->second.first > at)
+        all[m->second.second] = m->second.first;
     }
   }
 
@@ -77,20 +81,25 @@ class bound_program {
           return made;
         });
     bool const many = !small_ && below(4) == 0;
-    for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
+    for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i)
+      lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
   }
   verdict run() {
     book const kept(written_);
     for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
-      if (below(4) == 0) note_unreclaimable();
+      if (below(4) == 0)
+        note_unreclaimable();
       on_(below(threads_), [&] { step(); });
       look_at_bound();
       look();
-      if (written_ && i % 16 == 0) look_up();
+      if (written_ && i % 16 == 0)
+        look_up();
     }
-    if (wrong_.ok()) end();
-    for (auto const& f : bench_->control->findings()) wrong_.note(check_of(f), f);
+    if (wrong_.ok())
+      end();
+    for (auto const& f : bench_->control->findings())
+      wrong_.note(check_of(f), f);
     if (!wrong_.ok())
       wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
     return wrong_;
@@ -102,15 +111,17 @@ class bound_program {
   struct block {
     void* at;
     std::size_t bytes;
-    std::size_t taken = 0;        // bytes of the arena's block
-    bool by_others = false;       // its memory belongs to another stream, or one marked it
+    std::size_t taken = 0;   // bytes of the arena's block
+    bool by_others = false;  // its memory belongs to another stream, or one marked it
   };
   struct book {
     explicit book(bool o) : open(o) {
-      if (open) observe::history::process().start(100'000, false);
+      if (open)
+        observe::history::process().start(100'000, false);
     }
     ~book() {
-      if (open) observe::history::process().stop();
+      if (open)
+        observe::history::process().stop();
     }
     bool const open;
   };
@@ -119,7 +130,8 @@ class bound_program {
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_->on(0)); }
   clock::stream_clock& any_line() { return *lines_[below(lines_.size())]; }
   std::size_t size() {
-    if (small_ && below(2)) return 1 + below(32 << 10);
+    if (small_ && below(2))
+      return 1 + below(32 << 10);
     // some sizes repeat
     std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;
     return small_ ? bytes : bytes + (32 << 10);
@@ -131,18 +143,22 @@ class bound_program {
   }
   void complete() {
     for (clock::stream_clock* s : lines_) {
-      if (!bench_->clocks().synchronize(s->now()).ok()) wrong_.note(check::answers, "synchronize was refused");
+      if (!bench_->clocks().synchronize(s->now()).ok())
+        wrong_.note(check::answers, "synchronize was refused");
     }
     waiting_.clear();
     waiting_bytes_ = 0;
     look_at_unreclaimable();
   }
   void look_at_unreclaimable() {  // Requires: nothing is pending
-    if (small_) return;  // slots in thread caches are unreclaimable too
+    if (small_)
+      return;  // slots in thread caches are unreclaimable too
     std::map<driver::memory_handle, std::size_t> all;
-    for (block const& b : live_) mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.taken, all);
+    for (block const& b : live_)
+      mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.taken, all);
     std::size_t bytes = 0;
-    for (auto const& [h, n] : all) bytes += n;
+    for (auto const& [h, n] : all)
+      bytes += n;
     std::size_t const said = device().unreclaimable();
     ++unreclaimable_compared;
     if (said != bytes)
@@ -160,7 +176,8 @@ class bound_program {
     }
     note_taken(live_.back(), s);
     look_at_bound();
-    if (!idle_) work_on(s, live_.back());
+    if (!idle_)
+      work_on(s, live_.back());
     if (below(6) == 0) {
       clock::stream_clock& user = any_line();
       (void)user.wait(s.now());  // so that the memory's earlier work precedes the user's work
@@ -173,14 +190,17 @@ class bound_program {
   void note_taken(block& b, clock::stream_clock& by) {
     auto const at = reinterpret_cast<std::uintptr_t>(b.at);
     for (auto const& r : device().layout()) {
-      if (at < r.at || at >= r.at + r.bytes) continue;
+      if (at < r.at || at >= r.at + r.bytes)
+        continue;
       b.by_others = r.stream != by.id();
       for (auto const& p : r.parts) {
-        if (p.at == at) b.taken = p.bytes;
+        if (p.at == at)
+          b.taken = p.bytes;
       }
     }
     auto w = waiting_.upper_bound(at);
-    if (w != waiting_.begin()) --w;
+    if (w != waiting_.begin())
+      --w;
     while (w != waiting_.end() && w->first < at + b.taken) {
       bool const again = w->first + w->second > at;
       waiting_bytes_ -= again ? w->second : 0;
@@ -202,38 +222,47 @@ class bound_program {
   // A stream allocates some blocks, frees them all, and is waited for. The next stream reuses the memory.
   void turn() {
     std::size_t const before = live_.size();
-    for (std::size_t n = 1 + below(8); n-- > 0;) take();
-    while (live_.size() > before) give(live_.size() - 1);
+    for (std::size_t n = 1 + below(8); n-- > 0;)
+      take();
+    while (live_.size() > before)
+      give(live_.size() - 1);
     complete();
   }
   void step() {
-    if (lines_.size() > 3 && below(2)) return turn();
+    if (lines_.size() > 3 && below(2))
+      return turn();
     switch (below(14)) {
       case 0: return complete();
       case 1: return (void)any_line().wait(any_line().now());
       case 2: {  // keeps each k-th: survivors lie apart
         std::size_t const k = 2 + below(7);
         for (std::size_t i = live_.size(); i-- > 0;) {
-          if (i % k) give(i);
+          if (i % k)
+            give(i);
         }
         return;
       }
       case 3:  // keeps blocks at a page's start: each pins a handle
         for (std::size_t i = live_.size(); i-- > 0;) {
-          if (reinterpret_cast<std::uintptr_t>(live_[i].at) % page) give(i);
+          if (reinterpret_cast<std::uintptr_t>(live_[i].at) % page)
+            give(i);
         }
         return;
       case 4:
-        if (below(8) == 0) device().empty_cache();
+        if (below(8) == 0)
+          device().empty_cache();
         return;
       default:
-        if (!live_.empty() && below(5) < 2) give(below(live_.size()));
-        else take();
+        if (!live_.empty() && below(5) < 2)
+          give(below(live_.size()));
+        else
+          take();
     }
   }
   void note_unreclaimable() { most_unreclaimable_ = std::max(most_unreclaimable_, device().unreclaimable()); }
   void look() {
-    if (below(4)) return;
+    if (below(4))
+      return;
     memory_statistics const n = device().statistics();
     look_at_peaks(n);
     auto const pending = n.pending_bytes.all.current;
@@ -245,13 +274,15 @@ class bound_program {
   void note_in_use(std::size_t asked) { most_in_use_ = std::max(most_in_use_, taken_bytes_ + waiting_bytes_ + asked); }
   void look_at_bound() {
     std::size_t reserved = 0;
-    for (auto const& r : device().layout()) reserved += r.bytes;
+    for (auto const& r : device().layout())
+      reserved += r.bytes;
     std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
     std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) +
                               page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
-    if (reserved > first) note_unreclaimable();
+    if (reserved > first)
+      note_unreclaimable();
     if (reserved > std::max(first, most_unreclaimable_)) {
       wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) +
                                          ", covered " + std::to_string(most_unreclaimable_) + ")");
@@ -286,31 +317,41 @@ class bound_program {
     auto const merged = [](ranges const& from) {
       ranges out;
       for (auto const& [at, bytes] : from) {
-        if (!out.empty() && out.rbegin()->first + out.rbegin()->second == at) out.rbegin()->second += bytes;
-        else out.emplace(at, bytes);
+        if (!out.empty() && out.rbegin()->first + out.rbegin()->second == at)
+          out.rbegin()->second += bytes;
+        else
+          out.emplace(at, bytes);
       }
       return out;
     };
     ranges told, lies;
     for (auto const& e : observe::history::process().events(static_cast<std::uint32_t>(bench_->core.id()), 0)) {
       bool right = true;
-      if (e.what == observe::action::map) right = told.emplace(e.at, e.bytes).second;
-      if (e.what == observe::action::unmap) right = told.erase(e.at) == 1;
-      if (!right) return wrong_.note(check::invariants, "the history maps what is mapped, or unmaps what is not");
+      if (e.what == observe::action::map)
+        right = told.emplace(e.at, e.bytes).second;
+      if (e.what == observe::action::unmap)
+        right = told.erase(e.at) == 1;
+      if (!right)
+        return wrong_.note(check::invariants, "the history maps what is mapped, or unmaps what is not");
     }
-    for (auto const& r : device().layout()) lies.emplace(r.at, r.bytes);
+    for (auto const& r : device().layout())
+      lies.emplace(r.at, r.bytes);
     if (merged(told) != merged(lies))
       wrong_.note(check::invariants, "the history's maps and unmaps do not lead to what is mapped");
   }
   void end() {
-    if (written_) look_up();
-    for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
-    while (!live_.empty()) give(live_.size() - 1);
+    if (written_)
+      look_up();
+    for (auto const& w : device().validate())
+      wrong_.note(check::invariants, w);
+    while (!live_.empty())
+      give(live_.size() - 1);
     complete();
     device().empty_cache();
     if (auto const left = device().statistics().reserved_bytes.all.current)
       wrong_.note(check::invariants, std::to_string(left) + " B stay reserved when all was given back");
-    for (auto const& w : device().validate()) wrong_.note(check::invariants, "at the end: " + w);
+    for (auto const& w : device().validate())
+      wrong_.note(check::invariants, "at the end: " + w);
   }
 
   std::size_t const threads_;

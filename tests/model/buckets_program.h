@@ -24,10 +24,12 @@ class buckets_program {
         m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
            {.check_races = seed % 2 == 0}) {
     std::vector<device> who;
-    for (int k = 0; k < size_; ++k) who.emplace_back(k);
+    for (int k = 0; k < size_; ++k)
+      who.emplace_back(k);
     all_ = communicator::create_all(who);
     std::vector<std::int64_t> counts(1 + random_() % 5);
-    for (auto& n : counts) n = static_cast<std::int64_t>(random_() % 1500);
+    for (auto& n : counts)
+      n = static_cast<std::int64_t>(random_() % 1500);
     std::size_t const bucket = 1 + random_() % 2000;
     for (int i = 0, n = 2 + static_cast<int>(random_() % 5); i < n; ++i)
       steps_.push_back({static_cast<kind>(random_() % 3), random_() % 8});
@@ -36,7 +38,8 @@ class buckets_program {
       rank& r = ranks_.emplace_back(c, bucket, random_());
       device_guard const on(c.device());
       stream_guard const in(r.lines[0]);
-      for (std::int64_t const n : counts) r.buckets.add("", n, uint8);
+      for (std::int64_t const n : counts)
+        r.buckets.add("", n, uint8);
       r.buckets.build();
       r.bytes = static_cast<std::size_t>(r.buckets.gradients().count);
       r.result = buffer(std::max(r.bytes, std::size_t{1}));
@@ -60,10 +63,12 @@ class buckets_program {
     } catch (invalid_use const& e) {
       wrong_.note(check::stuck, e.what());
     }
-    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok(); ++k) compare(k);
+    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok(); ++k)
+      compare(k);
     for (auto const& r : race_reports())
       wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
+    for (auto const& found : m_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
 
@@ -120,9 +125,12 @@ class buckets_program {
         fill(home, p.data, std::byte{value(k, i, g)}, static_cast<std::size_t>(p.count));
       }
       step const& s = steps_[i];
-      if (s.what == kind::capture_and_launch) r.graphs.push_back(graph::capture(home, [&] { enqueue(r); }));
-      if (s.what == kind::enqueue || r.graphs.empty()) enqueue(r);
-      else r.graphs[s.what == kind::launch ? s.which % r.graphs.size() : r.graphs.size() - 1].launch(home);
+      if (s.what == kind::capture_and_launch)
+        r.graphs.push_back(graph::capture(home, [&] { enqueue(r); }));
+      if (s.what == kind::enqueue || r.graphs.empty())
+        enqueue(r);
+      else
+        r.graphs[s.what == kind::launch ? s.which % r.graphs.size() : r.graphs.size() - 1].launch(home);
       copy(home, r.results.data<std::byte>() + i * r.bytes, r.result.data(), r.bytes, non_blocking);
     }
     home.synchronize();
@@ -137,8 +145,8 @@ class buckets_program {
         for (std::size_t other = 0; other < ranks_.size(); ++other)
           sum = static_cast<unsigned char>(sum + value(other, i, g));
         device_span const of = r.buckets.gradient(g);
-        auto const from = got.begin() + (static_cast<std::byte*>(of.data) -
-                                         static_cast<std::byte*>(r.buckets.gradients().data)) +
+        auto const from = got.begin() +
+                          (static_cast<std::byte*>(of.data) - static_cast<std::byte*>(r.buckets.gradients().data)) +
                           static_cast<std::ptrdiff_t>(i * r.bytes);
         if (std::any_of(from, from + of.count, [&](std::byte b) { return b != std::byte{sum}; }))
           wrong_.note(check::bytes, "gradient " + std::to_string(g) + " of rank " + std::to_string(k) + ", step " +

@@ -24,13 +24,15 @@ class chain_program {
     m_.get().part<peer::chains>().carry_from(1);
     m_.get().part<peer::chains>().set_chunk(1 + random_() % bytes_);
     std::vector<device> who;
-    for (int k = 0; k < size_; ++k) who.emplace_back(k);
+    for (int k = 0; k < size_; ++k)
+      who.emplace_back(k);
     ranks_ = communicator::create_all(who);
     for (int k = 0; k < size_; ++k) {
       lines_.emplace_back(device(k));
       device_guard const on(k);
       stream_guard const in(lines_.back());
-      for (auto* all : {&parts_, &wholes_}) all->push_back(fresh(all == &parts_ ? bytes_ : whole_bytes(), 0));
+      for (auto* all : {&parts_, &wholes_})
+        all->push_back(fresh(all == &parts_ ? bytes_ : whole_bytes(), 0));
     }
   }
 
@@ -48,7 +50,8 @@ class chain_program {
     } catch (invalid_use const& e) {
       wrong_.note(check::stuck, e.what());
     }
-    for (step const& s : steps_) model(s);
+    for (step const& s : steps_)
+      model(s);
     for (int k = 0; k < size_ && wrong_.ok(); ++k) {
       auto const r = static_cast<std::size_t>(k);
       lines_[r].synchronize();
@@ -66,7 +69,8 @@ class chain_program {
                                                                              : check::lifetime,
                   r.text);
     }
-    for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
+    for (auto const& found : m_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
 
@@ -111,15 +115,19 @@ class chain_program {
         case kind::scatter: ranks_[r].scatter(part, whole, s.root); break;
         case kind::gather: ranks_[r].gather(whole, part, s.root); break;
         case kind::send:
-          if (k == s.root) ranks_[r].send(part, next(k));
-          if (k == next(s.root)) ranks_[r].receive(part, s.root);
+          if (k == s.root)
+            ranks_[r].send(part, next(k));
+          if (k == next(s.root))
+            ranks_[r].receive(part, s.root);
           break;
         case kind::pass: ranks_[r].send_receive(part, next(k), {whole.data, n, uint8}, next(k + size_ - 2)); break;
         case kind::write:
-          if (k == s.root) fill(part.data, std::byte{s.value}, bytes_);
+          if (k == s.root)
+            fill(part.data, std::byte{s.value}, bytes_);
           break;
         case kind::replace:
-          if (k != s.root) break;
+          if (k != s.root)
+            break;
           parts_[r].memory.reset();  // while others may still read it
           parts_[r].memory = buffer(bytes_);
           fill(parts_[r].memory.data(), std::byte{s.value}, bytes_);
@@ -131,16 +139,21 @@ class chain_program {
   void model(step const& s) {
     auto const root = static_cast<std::size_t>(s.root);
     auto& of_root = wholes_[root].model;
-    if (s.what == kind::send) parts_[static_cast<std::size_t>(next(s.root))].model = parts_[root].model;
+    if (s.what == kind::send)
+      parts_[static_cast<std::size_t>(next(s.root))].model = parts_[root].model;
     for (std::size_t k = 0; k < parts_.size(); ++k) {
       auto& part = parts_[k].model;
       auto const slice = of_root.begin() + static_cast<std::ptrdiff_t>(k * bytes_);
-      if (s.what == kind::broadcast) part = parts_[root].model;
+      if (s.what == kind::broadcast)
+        part = parts_[root].model;
       if (s.what == kind::pass)
         std::copy(part.begin(), part.end(), wholes_[static_cast<std::size_t>(next(static_cast<int>(k)))].model.begin());
-      if (s.what == kind::scatter) std::copy_n(slice, bytes_, part.begin());
-      if (s.what == kind::gather) std::copy(part.begin(), part.end(), slice);
-      if ((s.what == kind::write || s.what == kind::replace) && k == root) part.assign(bytes_, std::byte{s.value});
+      if (s.what == kind::scatter)
+        std::copy_n(slice, bytes_, part.begin());
+      if (s.what == kind::gather)
+        std::copy(part.begin(), part.end(), slice);
+      if ((s.what == kind::write || s.what == kind::replace) && k == root)
+        part.assign(bytes_, std::byte{s.value});
     }
   }
 

@@ -34,7 +34,8 @@ class clock_program {
     intrusions_ = draw(2) ? 25 : 0;
     refusals_ = draw(3) == 0;
     book_->other_threads = [this] {
-      if (depth_ >= 3 || draw(100) >= intrusions_ || book_->size() > ledger::most - 64) return;
+      if (depth_ >= 3 || draw(100) >= intrusions_ || book_->size() > ledger::most - 64)
+        return;
       say("{");
       watched_ >= 0 && draw(4) == 0 ? record_event(some_stream(), static_cast<std::uint32_t>(watched_)) : act();
       say("}");
@@ -45,15 +46,18 @@ class clock_program {
     for (int i = 0, n = 10 + static_cast<int>(draw(50)); i < n && wrong_.ok() && book_->size() < ledger::most - 256;
          ++i)
       act();
-    if (!wrong_.ok()) return wrong_;
+    if (!wrong_.ok())
+      return wrong_;
     book_->other_threads = nullptr;
     book_->forget_orders();
     // In the end everything completes, and the clocks must find that out.
     for (std::size_t i = 0; i < stamps_.size() && wrong_.ok(); ++i) {
       clock::stamp const s = stamps_[i].s;
       auto const r = bench_.clocks().synchronize(s);
-      if (lost_ >= 0) continue;  // waits for the lost device may never end
-      if (!r.ok() || !bench_.clocks().complete(s)) fail(check::order, "in the end stamp", i, "is not complete");
+      if (lost_ >= 0)
+        continue;  // waits for the lost device may never end
+      if (!r.ok() || !bench_.clocks().complete(s))
+        fail(check::order, "in the end stamp", i, "is not complete");
     }
     judge();
     return wrong_;
@@ -70,8 +74,8 @@ class clock_program {
   };
   struct line {
     clock::stream_clock* t;
-    known order;   // stamps that must be covered
-    int tail = -1; // retired: its last operation; another stream may have its handle
+    known order;    // stamps that must be covered
+    int tail = -1;  // retired: its last operation; another stream may have its handle
   };
   struct user_event {
     clock::event_ref event;
@@ -91,7 +95,8 @@ class clock_program {
   template <class... Words>
   void say(Words const&... words) {
     static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
-    if (wanted) ((std::cout << std::string(2 * static_cast<std::size_t>(depth_), ' ')) << ... << words) << '\n';
+    if (wanted)
+      ((std::cout << std::string(2 * static_cast<std::size_t>(depth_), ' ')) << ... << words) << '\n';
   }
   template <class... Words>
   void fail(check by, Words const&... words) {
@@ -103,12 +108,14 @@ class clock_program {
   void new_stream(int device, clock::life l) {
     bench_.core.open(device, "test", source_location::current());
     auto const s = bench_.machine().create_stream(device, driver::stream_kind::independent, 0);
-    if (s.ok()) lines_.push_back({&bench_.clocks().make(device, s.value, l), {}, -1});
+    if (s.ok())
+      lines_.push_back({&bench_.clocks().make(device, s.value, l), {}, -1});
   }
   std::size_t some_stream() { return draw(static_cast<std::uint32_t>(lines_.size())); }
   std::size_t take(std::size_t i) {
     auto& l = lines_[i];
-    if (stamps_.size() == 48) return draw(48);
+    if (stamps_.size() == 48)
+      return draw(48);
     bool const retired = l.t->alive() == clock::life::retired;
     stamps_.push_back({l.t->now(), i, retired ? l.tail : book_->tail(l.t->handle()), l.order});
     return stamps_.size() - 1;
@@ -145,8 +152,11 @@ class clock_program {
       book_->fail_call(call, 1, draw(2) ? driver::code::failed : driver::code::out_of_memory);
     }
     switch (draw(16)) {
-      case 0: case 1: case 2: {  // work
-        if (t.alive() == clock::life::retired) break;
+      case 0:
+      case 1:
+      case 2: {  // work
+        if (t.alive() == clock::life::retired)
+          break;
         say("work on ", t.id());
         (void)bench_.machine().enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}});
         break;
@@ -156,66 +166,79 @@ class clock_program {
         say("stamp ", k, " of ", stamps_[k].s.stream, " is ", stamps_[k].s.n);
         break;
       }
-      case 4: case 5: {  // wait for a stamp
-        if (stamps_.empty()) break;
+      case 4:
+      case 5: {  // wait for a stamp
+        if (stamps_.empty())
+          break;
         std::size_t const k = draw(static_cast<std::uint32_t>(stamps_.size()));
         known const more = closure(k);
         say(t.id(), " waits for stamp ", k, " of ", stamps_[k].s.stream);
-        if (t.wait(stamps_[k].s).ok()) add(lines_[i].order, more);
+        if (t.wait(stamps_[k].s).ok())
+          add(lines_[i].order, more);
         break;
       }
-      case 6: case 7: {  // wait for a stream
+      case 6:
+      case 7: {  // wait for a stream
         std::size_t const other = some_stream();
         std::size_t const k = take(other);
         known const more = closure(k);
         say(t.id(), " waits for ", stamps_[k].s.stream, ", stamp ", k);
-        if (t.wait(stamps_[k].s).ok()) add(lines_[i].order, more);
+        if (t.wait(stamps_[k].s).ok())
+          add(lines_[i].order, more);
         break;
       }
       case 8:
         say("fence on ", t.id());
         (void)t.fence();
         break;
-      case 9: case 10: {  // an event that is recorded repeatedly
+      case 9:
+      case 10: {  // an event that is recorded repeatedly
         record_event(i, draw(3));
         break;
       }
       case 11: {  // wait for the event, as stream_ref does
         watched_ = static_cast<int>(draw(3));
         auto const& e = events_[watched_];
-        if (!e.last || e.busy) break;
+        if (!e.last || e.busy)
+          break;
         for (int tries = 0; tries < 8; ++tries) {
           auto const f = e.last;
           known const more = e.order;
           say(t.id(), " waits for event ", &e - events_);
           auto const s = t.wait(f, *lines_[e.stream].t);
-          if (s.ok()) add(lines_[i].order, more);
-          if (s.what != driver::code::not_ready || e.busy || !e.last) break;
+          if (s.ok())
+            add(lines_[i].order, more);
+          if (s.what != driver::code::not_ready || e.busy || !e.last)
+            break;
         }
         break;
       }
       case 12: {  // query the event, as event::query does
         watched_ = static_cast<int>(draw(3));
         auto const& e = events_[watched_];
-        if (!e.last || e.busy) break;
+        if (!e.last || e.busy)
+          break;
         auto const f = e.last;
         known const more = e.order;
         auto& on = *lines_[e.stream].t;
         say("ask event ", &e - events_);
         if (bench_.machine().query_event(e.event->handle()).ok()) {
           clocks.note_complete(on, f);
-          if (!f->stale.load()) add(complete_, more);
+          if (!f->stale.load())
+            add(complete_, more);
         }
         break;
       }
       case 13: {  // poll or synchronize
-        if (stamps_.empty()) break;
+        if (stamps_.empty())
+          break;
         std::size_t const k = draw(static_cast<std::uint32_t>(stamps_.size()));
         known const more = closure(k);
         bool const block = draw(4) == 0;
         say(block ? "synchronize with stamp " : "poll stamp ", k);
         if (block) {
-          if (clocks.synchronize(stamps_[k].s).ok()) add(complete_, more);
+          if (clocks.synchronize(stamps_[k].s).ok())
+            add(complete_, more);
         } else if (auto const r = clocks.poll(stamps_[k].s); r.ok() && r.value) {
           add(complete_, more);
         }
@@ -225,7 +248,8 @@ class clock_program {
         known const order = lines_[i].order;
         known done;
         for (std::size_t k = 0; k < stamps_.size(); ++k) {
-          if (stamps_[k].stream == i) done.insert(k);
+          if (stamps_[k].stream == i)
+            done.insert(k);
         }
         bool const block = draw(4) == 0;
         say(block ? "synchronize with " : "ask ", t.id());
@@ -237,25 +261,29 @@ class clock_program {
       }
       case 15: rare(); break;
     }
-    if (may_refuse && depth_ == 1) book_->forget_orders();
+    if (may_refuse && depth_ == 1)
+      book_->forget_orders();
     judge();
   }
 
   void record_event(std::size_t i, std::uint32_t which) {
     clock::stream_clock& t = *lines_[i].t;
     auto& e = events_[which];
-    if (e.busy) return;
+    if (e.busy)
+      return;
     e.busy = true;
     if (!e.event || e.event->device() != t.device()) {
       auto made = bench_.clocks().take_event(t.device(), driver::event_kind::order_only);
-      if (made.ok()) e = {std::move(made.value), nullptr, 0, {}, true};
+      if (made.ok())
+        e = {std::move(made.value), nullptr, 0, {}, true};
     }
     if (e.event && e.event->device() == t.device()) {
       std::size_t const k = take(i);
       known const order = stamps_[k].stream == i && stamps_[k].s.n == t.now().n ? closure(k) : lines_[i].order;
       say("event ", &e - events_, " on ", t.id());
       auto f = t.record(e.event, e.last);
-      if (f.ok()) e = {e.event, std::move(f.value), i, order, true};
+      if (f.ok())
+        e = {e.event, std::move(f.value), i, order, true};
     }
     e.busy = false;
   }
@@ -272,7 +300,8 @@ class clock_program {
       case 1: {  // a registration and its stream end, another begins: the driver may reuse the handle
         std::size_t const i = some_stream();
         auto& t = *lines_[i].t;
-        if (depth_ > 1 || t.alive() == clock::life::retired) break;
+        if (depth_ > 1 || t.alive() == clock::life::retired)
+          break;
         say("retire ", t.id());
         // no work follows on the stream, also by other threads
         auto others = std::exchange(book_->other_threads, nullptr);
@@ -284,16 +313,19 @@ class clock_program {
         break;
       }
       case 2:
-        if (depth_ > 1 || draw(4)) break;
+        if (depth_ > 1 || draw(4))
+          break;
         lost_ = static_cast<int>(draw(static_cast<std::uint32_t>(bench_.core.device_count())));
         say("gpu:", lost_, " is lost");
         bench_.control->lose_device(lost_);
         break;
       case 3: {  // a backlog
         auto& t = *lines_[some_stream()].t;
-        if (depth_ > 1 || draw(8) || book_->size() > ledger::most - 384) break;
+        if (depth_ > 1 || draw(8) || book_->size() > ledger::most - 384)
+          break;
         say("80 fences on ", t.id());
-        for (int k = 0; k < 80; ++k) (void)t.fence();
+        for (int k = 0; k < 80; ++k)
+          (void)t.fence();
         break;
       }
       default: break;
@@ -302,7 +334,8 @@ class clock_program {
 
   // Soundness: an answer has a path in the graph. Precision: the clocks say what they promise to know.
   void judge() {
-    if (!wrong_.ok()) return;
+    if (!wrong_.ok())
+      return;
     for (std::size_t k = 0; k < stamps_.size(); ++k) {
       auto const& s = stamps_[k];
       bool const complete = bench_.clocks().complete(s.s);
@@ -312,7 +345,8 @@ class clock_program {
       if (!complete && complete_.count(k))
         return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be complete");
       for (auto const& l : lines_) {
-        if (l.t->alive() == clock::life::retired) continue;
+        if (l.t->alive() == clock::life::retired)
+          continue;
         bool const covered = l.t->covers(s.s);
         ++answers, yes += covered;
         if (covered && !book_->ordered(s.tail, l.t->handle()))
@@ -323,7 +357,8 @@ class clock_program {
                       l.t->id());
       }
     }
-    if (auto const broken = bench_.clocks().validate(); !broken.empty()) fail(check::invariants, broken.front());
+    if (auto const broken = bench_.clocks().validate(); !broken.empty())
+      fail(check::invariants, broken.front());
     learned = complete_.size();
   }
 

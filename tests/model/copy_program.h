@@ -37,7 +37,8 @@ inline verdict run_copies(std::uint64_t seed) {
     }
   }
   std::vector<bytes_of_host> pageable(2, test::pattern(n, seed));
-  for (auto& one : pageable) places.push_back({one.data(), -1, one, true});
+  for (auto& one : pageable)
+    places.push_back({one.data(), -1, one, true});
   owned.push_back(pinned(n));
   places.push_back({owned.back().data<std::byte>(), -1, bytes_of_host(n, std::byte{9})});
   std::memset(places.back().at, 9, n);
@@ -48,13 +49,15 @@ inline verdict run_copies(std::uint64_t seed) {
     auto &to = places[random() % places.size()], &from = places[random() % places.size()];
     std::size_t const bytes = random() % (n + 1);
     std::size_t const to_at = random() % (n - bytes + 1), from_at = random() % (n - bytes + 1);
-    if (&to == &from) continue;
+    if (&to == &from)
+      continue;
     int const device = to.device < 0                     ? from.device < 0 ? int(random() % 2) : from.device
                        : from.device < 0 || random() % 2 ? to.device
                                                          : from.device;
     stream_ref const here_ = on[device];
     here_.wait(last);
-    if (from.device < 0 && from.pageable) here_.synchronize();  // a pageable source is read during the call
+    if (from.device < 0 && from.pageable)
+      here_.synchronize();  // a pageable source is read during the call
     copy(here_, to.at + to_at, from.at + from_at, bytes, random() % 3 ? non_blocking : blocking::yes);
     std::copy_n(from.model.begin() + std::ptrdiff_t(from_at), bytes, to.model.begin() + std::ptrdiff_t(to_at));
     if (random() % 4 == 0) {  // a host read in between
@@ -70,10 +73,13 @@ inline verdict run_copies(std::uint64_t seed) {
   for (std::size_t i = 0; i < places.size(); ++i) {
     bytes_of_host const now = places[i].device < 0 ? bytes_of_host(places[i].at, places[i].at + n)
                                                    : test::read_back(places[i].at, n, places[i].device);
-    if (now != places[i].model) wrong.note(check::bytes, "place " + std::to_string(i) + " holds others in the end");
+    if (now != places[i].model)
+      wrong.note(check::bytes, "place " + std::to_string(i) + " holds others in the end");
   }
-  for (auto const& found : m.control().findings()) wrong.note(check_of(found), found);
-  for (auto const& broken : m.pinned().validate()) wrong.note(check::invariants, broken);
+  for (auto const& found : m.control().findings())
+    wrong.note(check_of(found), found);
+  for (auto const& broken : m.pinned().validate())
+    wrong.note(check::invariants, broken);
   return wrong;
 }
 

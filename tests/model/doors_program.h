@@ -26,9 +26,12 @@ class doors_program {
   verdict run() {
     try {
       stream const mine{device(0)};
-      if (below(16) == 0) crowd(mine);
-      for (int step = 0; step < 120 && wrong_.ok(); ++step) one_step(mine);
-      while (!blocks_.empty()) give(blocks_.size() - 1);
+      if (below(16) == 0)
+        crowd(mine);
+      for (int step = 0; step < 120 && wrong_.ok(); ++step)
+        one_step(mine);
+      while (!blocks_.empty())
+        give(blocks_.size() - 1);
       lives_.clear();
       deallocate(allocate(mine, room * 3 / 4));  // nothing that ended keeps memory
     } catch (std::exception const& e) {
@@ -57,7 +60,7 @@ class doors_program {
     CUstream_st* last_use;  // its stream may have ended
     std::uint64_t number;   // of that stream
     int device;
-    bool told = true;       // weir knows all streams that use it
+    bool told = true;  // weir knows all streams that use it
   };
   std::size_t below(std::size_t n) { return random_() % n; }
   static bool has_handle_of(life const& l, block const& b) { return l.stream->handle() == b.last_use; }
@@ -65,11 +68,13 @@ class doors_program {
     return std::ranges::any_of(lives_, [&](life const& l) { return l.number == b.number; });
   }
   static void work(stream_ref s, void* p, std::size_t bytes) {
-    launch(s, {writes(p, bytes)}, [](CUstream_st*) {}, [] {});
+    launch(
+        s, {writes(p, bytes)}, [](CUstream_st*) {}, [] {});
   }
 
   void one_step(stream const& mine) {
-    if (lives_.empty() || below(8) == 0) begin();
+    if (lives_.empty() || below(8) == 0)
+      begin();
     life& one = lives_[below(lives_.size())];
     switch (below(8)) {
       case 0:
@@ -77,7 +82,8 @@ class doors_program {
       case 2: take(one); break;
       case 3:
       case 4:
-        if (!blocks_.empty()) give(below(blocks_.size()));
+        if (!blocks_.empty())
+          give(below(blocks_.size()));
         break;
       case 5: {
         auto const s = below(2) ? mine.ref() : detail::stream_of(handle_of(mine));
@@ -86,7 +92,8 @@ class doors_program {
         break;
       }
       case 6:
-        if (below(2)) end(static_cast<std::size_t>(&one - lives_.data()));
+        if (below(2))
+          end(static_cast<std::size_t>(&one - lives_.data()));
         break;
       case 7: pass_on(one); break;
     }
@@ -103,7 +110,8 @@ class doors_program {
       record_stream(p, borrow_stream(0, others.back()->handle()));
     }
     if (clocks.size() - before > 3 * streams::borrowed_streams::most_marked)
-      wrong_.note(check::invariants, "streams that marked a block stay known: " + std::to_string(clocks.size() - before));
+      wrong_.note(check::invariants,
+                  "streams that marked a block stay known: " + std::to_string(clocks.size() - before));
     deallocate(p);
   }
 
@@ -138,15 +146,17 @@ class doors_program {
 
   // Another stream of the device uses a block and will be named by its free. weir is not told before.
   void pass_on(life& to) {
-    if (blocks_.empty()) return;
+    if (blocks_.empty())
+      return;
     block& b = blocks_[below(blocks_.size())];
-    if (b.device != to.device || b.by != door::memory_resource || !b.told || !exists(b)) return;
+    if (b.device != to.device || b.by != door::memory_resource || !b.told || !exists(b))
+      return;
     auto* const s = to.stream->handle();
     detail::stream_of(s).wait(detail::stream_of(b.last_use));
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, true};
-    (void)owned_.rt->get().machine().enqueue(
-        b.device, static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(s)), {&all, 1},
-        {[](void*) {}, nullptr, nullptr});
+    (void)owned_.rt->get().machine().enqueue(b.device,
+                                             static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(s)),
+                                             {&all, 1}, {[](void*) {}, nullptr, nullptr});
     b.last_use = s, b.number = to.number, b.told = false;
   }
 
@@ -155,11 +165,14 @@ class doors_program {
     blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
     bool const there = exists(b);
     orphans += !there;
-    if (there && below(2) && b.told) work(detail::stream_of(b.last_use), b.at, b.bytes);
+    if (there && below(2) && b.told)
+      work(detail::stream_of(b.last_use), b.at, b.bytes);
     switch (b.by) {
       case door::borrow:
-        if (there && below(4)) deallocate(detail::stream_of(b.last_use), b.at);
-        else deallocate(b.at);
+        if (there && below(4))
+          deallocate(detail::stream_of(b.last_use), b.at);
+        else
+          deallocate(b.at);
         break;
       case door::memory_resource: detail::deallocate_on(below(2) ? gpu : device(b.device), b.last_use, b.at); break;
       case door::caching_allocator: detail::deallocate_at_home(b.at); break;

@@ -32,35 +32,42 @@ class program {
             .peers = seed % 4 ? simulated::links::all : simulated::links::pairs,
             .nondeterminism = simulated::allowed::all}) {
     attempt([&] {
-      for (int i = 0; i < 2 * devices; ++i) lanes_.emplace_back(device(i % devices));
+      for (int i = 0; i < 2 * devices; ++i)
+        lanes_.emplace_back(device(i % devices));
       ranks_ = communicator::create_all(std::vector<device>{device(0), device(1), device(2)});
     });
   }
 
   ~program() {
-    if (!lost_) attempt([&] { finish_all(); });  // copies may still write memory of this program
+    if (!lost_)
+      attempt([&] { finish_all(); });  // copies may still write memory of this program
   }
 
   void run(counts& taken) {
     if (lanes_.size() == 2 * devices) {
-      for (int i = 0, n = 30 + below(60); i < n && !::testing::Test::HasFailure(); ++i) step();
-      if (!::testing::Test::HasFailure()) look_at_all();
+      for (int i = 0, n = 30 + below(60); i < n && !::testing::Test::HasFailure(); ++i)
+        step();
+      if (!::testing::Test::HasFailure())
+        look_at_all();
     }
-    for (auto const& f : m_.control().findings()) ADD_FAILURE() << f;
+    for (auto const& f : m_.control().findings())
+      ADD_FAILURE() << f;
     for (int d = 0; d < devices && !::testing::Test::HasFailure(); ++d)
       EXPECT_EQ(m_.memory(d).validate(), std::vector<std::string>{});
     EXPECT_EQ(m_.pinned().validate(), std::vector<std::string>{});
-    if (below(3) == 0) fault();
+    if (below(3) == 0)
+      fault();
     auto const now = m_.control().freedoms_taken();
-    for (std::size_t i = 0; i < taken.size(); ++i) taken[i] += now[i].times;
+    for (std::size_t i = 0; i < taken.size(); ++i)
+      taken[i] += now[i].times;
   }
 
  private:
   struct block {
     buffer memory;
-    std::size_t last;          // the last lane that used it
+    std::size_t last;  // the last lane that used it
     std::vector<float> holds;
-    bool known = true;         // false: its writer was refused half way
+    bool known = true;  // false: its writer was refused half way
   };
 
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
@@ -88,7 +95,8 @@ class program {
   }
   block* some_block_of(int device) {
     for (auto& b : blocks_) {
-      if (b.memory.info().on.index() == device && below(2)) return &b;
+      if (b.memory.info().on.index() == device && below(2))
+        return &b;
     }
     return nullptr;
   }
@@ -142,19 +150,25 @@ class program {
     std::size_t const lane = lane_of(reader);
     follow(b, lane);
     b.known &= attempt([&] {
-      launch(on(lane), {updates(b.memory)}, [](CUstream_st*) {}, [at = b.memory.data<float>(), n = b.holds.size()] {
-        for (std::size_t i = 0; i < n; ++i) at[i] += 1;
-      });
+      launch(
+          on(lane), {updates(b.memory)}, [](CUstream_st*) {},
+          [at = b.memory.data<float>(), n = b.holds.size()] {
+            for (std::size_t i = 0; i < n; ++i)
+              at[i] += 1;
+          });
     });
-    for (float& x : b.holds) x += 1;
+    for (float& x : b.holds)
+      x += 1;
   }
 
   void reduce() {
     std::array<block*, devices> parts{};
-    for (int d = 0; d < devices; ++d) parts[static_cast<std::size_t>(d)] = some_block_of(d);
+    for (int d = 0; d < devices; ++d)
+      parts[static_cast<std::size_t>(d)] = some_block_of(d);
     std::int64_t n = 500;
     for (block* b : parts) {
-      if (!b || !b->known) return;
+      if (!b || !b->known)
+        return;
       n = std::min<std::int64_t>(n, static_cast<std::int64_t>(b->holds.size()));
     }
     std::vector<float> sum(static_cast<std::size_t>(n));
@@ -163,13 +177,15 @@ class program {
       auto const i = static_cast<std::size_t>(d);
       lanes[i] = lane_of(d);
       follow(*parts[i], lanes[i]);
-      for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += parts[i]->holds[k];
+      for (std::size_t k = 0; k < sum.size(); ++k)
+        sum[k] += parts[i]->holds[k];
     }
     for (std::size_t i = 0; i < devices; ++i) {
       stream_guard const in(on(lanes[i]));
       EXPECT_TRUE(attempt([&] { ranks_[i].all_reduce({parts[i]->memory.data(), n, float32}); })) << "half a collective";
     }
-    for (block* b : parts) std::copy(sum.begin(), sum.end(), b->holds.begin());
+    for (block* b : parts)
+      std::copy(sum.begin(), sum.end(), b->holds.begin());
   }
 
   void call_host() {
@@ -202,34 +218,51 @@ class program {
   }
 
   void look_at_all() {
-    for (auto& b : blocks_) look_at(b);
+    for (auto& b : blocks_)
+      look_at(b);
     finish_all();
     EXPECT_EQ(host_seen_, host_calls_);
   }
 
   void finish_all() {
-    for (auto& s : lanes_) s.synchronize();
+    for (auto& s : lanes_)
+      s.synchronize();
   }
 
   void step() {
     block *a = some_block(), *b = some_block();
     switch (below(12)) {
-      case 0: case 1: case 2: return make();
-      case 3: case 4: if (a && a != b) move(*a, *b); return;
-      case 5: if (a) reach_over(*a); return;
+      case 0:
+      case 1:
+      case 2: return make();
+      case 3:
+      case 4:
+        if (a && a != b)
+          move(*a, *b);
+        return;
+      case 5:
+        if (a)
+          reach_over(*a);
+        return;
       case 6: return reduce();
       case 7: return call_host();
       case 8: return below(3) ? call_host() : time();
-      case 9: if (a) look_at(*a); return;
+      case 9:
+        if (a)
+          look_at(*a);
+        return;
       case 10:
-        if (!a) return;
+        if (!a)
+          return;
         std::swap(*a, blocks_.back());
         blocks_.pop_back();  // freed after all its uses
         return;
       default:
         attempt([&] {
-          if (below(4) == 0) empty_cache(device(below(devices)));
-          for (auto& lane : lanes_) static_cast<void>(lane.query());
+          if (below(4) == 0)
+            empty_cache(device(below(devices)));
+          for (auto& lane : lanes_)
+            static_cast<void>(lane.query());
         });
     }
   }
@@ -266,7 +299,8 @@ TEST(freedoms, programs_keep_their_bytes_and_meet_every_freedom) {
   tests::seeds const wanted("freedoms", 360, 0, 3);
   counts taken{};
   for (auto const seed : wanted) {
-    if (::testing::Test::HasFailure()) break;
+    if (::testing::Test::HasFailure())
+      break;
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     program(seed).run(taken);
   }

@@ -24,7 +24,8 @@ class groups_program {
         m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
            {.check_races = seed % 2 == 0}) {
     std::vector<device> who;
-    for (int k = 0; k < size_; ++k) who.emplace_back(k);
+    for (int k = 0; k < size_; ++k)
+      who.emplace_back(k);
     all_ = communicator::create_all(who);
     for (int i = 0, n = 2 + static_cast<int>(random_() % 4); i < n; ++i) {
       step& s = steps_.emplace_back();
@@ -35,7 +36,8 @@ class groups_program {
       }
     }
     std::mt19937_64 of_exceptions(seed);
-    for (step& s : steps_) s.unwinds = of_exceptions() % 4 == 0;
+    for (step& s : steps_)
+      s.unwinds = of_exceptions() % 4 == 0;
     if (of_exceptions() % 4 == 0) {
       thrower_ = static_cast<int>(of_exceptions() % static_cast<std::uint64_t>(size_));
       throws_at_ = of_exceptions() % steps_.size();
@@ -67,10 +69,12 @@ class groups_program {
     } catch (invalid_use const& e) {
       wrong_.note(check::stuck, e.what());
     }
-    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok() && thrower_ < 0; ++k) compare(k);
+    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok() && thrower_ < 0; ++k)
+      compare(k);
     for (auto const& r : race_reports())
       wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
+    for (auto const& found : m_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
 
@@ -125,15 +129,19 @@ class groups_program {
     {
       stream_guard const in(by);
       collective_group group(all_[static_cast<std::size_t>(k)]);
-      if (r.random() % 4 == 0) refuse(r, s, from, k);
-      for (std::size_t i = 0; i < s.members.size(); ++i) put(group, s.members[i], from[i], r, k);
+      if (r.random() % 4 == 0)
+        refuse(r, s, from, k);
+      for (std::size_t i = 0; i < s.members.size(); ++i)
+        put(group, s.members[i], from[i], r, k);
       group.end();
     }
     std::vector<std::size_t> sizes;
-    for (buffer const& b : from) sizes.push_back(b.size());
+    for (buffer const& b : from)
+      sizes.push_back(b.size());
     from.clear();
     // the blocks' next owners write at once
-    for (std::size_t const n : sizes) fill(home, from.emplace_back(n).data(), std::byte{0xee}, n);
+    for (std::size_t const n : sizes)
+      fill(home, from.emplace_back(n).data(), std::byte{0xee}, n);
     home.wait(by);
   }
 
@@ -141,7 +149,8 @@ class groups_program {
   void refuse(rank const& r, step const& s, std::vector<buffer> const& from, int k) {
     std::byte elsewhere{};
     collective_group bad(all_[static_cast<std::size_t>(k)]);
-    for (std::size_t i = 0; i < s.members.size(); ++i) put(bad, s.members[i], from[i], r, k);
+    for (std::size_t i = 0; i < s.members.size(); ++i)
+      put(bad, s.members[i], from[i], r, k);
     bad.all_reduce({&elsewhere, 1, uint8});
     try {
       bad.end();
@@ -152,7 +161,8 @@ class groups_program {
   // How full the group is differs from rank to rank.
   void unwind(rank& r, std::size_t k) {
     collective_group group(all_[k]);
-    for (auto n = r.random() % 3; n > 0; --n) group.all_reduce({r.results.data(), 1, uint8});
+    for (auto n = r.random() % 3; n > 0; --n)
+      group.all_reduce({r.results.data(), 1, uint8});
     throw bug();
   }
 
@@ -169,7 +179,8 @@ class groups_program {
           unwind(r, k);
         } catch (bug const&) {}
       }
-      if (thrower_ == static_cast<int>(k) && throws_at_ == i) unwind(r, k);
+      if (thrower_ == static_cast<int>(k) && throws_at_ == i)
+        unwind(r, k);
       if (!s.captured) {
         enqueue(r, s, static_cast<int>(k));
         continue;
@@ -181,10 +192,13 @@ class groups_program {
   }
 
   unsigned char expected(member const& m, int k, std::size_t i) const {
-    if (m.what == kind::all_gather) return value(static_cast<int>(i / static_cast<std::size_t>(m.count)), m.at);
-    if (m.what == kind::ring) return value((k + size_ - 1) % size_, m.at);
+    if (m.what == kind::all_gather)
+      return value(static_cast<int>(i / static_cast<std::size_t>(m.count)), m.at);
+    if (m.what == kind::ring)
+      return value((k + size_ - 1) % size_, m.at);
     unsigned char sum = 0;
-    for (int other = 0; other < size_; ++other) sum = static_cast<unsigned char>(sum + value(other, m.at));
+    for (int other = 0; other < size_; ++other)
+      sum = static_cast<unsigned char>(sum + value(other, m.at));
     return sum;
   }
 
@@ -193,7 +207,8 @@ class groups_program {
     for (step const& s : steps_)
       for (member const& m : s.members)
         for (std::size_t i = 0; i < brought(m); ++i) {
-          if (got[m.at + i] == std::byte{expected(m, static_cast<int>(k), i)}) continue;
+          if (got[m.at + i] == std::byte{expected(m, static_cast<int>(k), i)})
+            continue;
           wrong_.note(check::bytes, "rank " + std::to_string(k) + ": byte " + std::to_string(m.at + i) +
                                         " is not what its member brings");
           return;

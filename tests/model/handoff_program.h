@@ -16,11 +16,14 @@ class handed_over_among_threads {
  public:
   explicit handed_over_among_threads(trial& t)
       : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{256} << (10 + t.draw(3))})) {
-    for (auto*& l : lines_) l = &t.stream(0);
+    for (auto*& l : lines_)
+      l = &t.stream(0);
     t.among_threads(8, 16, [this](int n) {
-      for (int k = 0; k < n && !t_.failed(); ++k) step();
+      for (int k = 0; k < n && !t_.failed(); ++k)
+        step();
     });
-    if (!t.failed()) end();
+    if (!t.failed())
+      end();
   }
 
   inline static std::uint64_t gathered = 0, alone = 0;  // frees of all runs so far, without and with the lock
@@ -45,7 +48,8 @@ class handed_over_among_threads {
   clock::stream_clock& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
   int some_line() { return static_cast<int>(t_.draw(4)); }
   void must(driver::status s, char const* what) {
-    if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
   void read(block const& b, clock::stream_clock& on) {
@@ -60,7 +64,8 @@ class handed_over_among_threads {
          "enqueue");
   }
   void mark(block const& b, clock::stream_clock& user) {
-    if (memory::fast_record_use(&user, b.at)) return;
+    if (memory::fast_record_use(&user, b.at))
+      return;
     device().record_use(b.at, user, source_location::current());
     memory::remember_user(user);
   }
@@ -71,7 +76,8 @@ class handed_over_among_threads {
     for (std::uint32_t n = 1 + t_.draw(8); n > 0; --n) {
       void* p = memory::fast_allocate(&line(s), bytes, 0);
       try {
-        if (!p) p = device().allocate(line(s), bytes, 0, source_location::current());
+        if (!p)
+          p = device().allocate(line(s), bytes, 0, source_location::current());
       } catch (out_of_memory const&) {
         return;
       }
@@ -90,7 +96,8 @@ class handed_over_among_threads {
       mine.assign(all->end() - static_cast<std::ptrdiff_t>(n), all->end());
       all->resize(all->size() - n);
     }
-    for (int home : {0, 1}) must(user.wait(line(home).now()), "wait");
+    for (int home : {0, 1})
+      must(user.wait(line(home).now()), "wait");
     // so that it lags
     for (std::uint32_t n = t_.draw(24); n > 0; --n)
       must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
@@ -102,7 +109,8 @@ class handed_over_among_threads {
       read(b, user);
       // else the block is marked for that stream
       clock::stream_clock* const named = b.value % 3 ? &user : nullptr;
-      if (!named) mark(b, user);
+      if (!named)
+        mark(b, user);
       give_back(b, named);
     }
   }
@@ -110,7 +118,8 @@ class handed_over_among_threads {
     bool const quick =
         named ? memory::fast_deallocate_used(named, b.at) : memory::fast_deallocate_marked(nullptr, b.at);
     ++(quick ? gathered : alone);
-    if (!quick) device().deallocate(b.at, named, source_location::current());
+    if (!quick)
+      device().deallocate(b.at, named, source_location::current());
   }
   // Two threads may mark one block at once, each for its stream. The last one frees it.
   void read_for_two() {
@@ -119,7 +128,8 @@ class handed_over_among_threads {
     {
       auto all = for_two_.lock();
       auto const open = std::find_if(all->begin(), all->end(), [](auto const& one) { return one->next < 4; });
-      if (open == all->end()) return;
+      if (open == all->end())
+        return;
       it = *open, reader = it->next++;
     }
     clock::stream_clock& user = line(reader);
@@ -128,15 +138,20 @@ class handed_over_among_threads {
     mark(it->b, user);
     {
       auto all = for_two_.lock();
-      if (++it->done < 2) return;
+      if (++it->done < 2)
+        return;
       std::erase(*all, it);
     }
     give_back(it->b, nullptr);
   }
   void step() {
     switch (t_.draw(8)) {
-      case 0: case 1: case 2: return make_some();
-      case 3: case 4: case 5: return use_some();
+      case 0:
+      case 1:
+      case 2: return make_some();
+      case 3:
+      case 4:
+      case 5: return use_some();
       case 6: return must(bench_.clocks().poll(line(some_line()).now()).is, "poll");
       default: rare();
     }
@@ -149,21 +164,26 @@ class handed_over_among_threads {
       default:
         // byte totals are inconsistent while other threads are in a call
         for (std::string const& what : device().validate()) {
-          if (what.find("slot") != std::string::npos) t_.fail(what);
+          if (what.find("slot") != std::string::npos)
+            t_.fail(what);
         }
     }
   }
   void end() {
-    while (!t_.failed() && !(blocks_.lock()->empty() && for_two_.lock()->empty())) use_some();
-    for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
-    for (auto const& w : device().validate()) t_.fail(w);
+    while (!t_.failed() && !(blocks_.lock()->empty() && for_two_.lock()->empty()))
+      use_some();
+    for (auto* l : lines_)
+      must(bench_.clocks().synchronize(l->now()), "synchronize");
+    for (auto const& w : device().validate())
+      t_.fail(w);
     device().empty_cache();
     if (auto const n = device().statistics();
         n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current) {
       t_.fail("after all was given back and complete, " + std::to_string(n.reserved_bytes.all.current) +
               " B stay reserved");
     }
-    for (auto const& w : device().validate()) t_.fail(w);
+    for (auto const& w : device().validate())
+      t_.fail(w);
   }
 
   trial& t_;

@@ -19,13 +19,15 @@ class idle_program {
           mapped_ = made.get();
           return made;
         });
-    for (std::size_t i = 0, n = 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
+    for (std::size_t i = 0, n = 1 + below(3); i < n; ++i)
+      lines_.push_back(&bench_->stream(0));
     device().let_idle_go_after(1);  // that time has passed by the next look
   }
 
   verdict run() {
     for (std::size_t i = 0, n = 40 + below(80); i < n && wrong_.ok(); ++i) {
-      if (unkind_ && below(6) == 0) refuse();
+      if (unkind_ && below(6) == 0)
+        refuse();
       switch (below(8)) {
         case 0:
         case 1: take(); break;
@@ -35,17 +37,21 @@ class idle_program {
         case 5: (void)bench_->control->run(); break;
         default: look();
       }
-      for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
+      for (auto const& w : device().validate())
+        wrong_.note(check::invariants, w);
     }
     bench_->control->clear_failures();
-    while (!live_.empty()) give(0);
+    while (!live_.empty())
+      give(0);
     for (std::size_t i = 0; i < 3 + lines_.size(); ++i) {  // each may record a fence that the next one needs
-      if (!bench_->control->run()) wrong_.note(check::stuck, bench_->control->stuck());
+      if (!bench_->control->run())
+        wrong_.note(check::stuck, bench_->control->stuck());
       device().return_idle();
     }
     if (auto const left = device().statistics().reserved_bytes.all.current)
       wrong_.note(check::answers, std::to_string(left) + " B that are free stay reserved");
-    for (auto const& f : bench_->control->findings()) wrong_.note(check_of(f), f);
+    for (auto const& f : bench_->control->findings())
+      wrong_.note(check_of(f), f);
     return wrong_;
   }
   std::uint64_t returned = 0, young = 0;  // bytes; blocks freed since the look before
@@ -77,7 +83,8 @@ class idle_program {
     freed_.clear();  // it may have looked
   }
   void give(std::size_t way) {
-    if (live_.empty()) return;
+    if (live_.empty())
+      return;
     std::swap(live_[below(live_.size())], live_.back());
     block const b = live_.back();
     live_.pop_back();
@@ -91,7 +98,8 @@ class idle_program {
   }
   std::map<driver::memory_handle, std::size_t> handles_of_freed() const {
     std::map<driver::memory_handle, std::size_t> all;
-    for (block const& b : freed_) mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.bytes, all);
+    for (block const& b : freed_)
+      mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.bytes, all);
     return all;
   }
   void look() {
@@ -99,7 +107,8 @@ class idle_program {
     auto const before = device().reserved();
     device().return_idle();
     returned += before - device().reserved(), young += freed_.size();
-    if (handles_of_freed() != stay) wrong_.note(check::answers, "memory went that was freed since the last look");
+    if (handles_of_freed() != stay)
+      wrong_.note(check::answers, "memory went that was freed since the last look");
     freed_.clear();
   }
 

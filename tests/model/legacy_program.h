@@ -34,16 +34,20 @@ class legacy_program {
       add(default_stream(), stream_flags::blocking);
       add(with, stream_flags::blocking);
       add(without, stream_flags::non_blocking);
-      for (std::size_t i = 0; i < most; ++i) step();
+      for (std::size_t i = 0; i < most; ++i)
+        step();
       leased_.clear();
       synchronize();
     }
-    for (auto const& r : race_reports()) wrong_.note(r.kind == "race" ? check::race : check::lifetime, r.text);
+    for (auto const& r : race_reports())
+      wrong_.note(r.kind == "race" ? check::race : check::lifetime, r.text);
     std::array<unsigned, count> got{};
     copy(default_stream(), got.data(), memory_.data(), sizeof got);
     for (std::size_t i = 0; i < count; ++i)
-      if (got[i] != model_[i]) wrong_.note(check::bytes, "slot " + std::to_string(i) + " has another value");
-    for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
+      if (got[i] != model_[i])
+        wrong_.note(check::bytes, "slot " + std::to_string(i) + " has another value");
+    for (auto const& found : m_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
   // Pairs of uses that the legacy order alone keeps apart.
@@ -73,17 +77,21 @@ class legacy_program {
   }
   // The legacy stream comes after the blocking streams, those that were given back included, and before them.
   void follow_legacy_order(std::size_t l) {
-    if (lines_[l].flags != stream_flags::blocking) return;
+    if (lines_[l].flags != stream_flags::blocking)
+      return;
     if (l != legacy_) {
       lines_[l].before |= lines_[legacy_].before;
       return;
     }
     for (line const& other : lines_)
-      if (other.flags == stream_flags::blocking) lines_[l].before |= other.before;
+      if (other.flags == stream_flags::blocking)
+        lines_[l].before |= other.before;
   }
   std::size_t some_line() {
-    if (below(3) == 0) return legacy_;
-    if (below(3) == 0) return 1 + below(3);
+    if (below(3) == 0)
+      return legacy_;
+    if (below(3) == 0)
+      return 1 + below(3);
     // Leases end and come back, as one of either kind.
     if (leased_.size() == 3 || (!leased_.empty() && below(4) == 0))
       leased_.erase(leased_.begin() + static_cast<std::ptrdiff_t>(below(leased_.size())));
@@ -97,14 +105,16 @@ class legacy_program {
   }
   void wait_for_conflicts(std::size_t l, std::size_t slot, bool writes) {
     for (use const& u : uses_[slot]) {
-      if (!u.writes && !writes) continue;
+      if (!u.writes && !writes)
+        continue;
       if (lines_[l].before[u.op]) {
         by_legacy_order_ += u.by != l && !lines_[l].without_legacy[u.op];
         continue;
       }
       lines_[l].on.wait(after_[u.op]);
       follow_legacy_order(l);
-      for (auto* const set : {&lines_[l].before, &lines_[l].without_legacy}) *set |= reach_[u.op];
+      for (auto* const set : {&lines_[l].before, &lines_[l].without_legacy})
+        *set |= reach_[u.op];
     }
   }
   void step() {
@@ -114,11 +124,13 @@ class legacy_program {
     wait_for_conflicts(l, to, true);
     unsigned const k = static_cast<unsigned>(1 + below(100));
     unsigned *const x = memory_.data<unsigned>() + from, *const y = memory_.data<unsigned>() + to;
-    launch(lines_[l].on, {reads(x, sizeof *x), writes(y, sizeof *y)}, [](CUstream_st*) {}, [=] { *y = *x * 3 + k; });
+    launch(
+        lines_[l].on, {reads(x, sizeof *x), writes(y, sizeof *y)}, [](CUstream_st*) {}, [=] { *y = *x * 3 + k; });
     model_[to] = model_[from] * 3 + k;
     std::size_t const op = after_.size();
     after_.push_back(lines_[l].on.stamp());
-    for (auto* const set : {&lines_[l].before, &lines_[l].without_legacy}) set->set(op);
+    for (auto* const set : {&lines_[l].before, &lines_[l].without_legacy})
+      set->set(op);
     reach_.push_back(lines_[l].before);
     uses_[from].push_back({op, l, false});
     uses_[to].push_back({op, l, true});

@@ -28,8 +28,7 @@ TEST_P(memory_model, every_byte_of_every_block_is_right) {
 TEST(memory_model_shared, every_byte_of_every_shared_page_is_right) {
   tests::seeds const wanted("memory_model_shared", 3'000, 0, 1);
   for (auto const seed : wanted) {
-    tests::verdict const wrong =
-        tests::memory_program(seed, tests::about::small_blocks).run();
+    tests::verdict const wrong = tests::memory_program(seed, tests::about::small_blocks).run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
   }
 }

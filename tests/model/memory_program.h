@@ -22,26 +22,32 @@ namespace weir::tests {
 class memory_program {
  public:
   explicit memory_program(std::uint64_t seed, about what = about::drawn_policies)
-      : random_(seed * 0x9e3779b97f4a7c15u + 1), small_(what == about::small_blocks),
+      : random_(seed * 0x9e3779b97f4a7c15u + 1),
+        small_(what == about::small_blocks),
         devices_(below(3) == 0 ? 2 : 1),
         capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
-    if (below(4) == 0) o.device_limit = capacity_ / 2;
+    if (below(4) == 0)
+      o.device_limit = capacity_ / 2;
     choose_policies(o, seed, what);
     collectives_ = below(4) == 0;
     simulated like{
         .devices = devices_, .memory = capacity_, .schedule = simulated::scheduling::seeded, .seed = seed + 1};
-    if (collectives_) like.connections = 1 << 20;  // ranks on one may block each other: the program's fault
+    if (collectives_)
+      like.connections = 1 << 20;  // ranks on one may block each other: the program's fault
     maps_ = below(10) != 0;
     bool const watched = below(2) != 0;
     bench_.emplace(like, o, [&](std::unique_ptr<driver::driver> m) {
-      if (!maps_) m = std::make_unique<no_mapping>(std::move(m));
-      if (!watched) return m;
+      if (!maps_)
+        m = std::make_unique<no_mapping>(std::move(m));
+      if (!watched)
+        return m;
       auto both = driver::check::wrap(std::move(m));
       checker_ = both.control;
       return std::move(both.machine);
     });
-    if (what == about::drawn_policies && idle_goes(o, seed)) let_idle_go(*bench_, devices_);
+    if (what == about::drawn_policies && idle_goes(o, seed))
+      let_idle_go(*bench_, devices_);
     bool const foreign = below(4) == 0;
     for (int i = 0, n = 2 + below(3); i < n; ++i) {
       lines_.push_back(nullptr);
@@ -49,7 +55,8 @@ class memory_program {
     }
     unkind_ = below(6) == 0;
     if (collectives_) {
-      for (auto* l : lines_) l->set_carries_collectives(below(4) != 0);
+      for (auto* l : lines_)
+        l->set_carries_collectives(below(4) != 0);
       bench_->memory().add_callback(
           [](void* p, memory_report const&) { return static_cast<memory_program*>(p)->give_the_other_part(); }, this,
           0);
@@ -58,22 +65,28 @@ class memory_program {
 
   verdict run() {
     for (int i = 0, n = 20 + below(60); i < n && wrong_.ok(); ++i) {
-      if (unkind_ && below(6) == 0) refuse_some_call();
-      if (before_step_) before_step_();
+      if (unkind_ && below(6) == 0)
+        refuse_some_call();
+      if (before_step_)
+        before_step_();
       step();
     }
-    if (unkind_) bench_->control->clear_failures();
-    if (wrong_.ok()) end();
+    if (unkind_)
+      bench_->control->clear_failures();
+    if (wrong_.ok())
+      end();
     if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory because nothing ever completes
       wrong_ = {};
       wrong_.note(check::stuck, bench_->control->stuck());
     }
     if (auto const found = bench_->control->findings(); !found.empty()) {
-      if (wrong_.by == check::answers) wrong_ = {};  // expected: a device lost by its own work refuses calls
+      if (wrong_.by == check::answers)
+        wrong_ = {};  // expected: a device lost by its own work refuses calls
       wrong_.note(check_of(found.front()), found.front());
     }
     judge_by_checker();
-    if (wrong_.ok()) end_machine();
+    if (wrong_.ok())
+      end_machine();
     if (!wrong_.ok())
       wrong_.what += std::string(unkind_ ? ", driver calls refused" : "") + (maps_ ? "" : ", segments") +
                      (devices_ > 1 ? ", two devices" : "");
@@ -99,14 +112,17 @@ class memory_program {
   template <class... Words>
   void say(Words const&... words) const {  // traces with WEIR_TEST_TRACE=1
     static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
-    if (wanted) ((std::cout << ... << words) << '\n');
+    if (wanted)
+      ((std::cout << ... << words) << '\n');
   }
   void must(driver::status s, char const* what) {
-    if (!s.ok()) fail(check::answers, std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      fail(check::answers, std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
   void fill(piece_of_memory const& b, int s) {
-    if (b.bytes == 0) return;
+    if (b.bytes == 0)
+      return;
     say("fill ", static_cast<void const*>(b.at), " on ", s, " with ", b.pattern);
     if (b.bytes % 4 == 0 && below(2)) {
       must(machine().fill(device_of(s), line(s).handle(), b.at, b.pattern, 4, b.bytes / 4), "fill");
@@ -119,7 +135,8 @@ class memory_program {
   }
 
   void look(piece_of_memory const& b, int s, char const* where) {
-    if (b.bytes == 0) return;
+    if (b.bytes == 0)
+      return;
     say("read ", static_cast<void const*>(b.at), " on ", s, ", ", where);
     enqueue(b, s, false, where, [](void* p) {
       auto const* const x = static_cast<expected*>(p);
@@ -145,7 +162,8 @@ class memory_program {
   }
 
   void order(int before, int after) {  // earlier work of `before` precedes later work of `after`
-    if (before == after) return;
+    if (before == after)
+      return;
     say(before, " before ", after);
     if (below(2)) {
       clock::named_in_call const named(line(before));
@@ -159,7 +177,9 @@ class memory_program {
     must(machine().destroy_event(device_of(before), e.value), "destroy_event");
   }
 
-  std::size_t some_size() { return tests::some_size([this](int n) { return below(n); }, small_ ? 0 : capacity_); }
+  std::size_t some_size() {
+    return tests::some_size([this](int n) { return below(n); }, small_ ? 0 : capacity_);
+  }
 
   void allocate() { allocate(below(static_cast<int>(lines_.size()))); }
   void allocate(int s) {
@@ -174,12 +194,14 @@ class memory_program {
       ++ooms;
       auto const borrowed = [](auto const* l) { return l->alive() == clock::life::borrowed; };
       // What such a stream leaves unfenced stays in its heap.
-      if (std::ranges::any_of(lines_, borrowed) || e.report().pool.limit || kept_) return;
+      if (std::ranges::any_of(lines_, borrowed) || e.report().pool.limit || kept_)
+        return;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
         fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
     } catch (error const& e) {
-      if (!unkind_) fail(check::answers, "allocate: " + std::string(e.operands()));
+      if (!unkind_)
+        fail(check::answers, "allocate: " + std::string(e.operands()));
       return;
     }
     ++allocations;
@@ -191,7 +213,8 @@ class memory_program {
       fail(check::answers, "find does not know a block it just gave");
     piece_of_memory const b{static_cast<unsigned char*>(p), bytes, static_cast<std::uint32_t>(random_()), s, s, {}};
     for (auto const& other : blocks_) {
-      if (b.at < other.at + other.bytes && other.at < b.at + b.bytes) fail(check::answers, "two live blocks overlap");
+      if (b.at < other.at + other.bytes && other.at < b.at + b.bytes)
+        fail(check::answers, "two live blocks overlap");
     }
     fill(b, s);
     blocks_.push_back(b);
@@ -203,7 +226,8 @@ class memory_program {
   int some_line_of(int device) {
     for (;;) {
       int const s = below(static_cast<int>(lines_.size()));
-      if (device_of(s) == device) return s;
+      if (device_of(s) == device)
+        return s;
     }
   }
 
@@ -214,7 +238,8 @@ class memory_program {
   }
   void free_block() {
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    if (!b)
+      return;
     if (below(2)) {
       order(b->ordered, b->home);
       look(*b, b->home, "on its home stream before its free");
@@ -231,14 +256,16 @@ class memory_program {
 
   void use_elsewhere() {
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    if (!b)
+      return;
     int const t = some_line_of(device_of(b->home));
     on(device_of(b->home)).record_use(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), source_location::current());
     order(b->ordered, t);
     look(*b, t, "on a stream it was marked for");
     b->readers.push_back(t);
     if (below(2)) {
-      for (int r : b->readers) order(r, t);
+      for (int r : b->readers)
+        order(r, t);
       b->readers.clear();
       b->pattern = static_cast<std::uint32_t>(random_());
       fill(*b, t);
@@ -248,7 +275,8 @@ class memory_program {
 
   void use_elsewhere_once() {  // not marked: the free names the stream
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    if (!b)
+      return;
     int const t = some_line_of(device_of(b->home));
     order(b->ordered, t);
     look(*b, t, "on the stream its free names");
@@ -260,7 +288,8 @@ class memory_program {
 
   void copy_block() {  // within a device or between two
     piece_of_memory* const from = some_block();
-    if (!from || from->bytes == 0) return;
+    if (!from || from->bytes == 0)
+      return;
     int const s = below(static_cast<int>(lines_.size())), here_is = device_of(from->home), there = device_of(s);
     void* p = nullptr;
     try {
@@ -273,8 +302,10 @@ class memory_program {
     on(here_is).record_use(from->at, line(s), source_location::current());
     order(from->ordered, s);
     say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
-    if (here_is == there) must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
-    else must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
+    if (here_is == there)
+      must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
+    else
+      must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
     from->readers.push_back(s);
     blocks_.push_back({static_cast<unsigned char*>(p), from->bytes, from->pattern, s, s, {}});
   }
@@ -282,7 +313,8 @@ class memory_program {
   void hand_over() {
     piece_of_memory* const b = some_block();
     auto const borrowed = [&](int i) { return line(i).alive() == clock::life::borrowed; };
-    if (!b || std::ranges::any_of(b->readers, borrowed)) return;  // no call names those
+    if (!b || std::ranges::any_of(b->readers, borrowed))
+      return;  // no call names those
     clock::named_in_call const named(line(b->home));
     int const t = some_line_of(device_of(b->home));
     say("set_stream ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
@@ -294,7 +326,8 @@ class memory_program {
 
   void misuse() {
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    if (!b)
+      return;
     memory::allocator& a = on(device_of(b->home));
     auto const refused = [&](void* p) {
       try {
@@ -302,7 +335,8 @@ class memory_program {
         fail(check::answers, "a wrong free was taken");
       } catch (invalid_use const&) {}
     };
-    if (b->bytes > 1) refused(b->at + 1 + below(static_cast<int>(b->bytes - 1)));
+    if (b->bytes > 1)
+      refused(b->at + 1 + below(static_cast<int>(b->bytes - 1)));
     refused(this);
     unsigned char* const at = b->at;
     a.deallocate(at, &line(b->ordered), source_location::current());
@@ -323,7 +357,8 @@ class memory_program {
     must(machine().enqueue(device_of(s), line(s).handle(), {}, rest), "enqueue");
   }
   bool give_the_other_part() {
-    if (!other_part_) return false;
+    if (!other_part_)
+      return false;
     say("the other part on ", *other_part_);
     give_part(*std::exchange(other_part_, std::nullopt));
     return true;
@@ -331,15 +366,18 @@ class memory_program {
   void begin_collective() {
     std::vector<int> able;
     for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
-      if (line(i).carries_collectives()) able.push_back(i);
+      if (line(i).carries_collectives())
+        able.push_back(i);
     }
-    if (able.size() < 2) return;
+    if (able.size() < 2)
+      return;
     int const first = below(static_cast<int>(able.size()) - 1);
     say("a collective's part on ", able[static_cast<std::size_t>(first)]);
     arrived_ = std::make_shared<int>(0);
     give_part(able[static_cast<std::size_t>(first)]);
     other_part_ = able[static_cast<std::size_t>(first) + 1];
-    for (int i = 0, n = below(6); i < n && other_part_ && wrong_.ok(); ++i) below(3) ? allocate() : drop_block();
+    for (int i = 0, n = below(6); i < n && other_part_ && wrong_.ok(); ++i)
+      below(3) ? allocate() : drop_block();
     give_the_other_part();
   }
   // Captured work never runs. weir must not spoil the capture.
@@ -350,23 +388,29 @@ class memory_program {
     say("capture on ", s);
     must(machine().begin_capture(device_of(s), line(s).handle(), modes[below(3)]), "begin_capture");
     captured_ = true;
-    if (line(s).alive() == clock::life::borrowed) line(s).saw_captured(true);  // by a call that names it
+    if (line(s).alive() == clock::life::borrowed)
+      line(s).saw_captured(true);  // by a call that names it
     must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     for (int i = 0, n = 1 + below(6); i < n && wrong_.ok(); ++i) {
       int const t = below(static_cast<int>(lines_.size()));
-      if (below(4) == 0) drop_block();
-      else if (t != s) allocate(t);
-      else (void)bench_->clocks().poll(line(t).now());
+      if (below(4) == 0)
+        drop_block();
+      else if (t != s)
+        allocate(t);
+      else
+        (void)bench_->clocks().poll(line(t).now());
     }
     captured_ = false, line(s).saw_captured(false);
     auto const graph = machine().end_capture(device_of(s), line(s).handle());
-    if (!graph.ok()) return fail(check::answers, "a capture was spoiled");
+    if (!graph.ok())
+      return fail(check::answers, "a capture was spoiled");
     must(machine().destroy_graph(graph.value), "destroy_graph");
   }
 
   void drop_block() {  // enqueues nothing
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    if (!b)
+      return;
     say("free ", static_cast<void const*>(b->at), " of ", b->home);
     free_used(*b, b->ordered);
     *b = blocks_.back();
@@ -387,7 +431,8 @@ class memory_program {
   // A registration and its stream end, another begins: the driver may reuse the handle.
   void replace_stream() {
     int const i = below(static_cast<int>(lines_.size()));
-    if (line(i).alive() == clock::life::own) return;
+    if (line(i).alive() == clock::life::own)
+      return;
     for (std::size_t k = 0; k < blocks_.size();) {
       piece_of_memory& b = blocks_[k];
       if (b.home == i) {
@@ -400,7 +445,8 @@ class memory_program {
         order(i, b.home);
         b.ordered = b.home;
       }
-      if (std::erase(b.readers, i)) order(i, b.home), b.readers.push_back(b.home);
+      if (std::erase(b.readers, i))
+        order(i, b.home), b.readers.push_back(b.home);
       ++k;
     }
     say("stream ", i, " ends, another begins");
@@ -413,13 +459,24 @@ class memory_program {
   }
 
   void step() {
-    if (collectives_ && below(10) == 0) return begin_collective();
+    if (collectives_ && below(10) == 0)
+      return begin_collective();
     switch (below(22)) {
       case 21: return capture();
       case 20: return replace_stream();
-      case 0: case 1: case 2: case 3: case 4: case 5: return allocate();
-      case 6: case 7: case 8: case 9: return free_block();
-      case 10: case 11: case 12: return use_elsewhere();
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5: return allocate();
+      case 6:
+      case 7:
+      case 8:
+      case 9: return free_block();
+      case 10:
+      case 11:
+      case 12: return use_elsewhere();
       case 13: return below(2) ? copy_block() : use_elsewhere_once();
       case 14: return hand_over();
       case 15: return order(below(static_cast<int>(lines_.size())), below(static_cast<int>(lines_.size())));
@@ -438,13 +495,15 @@ class memory_program {
       order(b.ordered, b.home);
       look(b, b.home, "at the end");
     }
-    for (auto* l : lines_) must(bench_->clocks().synchronize(l->now()), "synchronize");
+    for (auto* l : lines_)
+      must(bench_->clocks().synchronize(l->now()), "synchronize");
     validate("with live blocks");
     while (!blocks_.empty()) {
       on(device_of(blocks_.back().home)).deallocate(blocks_.back().at, nullptr, source_location::current());
       blocks_.pop_back();
     }
-    if (before_end_) before_end_();
+    if (before_end_)
+      before_end_();
     for (int d = 0; d < devices_; ++d) {
       on(d).empty_cache();
       auto const s = on(d).statistics();
@@ -457,8 +516,10 @@ class memory_program {
   }
 
   void judge_by_checker() {
-    if (!checker_) return;
-    for (auto const& f : checker_->findings()) wrong_.note(check_of(f.what), f.text);
+    if (!checker_)
+      return;
+    for (auto const& f : checker_->findings())
+      wrong_.note(check_of(f.what), f.text);
   }
   void end_machine() {
     for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
@@ -470,14 +531,17 @@ class memory_program {
     std::vector<std::string> left;
     bench_->control->at_end([&left](std::vector<std::string> const& census) { left = census; });
     bench_.reset();
-    for (auto const& one : left) fail(check::census, "left at the end: " + one);
+    for (auto const& one : left)
+      fail(check::census, "left at the end: " + one);
   }
 
   void validate(char const* when) {
     for (int d = 0; d < devices_; ++d) {
-      for (auto const& w : on(d).validate()) fail(check::invariants, std::string(when) + ": " + w);
+      for (auto const& w : on(d).validate())
+        fail(check::invariants, std::string(when) + ": " + w);
     }
-    for (auto const& w : bench_->clocks().validate()) fail(check::invariants, std::string(when) + ": " + w);
+    for (auto const& w : bench_->clocks().validate())
+      fail(check::invariants, std::string(when) + ": " + w);
   }
 
   std::mt19937_64 random_;

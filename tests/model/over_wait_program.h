@@ -21,7 +21,8 @@ inline verdict run_over_wait(std::uint64_t seed) {
                      });
   verdict wrong;
   auto const must = [&](driver::status s) {
-    if (!s.ok()) wrong.note(check::answers, std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      wrong.note(check::answers, std::string(driver::name_of(s.what)));
   };
   auto const use = [&](clock::stream_clock& s, void* p, std::size_t bytes) {
     driver::touch const all{reinterpret_cast<driver::address>(p), bytes, true};
@@ -42,10 +43,12 @@ inline verdict run_over_wait(std::uint64_t seed) {
     use(a, first, bytes);
     clock::named_in_call const named(a);
     memory.deallocate(first, nullptr, source_location::current());
-    if (!borrowed) must(a.fence().is);
+    if (!borrowed)
+      must(a.fence().is);
     for (int i = 0, n = below(6); i < n; ++i) {
       use(a, nullptr, 0);
-      if (below(2)) must(a.fence().is);
+      if (below(2))
+        must(a.fence().is);
     }
     void* const second = memory.allocate(b, bytes, 0, source_location::current());
     use(b, second, bytes);
@@ -60,7 +63,8 @@ inline verdict run_over_wait(std::uint64_t seed) {
     memory.empty_cache();
   }
   memory.deallocate(others, nullptr, source_location::current());
-  for (auto const& f : checker->findings()) wrong.note(check_of(f.what), f.text);
+  for (auto const& f : checker->findings())
+    wrong.note(check_of(f.what), f.text);
   return wrong;
 }
 

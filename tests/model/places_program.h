@@ -19,13 +19,18 @@ class places_program {
         random_(calls * 0x9e3779b97f4a7c15u + 11),
         bench_({.devices = 1, .memory = memory, .schedule = simulated::scheduling::seeded, .seed = machine}, o),
         most_(most ? most : memory / 32) {
-    for (int i = 0; i < 4; ++i) lines_.push_back(&bench_.stream(0));
+    for (int i = 0; i < 4; ++i)
+      lines_.push_back(&bench_.stream(0));
   }
   std::vector<std::size_t> run() {
-    for (int i = 0; i < steps_; ++i) step();
-    for (auto const& w : device().validate()) wrong_.note(check::invariants, w);
-    for (auto const& f : bench_.control->findings()) wrong_.note(check_of(f), f);
-    while (!live_.empty()) give(live_.size() - 1);
+    for (int i = 0; i < steps_; ++i)
+      step();
+    for (auto const& w : device().validate())
+      wrong_.note(check::invariants, w);
+    for (auto const& f : bench_.control->findings())
+      wrong_.note(check_of(f), f);
+    while (!live_.empty())
+      give(live_.size() - 1);
     return places_;
   }
   verdict const& wrong() const noexcept { return wrong_; }
@@ -39,7 +44,8 @@ class places_program {
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
   clock::stream_clock& line(std::size_t i) { return *lines_[i]; }
   void must(driver::status s) {
-    if (!s.ok()) wrong_.note(check::answers, "a call answered " + std::string(driver::name_of(s.what)));
+    if (!s.ok())
+      wrong_.note(check::answers, "a call answered " + std::string(driver::name_of(s.what)));
   }
   void work(clock::stream_clock& s) {
     must(bench_.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}));
@@ -73,7 +79,8 @@ class places_program {
   void another_stream() {  // one registration ends, another begins
     std::size_t const i = below(lines_.size());
     for (std::size_t k = live_.size(); k-- > 0;) {
-      if (live_[k].home == i) device().deallocate(live_[k].at, nullptr, at), live_[k] = live_.back(), live_.pop_back();
+      if (live_[k].home == i)
+        device().deallocate(live_[k].at, nullptr, at), live_[k] = live_.back(), live_.pop_back();
     }
     bench_.clocks().retire(line(i));
     lines_[i] = &bench_.stream(0);
@@ -85,15 +92,22 @@ class places_program {
       case 2: return (void)line(below(lines_.size())).wait(line(below(lines_.size())).now());
       case 3: return (void)line(below(lines_.size())).query();
       case 4:
-        if (below(20) == 0) another_stream();
-        else if (below(20) == 0) device().empty_cache();
+        if (below(20) == 0)
+          another_stream();
+        else if (below(20) == 0)
+          device().empty_cache();
         return;
-      case 5: case 6: case 7:
-        if (!live_.empty()) use(live_[below(live_.size())]);
+      case 5:
+      case 6:
+      case 7:
+        if (!live_.empty())
+          use(live_[below(live_.size())]);
         return;
       default:
-        if (!live_.empty() && below(live_.size() + 12) > 10) give(below(live_.size()));
-        else take();
+        if (!live_.empty() && below(live_.size() + 12) > 10)
+          give(below(live_.size()));
+        else
+          take();
     }
   }
 
@@ -121,7 +135,8 @@ inline verdict run_places(std::uint64_t seed) {
   for (std::uint64_t k = 0; k < 2; ++k) {
     places_program p(seed, 2 * seed + k + 1, o, memory, 100, most);
     places[k] = p.run();
-    if (!p.wrong().ok()) return p.wrong();
+    if (!p.wrong().ok())
+      return p.wrong();
   }
   verdict v;
   auto const differ = std::mismatch(places[0].begin(), places[0].end(), places[1].begin(), places[1].end());

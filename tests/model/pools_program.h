@@ -15,16 +15,19 @@ class pools_program {
     program_.before_step_ = [this] { step(); };
     program_.before_end_ = [this] {
       program_.validate("with pools");
-      while (!pools_.empty()) end(pools_.size() - 1);
+      while (!pools_.empty())
+        end(pools_.size() - 1);
     };
   }
   pools_program(pools_program const&) = delete;
   ~pools_program() {
-    for (std::uint64_t const number : entered_) memory::thread_caches::leave(number);
+    for (std::uint64_t const number : entered_)
+      memory::thread_caches::leave(number);
   }
   verdict run() {
     verdict wrong = program_.run();
-    if (wrong.ok() && !past_limit_.empty()) wrong.note(check::invariants, past_limit_);
+    if (wrong.ok() && !past_limit_.empty())
+      wrong.note(check::invariants, past_limit_);
     return wrong;
   }
   memory_program const& program() const noexcept { return program_; }
@@ -42,14 +45,18 @@ class pools_program {
   void step() {
     for (known const& k : pools_) {
       auto const now = k.pool->now();
-      if (now.limit && now.charged > k.most) past_limit_ = "a pool holds more than its limit";
+      if (now.limit && now.charged > k.most)
+        past_limit_ = "a pool holds more than its limit";
     }
     switch (below(11)) {
       case 0: return make();
       case 1: return end();
       case 2: return limit();
-      case 3: case 4: case 5: return enter();
-      case 6: case 7: return leave();
+      case 3:
+      case 4:
+      case 5: return enter();
+      case 6:
+      case 7: return leave();
       case 8: return sleep();
       default: return;
     }
@@ -57,14 +64,15 @@ class pools_program {
   void make() {
     int const d = static_cast<int>(below(static_cast<std::size_t>(program_.devices_)));
     std::size_t const most = some_limit();
-    if (made++ % 4 == 3 && most && program_.maps_ && !program_.captured_) return make_registered(d, most);
+    if (made++ % 4 == 3 && most && program_.maps_ && !program_.captured_)
+      return make_registered(d, most);
     pools_.push_back({d, &program_.bench_->on(d).make_pool("pool", most), most});
   }
   void make_registered(int d, std::size_t most) {
-    auto const home = std::find_if(program_.lines_.begin(), program_.lines_.end(), [&](auto* t) {
-      return t->device() == d && t->alive() == clock::life::own;
-    });
-    if (home == program_.lines_.end()) return;
+    auto const home = std::find_if(program_.lines_.begin(), program_.lines_.end(),
+                                   [&](auto* t) { return t->device() == d && t->alive() == clock::life::own; });
+    if (home == program_.lines_.end())
+      return;
     try {
       memory::memory_pool& p =
           program_.bench_->on(d).make_registered_pool("registered", most, **home, source_location::current());
@@ -74,11 +82,13 @@ class pools_program {
       program_.kept_ = true;
     } catch (out_of_memory const&) {  // what is live leaves too little
     } catch (error const& e) {
-      if (!program_.unkind_) program_.fail(check::answers, "make_registered_pool: " + std::string(e.operands()));
+      if (!program_.unkind_)
+        program_.fail(check::answers, "make_registered_pool: " + std::string(e.operands()));
     }
   }
   void end() {
-    if (pools_.empty()) return;
+    if (pools_.empty())
+      return;
     end(below(pools_.size()));
   }
   void end(std::size_t i) {
@@ -88,18 +98,22 @@ class pools_program {
     program_.kept_ = std::ranges::any_of(pools_, [](known const& k) { return k.pool->is_registered(); });
   }
   void limit() {
-    if (pools_.empty()) return;
+    if (pools_.empty())
+      return;
     known& k = pools_[below(pools_.size())];
     std::size_t const most = some_limit();
-    if (k.pool->is_registered()) return;
+    if (k.pool->is_registered())
+      return;
     k.pool->set_limit(most);
     k.most = std::max(most, k.pool->now().charged);
   }
   void enter() {
-    if (!pools_.empty()) entered_.push_back(memory::thread_caches::enter(*pools_[below(pools_.size())].pool));
+    if (!pools_.empty())
+      entered_.push_back(memory::thread_caches::enter(*pools_[below(pools_.size())].pool));
   }
   void leave() {
-    if (entered_.empty()) return;
+    if (entered_.empty())
+      return;
     std::size_t const i = below(entered_.size());
     memory::thread_caches::leave(entered_[i]);
     entered_.erase(entered_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -107,7 +121,8 @@ class pools_program {
 
   void drop() {  // a block, whichever pool it is in
     auto& all = program_.blocks_;
-    if (all.empty()) return;
+    if (all.empty())
+      return;
     std::swap(all[below(all.size())], all.back());
     program_.say("free ", static_cast<void const*>(all.back().at), " of ", all.back().home);
     program_.on(program_.device_of(all.back().home)).deallocate(all.back().at, nullptr, source_location::current());
@@ -115,40 +130,51 @@ class pools_program {
   }
   // The program uses no block of the pool before it wakes, but may free some.
   void sleep() {
-    if (pools_.empty() || program_.collectives_ || !program_.maps_) return;
+    if (pools_.empty() || program_.collectives_ || !program_.maps_)
+      return;
     known const k = pools_[below(pools_.size())];
-    if (k.pool->is_registered()) return;
+    if (k.pool->is_registered())
+      return;
     memory::allocator& a = program_.on(k.device);
     auto const refused = [&](char const* what, driver::status s) {
-      if (!program_.unkind_) program_.must(s, what);
+      if (!program_.unkind_)
+        program_.must(s, what);
     };
     auto const& host = program_.bench_->core.part<streams::pinned_memory>();
     try {
       streams::host_store store(program_.bench_->core, k.device, source_location::current());
       auto const before = host.statistics().allocated_bytes.all.current;
       std::size_t given = 0;
-      if (auto const s = a.sleep(*k.pool, &store, given); !s.ok()) return refused("sleep", s);
+      if (auto const s = a.sleep(*k.pool, &store, given); !s.ok())
+        return refused("sleep", s);
       ++slept;
       program_.say("pool ", k.pool->number(), " sleeps");
       bool const had_blocks = k.pool->has_asleep();
-      for (std::size_t i = below(4) ? below(4) : program_.blocks_.size(); i; --i) drop();
-      if (!program_.unkind_ && had_blocks && !k.pool->has_asleep() && host.statistics().allocated_bytes.all.current != before)
+      for (std::size_t i = below(4) ? below(4) : program_.blocks_.size(); i; --i)
+        drop();
+      if (!program_.unkind_ && had_blocks && !k.pool->has_asleep() &&
+          host.statistics().allocated_bytes.all.current != before)
         program_.fail(check::invariants, "no block of a pool that sleeps is left, and its copy is kept");
-      if (below(2)) (void)a.empty_cache();
+      if (below(2))
+        (void)a.empty_cache();
       program_.validate("while a pool sleeps");
       while (k.pool->is_asleep()) {
         try {
           auto const s = a.wake(*k.pool, &store, source_location::current());
           program_.say("pool ", k.pool->number(), s.ok() ? " wakes" : " stays asleep");
-          if (!s.ok()) refused("wake", s), program_.bench_->control->clear_failures();
+          if (!s.ok())
+            refused("wake", s), program_.bench_->control->clear_failures();
         } catch (out_of_memory const&) {
-          if (program_.blocks_.empty()) return program_.fail(check::answers, "nothing is left, and a pool cannot wake");
+          if (program_.blocks_.empty())
+            return program_.fail(check::answers, "nothing is left, and a pool cannot wake");
           drop();
         }
-        if (!program_.wrong_.ok()) return;
+        if (!program_.wrong_.ok())
+          return;
       }
     } catch (error const& e) {
-      if (!program_.unkind_) program_.fail(check::answers, "sleep: " + std::string(e.operands()));
+      if (!program_.unkind_)
+        program_.fail(check::answers, "sleep: " + std::string(e.operands()));
     }
   }
 

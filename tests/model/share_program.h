@@ -28,12 +28,15 @@ class share_program {
 
   verdict run() {
     try {
-      for (int i = 0; i < 40 && wrong_.ok(); ++i) step();
-      while (!reading_.empty()) compare();
+      for (int i = 0; i < 40 && wrong_.ok(); ++i)
+        step();
+      while (!reading_.empty())
+        compare();
     } catch (error const& e) {
       wrong_.note(check::answers, std::string(e.operation()) + ": " + std::string(e.operands()));
     }
-    for (auto const& found : machine_.control().findings()) wrong_.note(check_of(found), found);
+    for (auto const& found : machine_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
 
@@ -84,8 +87,10 @@ class share_program {
     lent b{pooled_ ? pool_.allocate(below(4) ? pool_bytes : pool_bytes / 2) : exportable_buffer(bytes)};
     auto const& s = any();
     write(b, s);
-    for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
-    if (below(3)) lent_.push_back(std::move(b));
+    for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times)
+      send(b, s);
+    if (below(3))
+      lent_.push_back(std::move(b));
   }
 
   void step() {
@@ -95,7 +100,8 @@ class share_program {
       case 2:  // without importers: written again and sent
         if (!lent_.empty() && on_its_way_.size() < 8) {
           auto& b = lent_[below(lent_.size())];
-          if (b.memory.importers() > 0) break;
+          if (b.memory.importers() > 0)
+            break;
           auto const& s = any();
           write(b, s);
           send(b, s);
@@ -104,7 +110,8 @@ class share_program {
       case 3:  // freed with work in progress; a new one at once
         if (!lent_.empty()) {
           auto& b = lent_[below(lent_.size())];
-          if (b.memory.importers() == 0) write(b, streams_[0]);
+          if (b.memory.importers() == 0)
+            write(b, streams_[0]);
           std::swap(b, lent_.back());
           lent_.pop_back();
           make();
@@ -127,7 +134,8 @@ class share_program {
           o.memory.release(s);
           std::swap(o, opened_.back());
           opened_.pop_back();
-          if (reading_.size() > 3) compare();
+          if (reading_.size() > 3)
+            compare();
         }
     }
   }

@@ -51,7 +51,8 @@ struct verdict {
   std::string what{};
   bool ok() const { return by == check::none; }
   void note(check c, std::string words) {
-    if (ok()) by = c, what = std::move(words);
+    if (ok())
+      by = c, what = std::move(words);
   }
   friend std::ostream& operator<<(std::ostream& out, verdict const& v) {
     return out << name_of(v.by) << (v.ok() ? "" : ": ") << v.what;
@@ -59,7 +60,9 @@ struct verdict {
 };
 
 // The check that a machine's finding belongs to, by its first word.
-inline check check_of(std::string_view finding) { return finding.starts_with("stuck") ? check::stuck : check::stray; }
+inline check check_of(std::string_view finding) {
+  return finding.starts_with("stuck") ? check::stuck : check::stray;
+}
 
 // Likewise for the checker.
 inline check check_of(driver::check::finding::kind k) {

@@ -32,9 +32,12 @@ int main(int argc, char** argv) {
     int* const released = gone.data<int>();
     gone.reset();
     auto const s = current_stream();
-    for (buffer const* b : {&before, &block, &after}) parallel_for(s, words, {writes(*b)}, count_up{b->data<int>()});
-    if (small || large) parallel_for(s, words + 1, {writes(block)}, count_up{block.data<int>()});
-    if (freed) parallel_for(s, 1, {}, count_up{released});
+    for (buffer const* b : {&before, &block, &after})
+      parallel_for(s, words, {writes(*b)}, count_up{b->data<int>()});
+    if (small || large)
+      parallel_for(s, words + 1, {writes(block)}, count_up{block.data<int>()});
+    if (freed)
+      parallel_for(s, 1, {}, count_up{released});
     synchronize();
     std::printf("%s: done\n", what);
   } catch (error const& e) {  // a tool that reports a kernel loses its device

@@ -17,6 +17,7 @@ int main() {
   static_cast<void>(first);
   copied.synchronize();
   auto const found = weir::race_reports();
-  for (auto const& r : found) std::printf("%s\n", r.text.c_str());
+  for (auto const& r : found)
+    std::printf("%s\n", r.text.c_str());
   return found.size() == 1 && found[0].kind == "host too early" ? 0 : 1;
 }

@@ -23,6 +23,7 @@ int main() {
 #include <gradients.1>
       weir::copy(s, &means[static_cast<std::size_t>(rank.rank())], slope + 63, sizeof(float));
     });
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
   return means[0] == 1.5f && means[1] == 1.5f ? 0 : 1;
 }

@@ -16,6 +16,7 @@ int main() {
     threads.emplace_back([&rank] {
 #include <ranks.2>
     });
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
   return ranks.size() == 2 && ranks[1].rank() == 1 ? 0 : 1;
 }

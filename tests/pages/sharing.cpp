@@ -10,7 +10,9 @@ using namespace weir::literals;
 
 namespace {
 
-void fill(weir::stream_ref s, float* to) { weir::fill(s, to, std::byte{1}, 4096); }
+void fill(weir::stream_ref s, float* to) {
+  weir::fill(s, to, std::byte{1}, 4096);
+}
 
 bool right = false;
 void use(weir::stream_ref s, float const* from) {
@@ -35,7 +37,8 @@ void the_other(int socket) {
 
 int main() {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return 2;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return 2;
   pid_t const child = fork();  // before the first use of weir
   close(ends[child == 0 ? 0 : 1]);
   if (child == 0) {

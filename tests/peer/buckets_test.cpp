@@ -15,12 +15,15 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-int ranks_here() { return std::min(4, device_count()); }
+int ranks_here() {
+  return std::min(4, device_count());
+}
 constexpr std::int64_t counts[] = {3, 1000, 1, 64, 4097, 0, 257, 512};
 constexpr int parameters = static_cast<int>(std::size(counts));
 
 void add_all(gradient_buckets& g, dtype type = float32) {
-  for (int i = 0; i < parameters; ++i) EXPECT_EQ(g.add("layer " + std::to_string(i), counts[i], type), i);
+  for (int i = 0; i < parameters; ++i)
+    EXPECT_EQ(g.add("layer " + std::to_string(i), counts[i], type), i);
 }
 
 double written(int rank, int step, int which, std::int64_t i) {
@@ -59,7 +62,8 @@ TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
           device_span const gradient = g.gradient(i);
           std::vector<double> const mean = values_of(counts[i], [&](std::int64_t at) {
             double sum = 0;
-            for (int r = 0; r < n; ++r) sum += written(r, step, i, at);
+            for (int r = 0; r < n; ++r)
+              sum += written(r, step, i, at);
             return sum / n;
           });
           elements const got = to_host(gradient.data, static_cast<std::size_t>(counts[i]) * 4);
@@ -95,8 +99,10 @@ TEST(gradient_buckets, a_captured_step_reduces_at_each_launch) {
     graph step = graph::capture(s, enqueue);
     (void)graph::capture(s, enqueue);  // never launched
     for (int turn = 0; turn < 4; ++turn) {
-      if (turn == 2) enqueue();
-      for (int i = 0; i < parameters; ++i) write(s, g.parameter(i), c.rank(), turn, i);
+      if (turn == 2)
+        enqueue();
+      for (int i = 0; i < parameters; ++i)
+        write(s, g.parameter(i), c.rank(), turn, i);
       step.launch(s);
       for (int i = 0; i < parameters; ++i) {
         elements const got = to_host(g.gradient(i).data, static_cast<std::size_t>(counts[i]) * 4);
@@ -152,7 +158,8 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
   std::sort(ranges.begin(), ranges.end());
   EXPECT_GE(ranges.front().first, 0);
   EXPECT_LE(ranges.back().second, all_g.count * 8);
-  for (std::size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
+  for (std::size_t i = 1; i < ranges.size(); ++i)
+    EXPECT_LE(ranges[i - 1].second, ranges[i].first);
   EXPECT_GE(offset(all_g, all_p), all_p.count * 8);
   EXPECT_EQ(to_host(all_p.data, static_cast<std::size_t>(all_p.count) * 8),
             elements(static_cast<std::size_t>(all_p.count) * 8));
@@ -198,7 +205,8 @@ TEST(gradient_buckets, overflowing_sizes_are_refused) {
   constexpr std::int64_t huge = std::int64_t{1} << 56;
   std::string refused;
   int added = 0;
-  for (; added < 16 && refused.empty(); ++added) refused = refusal<invalid_use>([&] { g.add("huge", huge, float64); });
+  for (; added < 16 && refused.empty(); ++added)
+    refused = refusal<invalid_use>([&] { g.add("huge", huge, float64); });
   EXPECT_EQ(added, 16) << "15 of them and their gradients still have addresses";
   EXPECT_NE(refused.find("\"huge\" of 72057594037927936 float64 (576460752303423488 B) beside 8646911284551352320 B"),
             std::string::npos)
@@ -220,7 +228,8 @@ TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
   add_all(g);
   g.build();
   for (int step = 0; step < 2; ++step) {
-    for (int i = 0; i < parameters - 2; ++i) g.mark_ready(i, current_stream());
+    for (int i = 0; i < parameters - 2; ++i)
+      g.mark_ready(i, current_stream());
     std::string const twice = refusal<invalid_use>([&] { g.mark_ready(1, current_stream()); });
     EXPECT_NE(twice.find("\"layer 1\" (gradient 1) is ready twice"), std::string::npos) << twice;
     std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
@@ -267,7 +276,8 @@ TEST(gradient_buckets, of_many_missing_gradients_eight_are_named) {
   device_guard const on(0);
   for (int const n : {8, 9}) {
     gradient_buckets g(ranks[0]);
-    for (int i = 0; i < n; ++i) g.add("layer " + std::to_string(i), 1);
+    for (int i = 0; i < n; ++i)
+      g.add("layer " + std::to_string(i), 1);
     g.build();
     std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
     EXPECT_NE(never.find("\"layer 7\" (gradient 7)"), std::string::npos) << never;
@@ -326,7 +336,8 @@ class simulated_buckets : public testing::Test {
     buckets_[static_cast<std::size_t>(rank)].mark_ready(which, writer);
   }
   static void all_done() {
-    for (int rank : {0, 1}) synchronize(device(rank));
+    for (int rank : {0, 1})
+      synchronize(device(rank));
   }
   elements read(int rank, int which) {
     device_guard const on(rank);
@@ -338,21 +349,26 @@ class simulated_buckets : public testing::Test {
 };
 
 TEST_F(simulated_buckets, a_full_bucket_is_reduced_during_the_pass) {
-  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  for (int rank : {0, 1})
+    write_ready(rank, 1, default_stream(device(rank)));
   all_done();
   for (int rank : {0, 1}) {
     EXPECT_EQ(read(rank, 1), encode(int32, {3, 4, 6, 8}));
     EXPECT_EQ(read(rank, 0), encode(int32, {0, 0, 0, 0}));
   }
-  for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
-  for (int rank : {0, 1}) buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
+  for (int rank : {0, 1})
+    write_ready(rank, 0, default_stream(device(rank)));
+  for (int rank : {0, 1})
+    buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
 }
 
 TEST_F(simulated_buckets, a_bucket_starts_after_those_in_front_of_it) {
-  for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
+  for (int rank : {0, 1})
+    write_ready(rank, 0, default_stream(device(rank)));
   all_done();
   EXPECT_EQ(read(0, 0), encode(int32, {1, 2, 3, 4}));  // its own value, not reduced
-  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  for (int rank : {0, 1})
+    write_ready(rank, 1, default_stream(device(rank)));
   all_done();
   EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
 }
@@ -387,11 +403,13 @@ TEST_F(simulated_buckets, a_reduction_is_ordered_with_its_users) {
 }
 
 TEST_F(simulated_buckets, a_refused_start_is_made_up_for_by_finish) {
-  for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
+  for (int rank : {0, 1})
+    write_ready(rank, 1, default_stream(device(rank)));
   write_ready(1, 0, default_stream(device(1)));
   simulation::of(machine_).fail_call("enqueue", 1);
   EXPECT_NE(refusal<driver_error>([&] { write_ready(0, 0, default_stream(device(0))); }), "");
-  for (int rank : {0, 1}) buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
+  for (int rank : {0, 1})
+    buckets_[static_cast<std::size_t>(rank)].finish(default_stream(device(rank)));
   all_done();
   EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
   EXPECT_EQ(read(1, 0), encode(int32, {3, 4, 6, 8}));

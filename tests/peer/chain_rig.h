@@ -27,13 +27,16 @@ struct rig {
   void open_all() {
     for (auto const* all : {&parts, &wholes}) {
       for (buffer const& b : *all) {
-        for (communicator const& c : ranks) enable_peer_access(b.data(), c.device());
+        for (communicator const& c : ranks)
+          enable_peer_access(b.data(), c.device());
       }
     }
   }
   int size() const { return static_cast<int>(ranks.size()); }
   template <class Body>
-  void each(Body body) { on_each(m.own, ranks, body); }
+  void each(Body body) {
+    on_each(m.own, ranks, body);
+  }
   void fill(buffer const& b, std::uint64_t salt) { copy(b.data(), pattern(b.size(), salt).data(), b.size()); }
   void fill_all(std::uint64_t salt) {
     for (int k = 0; k < size(); ++k) {
@@ -48,9 +51,12 @@ struct rig {
     return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8};
   }
   void give(communicator& c, peer::collective what) {  // to or from rank 0
-    if (what == peer::collective::broadcast) c.broadcast(mine(c), 0);
-    if (what == peer::collective::scatter) c.scatter(mine(c), whole(c), 0);
-    if (what == peer::collective::gather) c.gather(whole(c), mine(c), 0);
+    if (what == peer::collective::broadcast)
+      c.broadcast(mine(c), 0);
+    if (what == peer::collective::scatter)
+      c.scatter(mine(c), whole(c), 0);
+    if (what == peer::collective::gather)
+      c.gather(whole(c), mine(c), 0);
   }
   void broadcast(int root) {
     each([&](communicator& c) { c.broadcast(mine(c), root); });
@@ -60,7 +66,8 @@ struct rig {
       EXPECT_EQ(read(parts[static_cast<std::size_t>(k)], k), want) << when << ", rank " << k;
   }
   void expect_valid() {
-    for (int d = 0; d < size(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+    for (int d = 0; d < size(); ++d)
+      EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
     EXPECT_EQ(m.clocks().validate(), std::vector<std::string>{});
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
   }

@@ -72,7 +72,8 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
       for (int rank = 0; which == 2 && rank < 3; ++rank)
         ASSERT_EQ(slice(r.read(r.wholes[0], 0), rank), pattern(part, static_cast<std::uint64_t>(1 + rank)))
             << "call " << k << ", part " << rank;
-      if (which == 2) return;
+      if (which == 2)
+        return;
       auto const dealt = pattern(static_cast<std::size_t>(3 * part), 101);
       for (int rank = 0; rank < 3; ++rank)
         ASSERT_EQ(r.read(r.parts[static_cast<std::size_t>(rank)], rank), which ? slice(dealt, rank) : pattern(part, 1))
@@ -85,7 +86,8 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
       std::uint64_t order = 0;
       r.each([&](communicator& c) {
         c.barrier();
-        if (c.rank() == 0) order = r.m.control().fail_call("any", k, driver::code::failed);
+        if (c.rank() == 0)
+          order = r.m.control().fail_call("any", k, driver::code::failed);
         c.barrier();
         try {
           once(c);
@@ -96,7 +98,8 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
       reached = !r.m.control().cancel_failure(order);
       EXPECT_TRUE(refused.load() == 0 || refused.load() == 3) << "call " << k << ": " << refused.load();
       thrown += refused.load() == 3;
-      if (refused.load() == 0) expect_right(k);
+      if (refused.load() == 0)
+        expect_right(k);
       r.fill_all(1);
       r.each(once);
       expect_right(k);
@@ -126,7 +129,8 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
       copy(other, out.data(), fresh.data(), part);
       EXPECT_EQ(std::memcmp(out.data(), pattern(part, 3).data(), part), 0);
     }
-    for (int k : {0, 1}) EXPECT_THROW(synchronize(device(k)), device_lost) << k;
+    for (int k : {0, 1})
+      EXPECT_THROW(synchronize(device(k)), device_lost) << k;
     if (what == peer::collective::gather) {
       synchronize(device(2));  // a gather's parts do not depend on each other
     } else {
@@ -160,7 +164,8 @@ TEST(chains, a_device_lost_between_copies_is_named) {
     EXPECT_THROW(carrier->issue(c.rank(), streams::clock_of(current_stream()), {&what, 1}, source_location::current()),
                  device_lost);
   });
-  for (int const rank : devices) EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost");
+  for (int const rank : devices)
+    EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost");
   void const* const touched = r.parts[2].data();
   r.parts[2].reset();
   for (int i = 0; i < 3; ++i) {

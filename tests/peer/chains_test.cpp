@@ -24,8 +24,10 @@ TEST(chains, the_option_says_from_which_size_on_they_carry) {
     test::machine m({.devices = 2, .memory = 64_MiB}, {.copy_collectives_from = from});
     auto ranks = communicator::create_all(test::first_devices(2));
     std::vector<buffer> all;
-    for (int k = 0; k < 2; ++k) all.emplace_back(part, buffer_options{.on = device(k)});
-    for (int k = 0; k < 2; ++k) enable_peer_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
+    for (int k = 0; k < 2; ++k)
+      all.emplace_back(part, buffer_options{.on = device(k)});
+    for (int k = 0; k < 2; ++k)
+      enable_peer_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
     copy(all[0].data(), pattern(part, 3).data(), part);
     test::on_each(m.own, ranks, [&](communicator& c) {
       c.broadcast({all[static_cast<std::size_t>(c.rank())].data(), part, uint8}, 0);
@@ -58,7 +60,8 @@ TEST(chains, a_broadcast_from_every_root_brings_every_byte) {
 TEST(chains, scatter_and_gather_place_every_part) {
   for (std::size_t from : {std::size_t{1}, peer::chains::never}) {
     rig r({.devices = 3, .memory = 64_MiB}, {.check_races = true});
-    if (from == 1) r.open_all();
+    if (from == 1)
+      r.open_all();
     r.m.get().part<peer::chains>().carry_from(from);
     for (int root = 0; root < 3; ++root) {
       for (bool in_place : {false, true}) {
@@ -156,7 +159,8 @@ TEST(chains, every_collective_brings_every_byte) {
         });
         EXPECT_EQ(r.ranks[0].explain_last().find("copies:") != std::string::npos, from == 1 && size)
             << r.ranks[0].explain_last();
-        if (HasFailure()) return;
+        if (HasFailure())
+          return;
       }
     }
     r.expect_valid();
@@ -170,7 +174,8 @@ TEST(chains, a_broadcast_is_ordered_with_every_ranks_stream) {
     r.fill_all(50);
     auto const want = pattern(part, 1), after = pattern(part, 9);
     std::vector<buffer> kept;  // what each rank's stream read before and after
-    for (int k = 0; k < 3; ++k) kept.emplace_back(2 * part, buffer_options{.on = device(k)});
+    for (int k = 0; k < 3; ++k)
+      kept.emplace_back(2 * part, buffer_options{.on = device(k)});
     buffer const source = pinned(part), first = pinned(part);
     std::memcpy(source.data(), after.data(), part);
     std::memcpy(first.data(), want.data(), part);
@@ -181,7 +186,8 @@ TEST(chains, a_broadcast_is_ordered_with_every_ranks_stream) {
       r.each([&](communicator& c) {
         auto const k = static_cast<std::size_t>(c.rank());
         void* const mine = r.mine(c).data;
-        if (k == 0) copy(current_stream(), mine, first.data(), part, non_blocking);
+        if (k == 0)
+          copy(current_stream(), mine, first.data(), part, non_blocking);
         copy(current_stream(), kept[k].data(), mine, part, non_blocking);
         done[k] = c.broadcast(r.mine(c), 0);
         copy(current_stream(), kept[k].data<std::byte>() + part, mine, part, non_blocking);
@@ -211,7 +217,8 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
     test::held gate(r.m, current_stream(device(1)));
     r.each([&](communicator& c) {
       c.broadcast(r.mine(c), 0);
-      if (c.rank() == 2) copy(current_stream(), out.data(), r.mine(c).data, part, non_blocking);
+      if (c.rank() == 2)
+        copy(current_stream(), out.data(), r.mine(c).data, part, non_blocking);
       r.parts[static_cast<std::size_t>(c.rank())].reset();
     });
     for (int k = 0; k < 3; ++k) {
@@ -220,7 +227,8 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
       fill(r.parts[static_cast<std::size_t>(k)].data(), std::byte{7}, part);
     }
   }
-  for (int k = 0; k < 3; ++k) synchronize(device(k));
+  for (int k = 0; k < 3; ++k)
+    synchronize(device(k));
   EXPECT_EQ(std::memcmp(out.data(), want.data(), part), 0);
   EXPECT_EQ(race_reports().size(), 0u);
   r.expect_valid();
@@ -253,7 +261,8 @@ TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   // A block is opened once eight times its size has been copied there. Handles count with their full size.
   std::size_t const held = std::max<std::size_t>(part, peer::links::least_handle),
                     times = (peer::links::worth_times * held + part - 1) / part;
-  for (std::size_t i = 1; i < times; ++i) r.broadcast(1);
+  for (std::size_t i = 1; i < times; ++i)
+    r.broadcast(1);
   EXPECT_EQ(r.ranks[0].explain_last(), "parts on each stream: memory of rank 0 is not open to gpu:1 yet");
   expect_way(r, "copies: 1 hop, 6 chunks of 9 KiB");
 

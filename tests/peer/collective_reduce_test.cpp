@@ -29,7 +29,8 @@ std::vector<T> reduced(dtype type, reduce_op how, std::vector<std::vector<T>> co
                        std::int64_t end) {
   std::vector<T> out(in[0].size(), T{});
   std::vector<void const*> from;
-  for (auto const& v : in) from.push_back(v.data());
+  for (auto const& v : in)
+    from.push_back(v.data());
   void* const to = out.data();
   peer::reduce(type, how, from, {&to, 1}, begin, end);
   return out;
@@ -37,7 +38,8 @@ std::vector<T> reduced(dtype type, reduce_op how, std::vector<std::vector<T>> co
 template <class T>
 T one(dtype type, reduce_op how, std::vector<T> const& each) {
   std::vector<std::vector<T>> in;
-  for (T v : each) in.push_back({v});
+  for (T v : each)
+    in.push_back({v});
   return reduced(type, how, in, 0, 1)[0];
 }
 
@@ -54,9 +56,11 @@ std::uint16_t nearest_half(float f) {
   double const a = std::abs(static_cast<double>(f));
   for (std::uint16_t h = 0; h < 0x7c00; ++h) {
     double const here = std::abs(a - value_of_half(h)), there = std::abs(a - value_of_half(best));
-    if (here < there || (here == there && h % 2 == 0)) best = h;
+    if (here < there || (here == there && h % 2 == 0))
+      best = h;
   }
-  if (a >= 65520) best = 0x7c00;
+  if (a >= 65520)
+    best = 0x7c00;
   return static_cast<std::uint16_t>(best | (std::signbit(f) ? 0x8000 : 0));
 }
 
@@ -78,7 +82,8 @@ TEST(reduce, sums_of_halves_round_to_the_nearest_half) {
     auto const a = static_cast<std::uint16_t>(random()),
                b = static_cast<std::uint16_t>(random() % 4 ? (a ^ (random() & 0x83ff)) : random());
     float const sum = value_of_half(a) + value_of_half(b);
-    if (std::isnan(sum) || std::isinf(value_of_half(a)) || std::isinf(value_of_half(b))) continue;
+    if (std::isnan(sum) || std::isinf(value_of_half(a)) || std::isinf(value_of_half(b)))
+      continue;
     ASSERT_EQ(one<std::uint16_t>(float16, reduce_op::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff),
               nearest_half(sum) & (sum == 0 ? 0x7fff : 0xffff))
         << value_of_half(a) << " + " << value_of_half(b);
@@ -89,8 +94,8 @@ TEST(reduce, sums_of_halves_round_to_the_nearest_half) {
 TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
   auto const brain = [](float f) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(f) >> 16); };
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(1), brain(2)}), brain(3));
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(256), brain(1)}), brain(256));   // tie, to even
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(258), brain(1)}), brain(260));   // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(256), brain(1)}), brain(256));  // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(258), brain(1)}), brain(260));  // tie, to even
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(256), brain(1.5)}), brain(258));
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::average, {brain(1), brain(2), brain(6)}), brain(3));
   EXPECT_TRUE(std::isnan(std::bit_cast<float>(
@@ -111,7 +116,8 @@ TEST(reduce, integers_wrap_and_averages_round_towards_zero) {
 TEST(reduce, only_the_range_is_written_across_block_borders) {
   std::vector<std::vector<double>> in(3, std::vector<double>(5000));
   for (std::size_t r = 0; r < in.size(); ++r) {
-    for (std::size_t i = 0; i < 5000; ++i) in[r][i] = static_cast<double>(i * (r + 1));
+    for (std::size_t i = 0; i < 5000; ++i)
+      in[r][i] = static_cast<double>(i * (r + 1));
   }
   for (auto [begin, end] : {std::pair{0, 5000}, {1, 1}, {1023, 1025}, {100, 4999}}) {
     auto const out = reduced(float64, reduce_op::sum, in, begin, end);
@@ -132,12 +138,15 @@ TEST(reduce, nothing_beyond_the_last_element_is_touched) {
   }
   std::int64_t const count = 3;
   auto const last = [&](std::size_t k) { return reinterpret_cast<std::int32_t*>(pages[k] + page) - count; };
-  for (std::size_t k = 0; k < 2; ++k) std::fill_n(last(k), count, k + 1);
+  for (std::size_t k = 0; k < 2; ++k)
+    std::fill_n(last(k), count, k + 1);
   void const* const in[] = {last(0), last(1)};
   void* const out[] = {last(2)};
   peer::reduce(int32, reduce_op::average, in, out, 0, count);
-  for (int i = 0; i < count; ++i) EXPECT_EQ(last(2)[i], 1);
-  for (std::byte* const made : pages) ::munmap(made, 2 * page);
+  for (int i = 0; i < count; ++i)
+    EXPECT_EQ(last(2)[i], 1);
+  for (std::byte* const made : pages)
+    ::munmap(made, 2 * page);
 }
 
 TEST(reduce, the_order_of_the_inputs_is_the_order_of_the_sum) {
@@ -153,7 +162,6 @@ TEST(reduce, all_outputs_hold_equal_bits_also_in_place) {
   EXPECT_EQ(a, (std::vector<float>{5.5, 11, 16.5}));
   EXPECT_EQ(a, b);
 }
-
 
 class refused_collective : public testing::Test {
  protected:

@@ -78,9 +78,12 @@ TEST(collective_memory, a_waiting_rank_strands_no_cached_block) {
       runtime_guard const here_too(machine);
       stream_guard const on(waits);
       std::vector<void*> all;
-      for (int i = 0; i < 200; ++i) all.push_back(allocate(waits.ref(), 4096));
-      for (void* const p : all) deallocate(p);
-      if (where != waits_in::sum_right_after) waits.synchronize();
+      for (int i = 0; i < 200; ++i)
+        all.push_back(allocate(waits.ref(), 4096));
+      for (void* const p : all)
+        deallocate(p);
+      if (where != waits_in::sum_right_after)
+        waits.synchronize();
       stamp const sum = in_barrier ? stamp{} : ranks[0].all_reduce({a.data(), 1, int32});
       parked.set_value();
       in_barrier ? ranks[0].barrier() : sum.synchronize();
@@ -230,7 +233,9 @@ TEST_F(sim_collective, a_refused_part_changes_nothing) {
 TEST_F(sim_collective, an_unanswered_look_is_told_as_the_drivers) {
   std::vector<std::int32_t> unknown(3);
   simulation::of(machine_).fail_call("find", 1);
-  EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({unknown.data(), 3, int32}); }).find("all_reduce"),
+  EXPECT_NE(refusal<driver_error>([&] {
+              ranks_[0].all_reduce({unknown.data(), 3, int32});
+            }).find("all_reduce"),
             std::string::npos);
 }
 
@@ -254,7 +259,8 @@ TEST_F(sim_collective, a_device_lost_within_a_call_frees_the_others) {
     driver::sim::controls* of = nullptr;
     int left = 3;  // a call has three parts
     void leaves(driver::call c) noexcept override {
-      if (c == driver::call::enqueue && --left == 0) of->lose_device(1);
+      if (c == driver::call::enqueue && --left == 0)
+        of->lose_device(1);
     }
   } behind_the_last;
   driver::driver& machine = machine_.get().machine();
@@ -271,7 +277,8 @@ TEST_F(sim_collective, a_device_lost_within_a_call_frees_the_others) {
   driver::fault_injector_of(machine)->watch(nullptr);
   EXPECT_LE(behind_the_last.left, 0);
   auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!freed.load() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  while (!freed.load() && std::chrono::steady_clock::now() < end)
+    std::this_thread::yield();
   EXPECT_TRUE(freed.load());
   std::string const text = refusal<driver_error>([&] { add_up(0, a); });
   EXPECT_NE(text.find("gpu:1 is lost"), std::string::npos) << text;

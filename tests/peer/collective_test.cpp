@@ -14,7 +14,9 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-int ranks_here() { return std::min(4, device_count()); }
+int ranks_here() {
+  return std::min(4, device_count());
+}
 
 // Small whole numbers add up exactly in every type. Averages may divide each before they add.
 bool close(dtype type, reduce_op how, double got, double want) {
@@ -100,7 +102,8 @@ TEST(collective, all_gather_places_every_part) {
           encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); }));
       buffer const in = to_device(mine), out(mine.size() * static_cast<std::size_t>(n));
       void* const slice = out.data<std::byte>() + static_cast<std::size_t>(c.rank()) * mine.size();
-      if (in_place) copy(slice, mine.data(), mine.size());
+      if (in_place)
+        copy(slice, mine.data(), mine.size());
       c.all_gather({out.data(), count * n, int32}, {in_place ? slice : in.data(), count, int32});
       EXPECT_EQ(to_host(out.data(), out.size()), encode(int32, values_of(count * n, [&](std::int64_t i) {
                                                           return brought(int32, static_cast<int>(i / count), i % count);
@@ -145,10 +148,12 @@ TEST(collective, all_to_all_sends_each_part_to_its_rank) {
           buffer const in = to_device(mine), out(mine.size());
           pause_at_random(random);
           c.all_to_all({out.data(), count * n, type}, {in.data(), count * n, type});
-          EXPECT_EQ(to_host(out.data(), out.size()), encode(type, values_of(count * n, [&](std::int64_t i) {
-                                                              return brought(type, static_cast<int>(i / count),
-                                                                             c.rank() * count + i % count);
-                                                            })))
+          EXPECT_EQ(to_host(out.data(), out.size()), encode(type, values_of(count * n,
+                                                                            [&](std::int64_t i) {
+                                                                              return brought(
+                                                                                  type, static_cast<int>(i / count),
+                                                                                  c.rank() * count + i % count);
+                                                                            })))
               << name_of(type) << " of " << count << " on " << n;
           EXPECT_EQ(to_host(in.data(), in.size()), mine) << "the input is only read";
         });
@@ -170,8 +175,9 @@ TEST(collective, a_captured_all_to_all_exchanges_at_each_launch) {
       return encode(int32, values_of(n * count, [&](std::int64_t i) { return brought(int32, rank, i + turn); }));
     };
     buffer const in(n * count * 4), out(in.size());
-    graph step = graph::capture(
-        s, [&] { c.all_to_all({out.data(), n * count, int32}, {in.data(), n * count, int32}); });
+    graph step = graph::capture(s, [&] {
+      c.all_to_all({out.data(), n * count, int32}, {in.data(), n * count, int32});
+    });
     for (int turn = 0; turn < 3; ++turn) {
       copy(in.data(), of(c.rank(), turn).data(), in.size());
       step.launch(s);
@@ -221,7 +227,8 @@ TEST(collective, many_in_a_row_keep_their_order) {
       c.all_reduce({b.data(), one, int64});
     }
     double want = 1;
-    for (int round = 0; round < 20; ++round) want *= n;
+    for (int round = 0; round < 20; ++round)
+      want *= n;
     EXPECT_EQ(to_host(b.data(), 8), encode(int64, {want}));
   });
 }
@@ -243,7 +250,8 @@ TEST(collective, barrier_releases_no_rank_before_the_last) {
 
 // The barrier can be tried again.
 TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
-  if (ranks_here() < 2) GTEST_SKIP() << "one device: no rank can be missing";
+  if (ranks_here() < 2)
+    GTEST_SKIP() << "one device: no rank can be missing";
   auto ranks = communicator::create_all(first_devices(2));
   std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
   EXPECT_NE(text.find("rank 0 waited 20 ms for rank 1 (gpu:1)"), std::string::npos) << text;
@@ -291,7 +299,8 @@ TEST(collective, too_small_memory_is_refused_unchanged) {
 }
 
 TEST(collective, memory_of_another_device_is_refused_naming_both) {
-  if (ranks_here() < 2) GTEST_SKIP() << "one device";
+  if (ranks_here() < 2)
+    GTEST_SKIP() << "one device";
   auto ranks = communicator::create_all(first_devices(2));
   device_guard const on(1);
   buffer const b(64);
@@ -315,7 +324,8 @@ TEST(collective, every_rank_leaves_the_carrier_once) {
   peer::thread_group all(machine.get(), {0, 1, 2}, std::make_unique<noting>(left));
   all.leave(1);
   all.runtime_ends();
-  for (int const rank : {0, 2}) all.leave(rank);
+  for (int const rank : {0, 2})
+    all.leave(rank);
   EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
@@ -328,7 +338,8 @@ TEST(collective, an_abort_under_way_names_its_rank) {
       throw std::runtime_error("the communicator was aborted");
     }
     std::string broken(int) override {
-      if (!over && !in_issue) all->abort(1, "its own reason");
+      if (!over && !in_issue)
+        all->abort(1, "its own reason");
       return over ? "the communicator was aborted" : "";
     }
     void abort() noexcept override { over = true; }
@@ -433,7 +444,7 @@ TEST(stepped_collective, each_part_goes_after_those_it_waits_for) {
   EXPECT_TRUE(hand.step(s0));   // its share
   EXPECT_FALSE(hand.step(s0));  // rank 1's share is not done
   EXPECT_TRUE(hand.step(s1));
-  EXPECT_TRUE(hand.step(s1));   // departs
+  EXPECT_TRUE(hand.step(s1));  // departs
   EXPECT_TRUE(hand.step(s0));
   EXPECT_FALSE(hand.step(s0));
   EXPECT_FALSE(hand.step(s1));

@@ -35,9 +35,8 @@ struct operands {
   buffer in, out;
   operands(drawn const& d, int rank, int ranks) {
     auto const values = [&](int salt) {
-      return to_device(encode(d.type, values_of(d.count * ranks, [&](std::int64_t i) {
-        return brought(d.type, rank + salt, i);
-      })));
+      return to_device(
+          encode(d.type, values_of(d.count * ranks, [&](std::int64_t i) { return brought(d.type, rank + salt, i); })));
     };
     in = values(0), out = values(1);
   }
@@ -57,22 +56,29 @@ void ask(auto& to, drawn const& d, operands const& o, int rank, int ranks) {
     case 6: return (void)to.all_to_all(all_out, all_in);
     default: break;
   }
-  if (ranks == 1) return;
+  if (ranks == 1)
+    return;
   int const next = (rank + 1) % ranks, last = (rank + ranks - 1) % ranks;
-  if constexpr (requires { to.end(); }) to.send(in, next), to.receive(out, last);
-  else to.send_receive(in, next, out, last);
+  if constexpr (requires { to.end(); })
+    to.send(in, next), to.receive(out, last);
+  else
+    to.send_receive(in, next, out, last);
 }
 
 std::vector<elements> play(communicator& c, std::vector<drawn> const& all, bool grouped) {
   int const rank = c.rank(), ranks = c.size();
   std::vector<operands> memory;
-  for (drawn const& d : all) memory.emplace_back(d, rank, ranks);
+  for (drawn const& d : all)
+    memory.emplace_back(d, rank, ranks);
   collective_group g(c);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (grouped) ask(g, all[i], memory[i], rank, ranks);
-    else ask(c, all[i], memory[i], rank, ranks);
+    if (grouped)
+      ask(g, all[i], memory[i], rank, ranks);
+    else
+      ask(c, all[i], memory[i], rank, ranks);
   }
-  if (grouped) g.end();
+  if (grouped)
+    g.end();
   EXPECT_EQ(g.size(), 0);
   std::vector<elements> results;
   for (operands const& o : memory)
@@ -88,9 +94,8 @@ void compare_with_singles(runtime& machine, int n, std::uint64_t seed) {
   for (bool const grouped : {false, true}) {
     auto& its = got[grouped];
     its.resize(ranks.size());
-    on_each(machine, ranks, [&](communicator& c) {
-      its[static_cast<std::size_t>(c.rank())] = play(c, program, grouped);
-    });
+    on_each(machine, ranks,
+            [&](communicator& c) { its[static_cast<std::size_t>(c.rank())] = play(c, program, grouped); });
   }
   EXPECT_TRUE(got[0] == got[1]);
 }
@@ -98,7 +103,8 @@ void compare_with_singles(runtime& machine, int n, std::uint64_t seed) {
 // Every kind, type and count at once; a group has the bits of the single calls.
 TEST(group, gives_the_bits_of_single_calls) {
   for (std::uint64_t const seed : tests::seeds("groups", 20))
-    for (int n = 1; n <= std::min(4, device_count()); ++n) compare_with_singles(runtime::current(), n, seed);
+    for (int n = 1; n <= std::min(4, device_count()); ++n)
+      compare_with_singles(runtime::current(), n, seed);
 }
 
 TEST(simulated_group, gives_the_bits_of_single_calls_on_8_devices) {
@@ -122,7 +128,8 @@ class sim_group : public sim_ranks {
   device_span span(int rank, int i) { return {of(rank, i).data(), 3, int32}; }
   collective_group two(int rank) {
     collective_group g(ranks_[static_cast<std::size_t>(rank)]);
-    for (int i : {0, 1}) g.all_reduce(span(rank, i));
+    for (int i : {0, 1})
+      g.all_reduce(span(rank, i));
     return g;
   }
   void expect_sums() {
@@ -140,7 +147,8 @@ TEST_F(sim_group, that_does_not_end_enqueues_nothing) {
     g.all_gather(span(0, 0), span(0, 1));
     FAIL() << "parts of 3 for two ranks do not make 3";
   } catch (invalid_use const&) {}
-  for (int rank : {0, 1}) two(rank).end();
+  for (int rank : {0, 1})
+    two(rank).end();
   expect_sums();
 }
 
@@ -203,17 +211,20 @@ TEST_F(sim_group, marks_the_memory_of_every_member) {
   device_guard const at(0);
   stream const side;
   std::vector<buffer> ours, theirs;
-  for (int i = 0; i < 4; ++i) ours.push_back(on(0, i)), theirs.push_back(on(1, 10 * i));
+  for (int i = 0; i < 4; ++i)
+    ours.push_back(on(0, i)), theirs.push_back(on(1, 10 * i));
   auto const end = [&](int rank, std::vector<buffer> const& all) {
     collective_group g(ranks_[static_cast<std::size_t>(rank)]);
-    for (buffer const& b : all) g.all_reduce({b.data(), 3, int32});
+    for (buffer const& b : all)
+      g.all_reduce({b.data(), 3, int32});
     g.end();
   };
   {
     stream_guard const in(side);
     end(0, ours);
   }
-  for (buffer const& b : ours) freed.push_back(b.data());
+  for (buffer const& b : ours)
+    freed.push_back(b.data());
   ours.clear();
   for (int i = 0; i < 100; ++i) {
     ours.emplace_back(3 * sizeof(std::int32_t));
@@ -245,7 +256,8 @@ TEST(simulated_group, captured_runs_at_each_launch) {
       g.all_reduce({y.data(), 1, int32});
       g.end();
     });
-    for (int i = 0; i < 3; ++i) step.launch();
+    for (int i = 0; i < 3; ++i)
+      step.launch();
     EXPECT_EQ(to_host(x.data(), 4), encode(int32, {8}));
     EXPECT_EQ(to_host(y.data(), 4), encode(int32, {16}));
   });

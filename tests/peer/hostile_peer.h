@@ -30,9 +30,12 @@ class hostile_peer {
       own_.push_back(i ? pool_.allocate(bytes) : exportable_buffer(bytes));
       write(own_[std::size_t(i)], i + 1);
     }
-    if (below(2)) its_ = test::caught(own_[below(2)]), fellow_ = true;  // the honest owner sends to it, too
-    else names_ = test::caught(own_[below(2)]).what;
-    if (fellow_) names_ = its_.what;
+    if (below(2))
+      its_ = test::caught(own_[below(2)]), fellow_ = true;  // the honest owner sends to it, too
+    else
+      names_ = test::caught(own_[below(2)]).what;
+    if (fellow_)
+      names_ = its_.what;
     connect();
   }
 
@@ -40,12 +43,14 @@ class hostile_peer {
   std::uint64_t taken() const { return taken_; }
   verdict run() {
     try {
-      for (std::uint64_t steps = 0; steps < 4 * messages && sent_ < messages && wrong_.ok(); ++steps) step();
+      for (std::uint64_t steps = 0; steps < 4 * messages && sent_ < messages && wrong_.ok(); ++steps)
+        step();
       end();
     } catch (std::exception const& e) {
       wrong_.note(check::answers, std::string("an honest call fails: ") + e.what());
     }
-    for (auto const& found : machine_.control().findings()) wrong_.note(check_of(found), found);
+    for (auto const& found : machine_.control().findings())
+      wrong_.note(check_of(found), found);
     return wrong_;
   }
 
@@ -71,7 +76,8 @@ class hostile_peer {
   void exchange(share_channel& from, share_channel& to) {
     auto& b = own_[below(own_.size())];
     int const value = 1 + int(below(250));
-    if (!one_in(3)) write(b, value);
+    if (!one_in(3))
+      write(b, value);
     from.send(b, default_stream(0));
     auto o = to.receive();
     if (o.size() != bytes ||
@@ -80,7 +86,8 @@ class hostile_peer {
     auto const inside = find_block(o.data<std::byte>() + below(bytes));
     if (!inside || static_cast<std::byte*>(inside->base) + inside->bytes < o.data<std::byte>() + bytes)
       wrong_.note(check::answers, "an honest buffer is known as a smaller one");
-    if (one_in(2)) o.release(default_stream(0));
+    if (one_in(2))
+      o.release(default_stream(0));
   }
 
   // // The peer
@@ -113,11 +120,13 @@ class hostile_peer {
       case 10: return again(raw_->get());
       case 11: return owned_file(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
       case 12:
-        if (::socketpair(AF_UNIX, (one_in(2) ? SOCK_STREAM : SOCK_DGRAM) | SOCK_CLOEXEC, 0, both) != 0) break;
+        if (::socketpair(AF_UNIX, (one_in(2) ? SOCK_STREAM : SOCK_DGRAM) | SOCK_CLOEXEC, 0, both) != 0)
+          break;
         kept_.emplace_back(both[0]);
         return owned_file(both[1]);
       case 13:
-        if (::pipe2(both, O_CLOEXEC) != 0) break;
+        if (::pipe2(both, O_CLOEXEC) != 0)
+          break;
         kept_.emplace_back(both[0]);
         return owned_file(both[1]);
       case 14: return fellow_ ? again(its_.memory.get()) : test::memory_file(whole);
@@ -134,10 +143,14 @@ class hostile_peer {
                                                                 : test::memory_file(machine_page),
                                          words[below(std::size(words))]);
     auto& m = out.what;
-    if (one_in(3)) m.origin = random_(), m.serial = below(5);
-    if (one_in(3)) m.offset = below(8) * 512, m.bytes = 1 + below(machine_page - m.offset);
-    if (one_in(20)) out.memory = test::memory_file(m.handle_bytes = 1_GiB);
-    if (one_in(12)) out.life = any_file();
+    if (one_in(3))
+      m.origin = random_(), m.serial = below(5);
+    if (one_in(3))
+      m.offset = below(8) * 512, m.bytes = 1 + below(machine_page - m.offset);
+    if (one_in(20))
+      out.memory = test::memory_file(m.handle_bytes = 1_GiB);
+    if (one_in(12))
+      out.life = any_file();
     else if (one_in(12)) {
       while (::send(out.life.get(), "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) {}
     }
@@ -175,7 +188,8 @@ class hostile_peer {
         reinterpret_cast<unsigned char*>(&m)[at] ^= static_cast<unsigned char>(1u << below(8));
       }
     }
-    if (!one_in(4)) m.checksum = peer::checksum_of(m);
+    if (!one_in(4))
+      m.checksum = peer::checksum_of(m);
   }
 
   bool say(std::span<std::byte const> text, std::vector<int> const& files) {
@@ -189,20 +203,24 @@ class hostile_peer {
     switch (below(8)) {
       case 0: {
         std::array<std::byte, 300> text;
-        for (auto& b : text) b = static_cast<std::byte>(random_());
+        for (auto& b : text)
+          b = static_cast<std::byte>(random_());
         std::vector<owned_file> with(one_in(2) ? 0 : one_in(20) ? 60 : below(7));
         std::vector<int> files;
-        for (auto& f : with) f = any_file(), files.push_back(f.is_open() ? f.get() : raw_->get());
+        for (auto& f : with)
+          f = any_file(), files.push_back(f.is_open() ? f.get() : raw_->get());
         return say(std::span(text).first(one_in(4) ? 0 : below(text.size())), files);
       }
       case 1: {
         peer::message m{.number = random_()};
         m.checksum = peer::checksum_of(m);
-        if (one_in(2)) change(m);
+        if (one_in(2))
+          change(m);
         return say(peer::bytes_of(m), {});
       }
       case 2: {  // a repeated message
-        if (lent_.empty()) return false;
+        if (lent_.empty())
+          return false;
         auto& l = lent_[below(lent_.size())];
         now_ = &l;
         return say(peer::bytes_of(l.what.what), l.what.files());
@@ -210,9 +228,12 @@ class hostile_peer {
       case 3: {  // a cut message, or one with other descriptors
         auto l = own_memory();
         auto files = l.files();
-        if (one_in(2)) std::swap(files.front(), files.back());
-        else if (one_in(2)) files.resize(below(2));
-        else files.push_back(files[0]);
+        if (one_in(2))
+          std::swap(files.front(), files.back());
+        else if (one_in(2))
+          files.resize(below(2));
+        else
+          files.push_back(files[0]);
         return say(peer::bytes_of(l.what).first(one_in(2) ? sizeof l.what : below(sizeof l.what)), files);
       }
       case 4: {
@@ -225,7 +246,8 @@ class hostile_peer {
     }
   }
   bool lend(test::lent_memory l) {
-    if (lent_.size() > 8) lent_.erase(lent_.begin() + std::ptrdiff_t(below(lent_.size())));
+    if (lent_.size() > 8)
+      lent_.erase(lent_.begin() + std::ptrdiff_t(below(lent_.size())));
     lent_.push_back({std::move(l)});
     now_ = &lent_.back();
     return say(peer::bytes_of(now_->what.what), now_->what.files());
@@ -236,13 +258,17 @@ class hostile_peer {
     std::vector<int> const files(below(3), raw_->get());
     auto const on = [&](int socket) {
       test::raw_end const by(::fcntl(socket, F_DUPFD_CLOEXEC, 3));
-      for (std::size_t n = below(12); n > 0; --n) (void)by.send(std::span(text).subspan(below(3), below(2)), files);
+      for (std::size_t n = below(12); n > 0; --n)
+        (void)by.send(std::span(text).subspan(below(3), below(2)), files);
     };
-    if (fellow_ && one_in(2)) on(its_.life.get());
+    if (fellow_ && one_in(2))
+      on(its_.life.get());
     else if (!lent_.empty()) {
       auto& l = lent_[below(lent_.size())].what;
-      if (l.owners_end.is_open()) on(l.owners_end.get());
-      if (one_in(3)) l.owners_end.close();
+      if (l.owners_end.is_open())
+        on(l.owners_end.get());
+      if (one_in(3))
+        l.owners_end.close();
     }
   }
 
@@ -273,12 +299,15 @@ class hostile_peer {
     auto const files = now_ ? now_->what.memory.get() : -1;
     auto const offset = now_ ? now_->what.what.offset : 0;
     auto const why = heard([&] { o = line_->receive(device(int(one_in(4)))); });
-    if (why == "the next message is a signal") (void)heard([&] { (void)line_->wait(); });
+    if (why == "the next message is a signal")
+      (void)heard([&] { (void)line_->wait(); });
     if (why == "the other process has ended or closed the channel")
       wrong_.note(check::answers, "a peer that lives is taken for gone");
-    if (!why.empty()) return;
+    if (!why.empty())
+      return;
     struct ::stat about {};
-    if (!now_ || ::fstat(files, &about) != 0) return wrong_.note(check::answers, "opened what no message lent");
+    if (!now_ || ::fstat(files, &about) != 0)
+      return wrong_.note(check::answers, "opened what no message lent");
     auto const size = static_cast<std::uint64_t>(about.st_size);
     if (size != now_->what.what.handle_bytes || size > test::sharing::small().memory)
       return wrong_.note(check::answers, "opened a file of " + std::to_string(size) + " B");
@@ -290,7 +319,8 @@ class hostile_peer {
   // short.
   void expect_own(open const& o) {
     auto const n = o.memory.size();
-    if (::ftruncate(o.file.get(), 0) == 0) return wrong_.note(check::crash, "opened memory can be cut short");
+    if (::ftruncate(o.file.get(), 0) == 0)
+      return wrong_.note(check::crash, "opened memory can be cut short");
     for (std::size_t const at : {std::size_t{0}, n - 1}) {
       auto const value = static_cast<char>(random_());
       auto const place = static_cast<off_t>(o.offset + at);
@@ -303,7 +333,8 @@ class hostile_peer {
   }
   void drop_one() {
     auto& o = opened_[below(opened_.size())];
-    if (one_in(2)) o.memory.release(default_stream(0));
+    if (one_in(2))
+      o.memory.release(default_stream(0));
     std::swap(o, opened_.back());
     opened_.pop_back();
   }
@@ -312,33 +343,45 @@ class hostile_peer {
     std::uint64_t const number = random_();
     peer::message m{.number = number};
     m.checksum = peer::checksum_of(m);
-    if (!raw_->send(m)) return wrong_.note(check::answers, "the line is full although its receiver heard everything");
+    if (!raw_->send(m))
+      return wrong_.note(check::answers, "the line is full although its receiver heard everything");
     for (int tries = 0; tries < 3; ++tries) {
       std::uint64_t got = ~number;
       auto const why = heard([&] { got = line_->wait(); });
-      if (why.empty() && got == number) return;
-      if (why == "the next message is a buffer") (void)heard([&] { (void)line_->receive(); });
+      if (why.empty() && got == number)
+        return;
+      if (why == "the next message is a buffer")
+        (void)heard([&] { (void)line_->receive(); });
     }
     wrong_.note(check::answers, "a message does not arrive on a line that is open");
   }
 
   void die() {
     raw_->close();
-    if (one_in(2)) lent_.clear(), now_ = nullptr;
+    if (one_in(2))
+      lent_.clear(), now_ = nullptr;
     (void)heard([&] { (void)line_->wait(); });
     connect();
   }
 
   void step() {
     now_ = nullptr;
-    if (lie()) hear();
-    if (one_in(4)) talk_on_loans();
-    if (!opened_.empty() && one_in(3)) expect_own(opened_[below(opened_.size())]);
-    if (opened_.size() > below(6)) drop_one();
-    if (one_in(6)) expect_line_works();
-    if (one_in(10)) exchange(ends_.first, ends_.second);
-    if (one_in(30)) die();
-    if (one_in(20)) (void)own_[below(own_.size())].importers();
+    if (lie())
+      hear();
+    if (one_in(4))
+      talk_on_loans();
+    if (!opened_.empty() && one_in(3))
+      expect_own(opened_[below(opened_.size())]);
+    if (opened_.size() > below(6))
+      drop_one();
+    if (one_in(6))
+      expect_line_works();
+    if (one_in(10))
+      exchange(ends_.first, ends_.second);
+    if (one_in(30))
+      die();
+    if (one_in(20))
+      (void)own_[below(own_.size())].importers();
   }
 
   void end() {
@@ -346,11 +389,13 @@ class hostile_peer {
     lent_.clear();
     kept_.clear();
     its_ = {};
-    if (one_in(2)) raw_->close();
+    if (one_in(2))
+      raw_->close();
     line_.reset();
     raw_.reset();
     auto [from, to] = test::sharing::lines();
-    for (int i = 0; i < 4; ++i) exchange(from, to), exchange(ends_.first, ends_.second);
+    for (int i = 0; i < 4; ++i)
+      exchange(from, to), exchange(ends_.first, ends_.second);
     auto const mapped = machine_.get().part<peer::imports>().mapped();
     if (mapped > own_.size())
       wrong_.note(check::invariants, std::to_string(mapped) + " handles are mapped, " + std::to_string(own_.size()) +
@@ -364,12 +409,12 @@ class hostile_peer {
   share_pool pool_{{.handle_bytes = machine_page}};
   std::vector<exportable_buffer> own_;
   bool fellow_ = false;
-  test::lent_memory its_;    // what the honest owner sent to the peer
-  peer::message names_;      // the names of the honest owner's memory
+  test::lent_memory its_;  // what the honest owner sent to the peer
+  peer::message names_;    // the names of the honest owner's memory
   std::optional<test::raw_end> raw_;
   std::optional<share_channel> line_;
   std::vector<lent> lent_;
-  lent* now_ = nullptr;      // the last message sent, if it can be opened
+  lent* now_ = nullptr;  // the last message sent, if it can be opened
   std::vector<open> opened_;
   std::vector<owned_file> kept_;
   std::uint64_t sent_ = 0, taken_ = 0;

@@ -79,7 +79,8 @@ TEST(links, memory_is_granted_after_eight_times_its_size) {
   stream s{device(0)};
   std::size_t const n = 4_MiB;
   buffer near(n, {.on = device(0)}), far(n, {.on = device(1)});
-  for (int i = 1; i < 8; ++i) copy(s, far.data(), near.data(), n);
+  for (int i = 1; i < 8; ++i)
+    copy(s, far.data(), near.data(), n);
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
   copy(s, far.data(), near.data(), n);
   EXPECT_TRUE(m.memory(1).granted(far.data(), 0));
@@ -94,10 +95,12 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
   void const* opened = nullptr;
   for (int round = 0; round < 2; ++round) {
     buffer far(n, {.on = device(1)});
-    if (!opened) opened = far.data();
+    if (!opened)
+      opened = far.data();
     ASSERT_EQ(far.data(), opened) << "the test wants the same address again";
     EXPECT_FALSE(m.memory(1).granted(far.data(), 0)) << "its pages are new";
-    for (size_t i = 0; i < peer::links::worth_times; ++i) copy(far.data(), near.data(), n);
+    for (size_t i = 0; i < peer::links::worth_times; ++i)
+      copy(far.data(), near.data(), n);
     EXPECT_TRUE(m.memory(1).granted(far.data(), 0));
     synchronize(device(0)), synchronize(device(1));
     far = {};
@@ -110,13 +113,17 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
 TEST(links, counts_of_copied_bytes_are_few) {
   test::machine m({.devices = 6, .memory = 64_MiB});
   std::vector<buffer> all, near;
-  for (int i = 0; i < 4000; ++i) all.emplace_back(512, buffer_options{.on = device(0)});
-  for (int from = 1; from < 6; ++from) near.emplace_back(512, buffer_options{.on = device(from)});
+  for (int i = 0; i < 4000; ++i)
+    all.emplace_back(512, buffer_options{.on = device(0)});
+  for (int from = 1; from < 6; ++from)
+    near.emplace_back(512, buffer_options{.on = device(from)});
   std::size_t after_two = 0;
   for (std::size_t from = 0; from < near.size(); ++from) {
-    for (buffer const& b : all) copy(b.data(), near[from].data(), 512);
+    for (buffer const& b : all)
+      copy(b.data(), near[from].data(), 512);
     synchronize(device(0)), synchronize(device(static_cast<int>(from) + 1));
-    if (from == 1) after_two = mallinfo2().uordblks;
+    if (from == 1)
+      after_two = mallinfo2().uordblks;
   }
   EXPECT_LT(mallinfo2().uordblks, after_two + 500 * 1024);
 }
@@ -125,14 +132,16 @@ TEST(links, counts_of_copied_bytes_are_few) {
 TEST(links, memory_is_open_to_eight_peers_at_most) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   buffer const all(4096, {.on = device(0)});
-  for (int reader = 1; reader <= 8; ++reader) EXPECT_NO_THROW(enable_peer_access(all.data(), device(reader)));
+  for (int reader = 1; reader <= 8; ++reader)
+    EXPECT_NO_THROW(enable_peer_access(all.data(), device(reader)));
   EXPECT_THROW(enable_peer_access(all.data(), device(9)), not_supported) << "the ninth";
   EXPECT_FALSE(m.memory(0).granted(all.data(), 9));
   EXPECT_NO_THROW(enable_peer_access(all.data(), device(8))) << "those that are open stay";
   buffer const far(2_MiB, {.on = device(9)}), near(2_MiB, {.on = device(0)}), other(2_MiB, {.on = device(8)});
   auto const bytes = test::pattern(2_MiB, 4);
   copy(near.data(), bytes.data(), 2_MiB);
-  for (int i = 0; i < 9; ++i) copy(far.data(), near.data(), 2_MiB), copy(other.data(), near.data(), 2_MiB);
+  for (int i = 0; i < 9; ++i)
+    copy(far.data(), near.data(), 2_MiB), copy(other.data(), near.data(), 2_MiB);
   EXPECT_TRUE(m.memory(8).granted(other.data(), 0)) << "the same connection, the other way";
   EXPECT_FALSE(m.memory(9).granted(far.data(), 0)) << "it would be a ninth";
   EXPECT_EQ(explain_copy(far.data(), near.data(), 2_MiB).by, copy_route::peer);
@@ -194,7 +203,8 @@ TEST(links, an_untried_link_opens_no_memory) {
   m.control().corrupt(0, 1);
   buffer far(4096, {.on = device(1)});
   // Fails every attempt.
-  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);
+  for (std::uint64_t k = 1; k <= 20; ++k)
+    m.control().fail_call("create", k, driver::code::out_of_memory);
   EXPECT_THROW(enable_peer_access(far.data(), device(0)), out_of_memory);
   m.control().clear_failures();
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
@@ -219,10 +229,14 @@ TEST(links, a_trial_opens_no_page_that_holds_a_block) {
     {
       test::held const still(m, s);
       copy(s, far.data(), near.data(), n);
-      if (breaks) m.control().fail_call("copy_peer", 1, driver::code::failed);
-      if (breaks) EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
-      else EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::wrong);
-      for (auto const& range : m.memory(1).layout()) EXPECT_EQ(range.readers, 0u);
+      if (breaks)
+        m.control().fail_call("copy_peer", 1, driver::code::failed);
+      if (breaks)
+        EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
+      else
+        EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::wrong);
+      for (auto const& range : m.memory(1).layout())
+        EXPECT_EQ(range.readers, 0u);
     }
     s.synchronize();
     EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, breaks ? copy_route::peer : copy_route::staged);
@@ -273,7 +287,8 @@ TEST(links, the_streams_of_trials_end_with_their_runtime) {
     counts seen;
     auto m = std::make_unique<test::machine>();
     driver::fault_injector_of(m->driver())->watch(&seen);
-    if (tries) (void)m->get().part<peer::links>().prove(0, 1, source_location::current());
+    if (tries)
+      (void)m->get().part<peer::links>().prove(0, 1, source_location::current());
     m.reset();
     return seen.left;
   };
@@ -298,7 +313,8 @@ TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
   // Fails every attempt.
-  for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);
+  for (std::uint64_t k = 1; k <= 200; ++k)
+    m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven);
   buffer const rest(62_MiB, {.on = device(1)});
   EXPECT_THROW(all.prove(1, 0, source_location::current()), out_of_memory);
@@ -324,7 +340,8 @@ TEST(links, a_trials_unreleased_memory_goes_later) {
 TEST(links, a_trials_unreleased_memory_serves_short_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   // Fails every attempt.
-  for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
+  for (std::uint64_t k = 1; k <= 20; ++k)
+    m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
   m.control().clear_failures();
   m.memory(1).empty_cache();
@@ -343,7 +360,8 @@ TEST(links, none_is_tried_under_a_collective) {
   ranks[0].all_reduce({a.data(), 4, float32});
   auto& all = m.get().part<peer::links>();
   auto const block = m.memory(0).find(far.data());
-  for (int i = 0; i < 9; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+  for (int i = 0; i < 9; ++i)
+    all.count_bytes(1, m.memory(0), *block, n, source_location::current());
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
   EXPECT_EQ(all.known(1, 0), link_state::claimed);
   ranks[1].all_reduce({b.data(), 4, float32});
@@ -367,7 +385,8 @@ TEST(links, one_is_tried_beside_busy_streams) {
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
     auto const look = [&](int times) {
-      for (int i = 0; i < times; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+      for (int i = 0; i < times; ++i)
+        all.count_bytes(1, m.memory(0), *block, n, source_location::current());
     };
     look(7);
     for (int i = 0; i < collectives; ++i) {
@@ -378,7 +397,9 @@ TEST(links, one_is_tried_beside_busy_streams) {
       EXPECT_EQ(all.known(1, 0), link_state::claimed);
     }
     ASSERT_TRUE(m.control().run());
-    for (int d = 0; d < 2; ++d) launch(current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
+    for (int d = 0; d < 2; ++d)
+      launch(
+          current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
     look(1);
     EXPECT_EQ(all.known(1, 0), link_state::proven) << collectives;
   }
@@ -392,12 +413,14 @@ TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
     buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
-    for (int i = 0; i < 15; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+    for (int i = 0; i < 15; ++i)
+      all.count_bytes(1, m.memory(0), *block, n, source_location::current());
     ranks[0].all_reduce({a.data(), 4, float32});
     ranks[1].all_reduce({b.data(), 4, float32});
     synchronize(device(0));
     synchronize(device(1));
-    for (int i = 0; i < 4; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+    for (int i = 0; i < 4; ++i)
+      all.count_bytes(1, m.memory(0), *block, n, source_location::current());
     EXPECT_EQ(all.known(1, 0), link_state::proven) << "WEIR_TEST_SEED=" << seed;
   }
 }
@@ -453,8 +476,10 @@ TEST(links, memory_in_segments_is_never_opened) {
                              refusal_of([] { enable_peer_access(device(0), {device(1)}); })}) {
       EXPECT_EQ(said, "gpu:1 -> gpu:0: Copy instead: memory of gpu:0 consists of segments, which peers cannot access");
     }
-    if (both) EXPECT_THROW(enable_peer_access(b.data(), device(0)), not_supported);
-    else EXPECT_EQ(enable_peer_access(b.data<char>(), device(0)), b.data<char>());
+    if (both)
+      EXPECT_THROW(enable_peer_access(b.data(), device(0)), not_supported);
+    else
+      EXPECT_EQ(enable_peer_access(b.data<char>(), device(0)), b.data<char>());
     expect_copies("after links() and refusals");
     buffer const host = pinned(16_MiB), large(16_MiB, {.on = device(1)});
     device const lent[] = {0};

@@ -60,17 +60,21 @@ class held {
     auto& line = streams::clock_of(s);
     auto const gate = m.driver().hold(line.device(), line.handle());
     EXPECT_TRUE(gate.ok());
-    if (gate.ok()) gate_ = gate.value;
-    if (!m.driver().simulated()) watchdog_ = std::thread([this] {
-      std::unique_lock lock(mutex_);
-      if (changed_.wait_for(lock, std::chrono::seconds(5), [this] { return !gate_; })) return;
-      ADD_FAILURE() << "a call waited for work that a gate held back";
-      open_once();
-    });
+    if (gate.ok())
+      gate_ = gate.value;
+    if (!m.driver().simulated())
+      watchdog_ = std::thread([this] {
+        std::unique_lock lock(mutex_);
+        if (changed_.wait_for(lock, std::chrono::seconds(5), [this] { return !gate_; }))
+          return;
+        ADD_FAILURE() << "a call waited for work that a gate held back";
+        open_once();
+      });
   }
   ~held() {
     open();
-    if (watchdog_.joinable()) watchdog_.join();
+    if (watchdog_.joinable())
+      watchdog_.join();
   }
   held(held const&) = delete;
   held& operator=(held const&) = delete;
@@ -81,7 +85,8 @@ class held {
 
  private:
   void open_once() {
-    if (!gate_) return;
+    if (!gate_)
+      return;
     EXPECT_TRUE(machine_.driver().open_gate(*gate_).ok());
     gate_.reset();
     changed_.notify_all();

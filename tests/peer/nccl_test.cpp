@@ -16,7 +16,8 @@ using namespace weir::test;
 
 // The error also says what to do.
 TEST(nccl, without_gpus_or_library_the_error_says_which) {
-  if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
+  if (!runtime::current().is_simulated())
+    GTEST_SKIP() << "there are GPUs";
   runtime machine(simulated{.devices = 2});
   auto const connect = [&] { peer::carried_by_nccl(machine.get(), {0, 1}, source_location::current()); };
   void* const so = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -36,8 +37,10 @@ TEST(nccl, without_gpus_or_library_the_error_says_which) {
 class nccl_on_gpus : public testing::Test {
  protected:
   void SetUp() override {
-    if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPUs: " << runtime::current().description();
-    if (device_count() < 2) GTEST_SKIP() << "one GPU";
+    if (runtime::current().is_simulated())
+      GTEST_SKIP() << "no GPUs: " << runtime::current().description();
+    if (device_count() < 2)
+      GTEST_SKIP() << "one GPU";
   }
 };
 
@@ -49,14 +52,17 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
   on_each(runtime::current(), ranks, [&](communicator& c) {
     std::mt19937 random(static_cast<unsigned>(c.rank()));
     std::vector<float> mine(static_cast<std::size_t>(count));
-    for (float& f : mine) f = static_cast<float>(random()) * 1e-9f;
+    for (float& f : mine)
+      f = static_cast<float>(random()) * 1e-9f;
     elements host(mine.size() * 4);
     std::memcpy(host.data(), mine.data(), host.size());
     buffer const b = to_device(host);
-    for (int round = 0; round < 10; ++round) c.all_reduce({b.data(), count, float32}, reduce_op::average);
+    for (int round = 0; round < 10; ++round)
+      c.all_reduce({b.data(), count, float32}, reduce_op::average);
     results[static_cast<std::size_t>(c.rank())] = to_host(b.data(), b.size());
   });
-  for (elements const& e : results) EXPECT_EQ(e, results[0]);
+  for (elements const& e : results)
+    EXPECT_EQ(e, results[0]);
 }
 
 // A new communicator works.
@@ -121,8 +127,10 @@ TEST_F(nccl_on_gpus, megabytes_go_between_two_ranks_and_in_rings) {
     for (int round = 0; round < 3; ++round)
       c.send_receive({mine.data(), count, int32}, next, {got.data(), count, int32}, last);
     EXPECT_TRUE(to_host(got.data(), got.size()) == of(last));
-    if (c.rank() == 0) c.send({got.data(), count, int32}, 1);
-    if (c.rank() == 1) c.receive({got.data(), count, int32}, 0);
+    if (c.rank() == 0)
+      c.send({got.data(), count, int32}, 1);
+    if (c.rank() == 1)
+      c.receive({got.data(), count, int32}, 0);
     if (c.rank() == 1) {
       EXPECT_TRUE(to_host(got.data(), got.size()) == of(n - 1));
     }
@@ -158,16 +166,19 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   }
   for (auto const* all : {&whole, &out}) {
     for (buffer const& b : *all) {
-      for (int reader = 0; reader < n; ++reader) enable_peer_access(b.data(), device(reader));
+      for (int reader = 0; reader < n; ++reader)
+        enable_peer_access(b.data(), device(reader));
     }
   }
   elements first(static_cast<std::size_t>(bytes));
   std::mt19937 random(7);
-  for (auto& b : first) b = static_cast<std::byte>(random());
+  for (auto& b : first)
+    b = static_cast<std::byte>(random());
   for (int root = 0; root < n; ++root) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
       auto const k = static_cast<std::size_t>(c.rank());
-      if (c.rank() == root) copy(whole[k].data(), first.data(), first.size());
+      if (c.rank() == root)
+        copy(whole[k].data(), first.data(), first.size());
       c.broadcast({whole[k].data(), bytes, uint8}, root);
       EXPECT_EQ(to_host(whole[k].data(), first.size()) == first, true) << "broadcast from " << root;
       EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
@@ -192,7 +203,8 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
 }
 
 TEST_F(nccl_on_gpus, two_communicators_live_side_by_side) {
-  if (device_count() < 4) GTEST_SKIP() << "fewer than four GPUs";
+  if (device_count() < 4)
+    GTEST_SKIP() << "fewer than four GPUs";
   std::vector<device> const left{device(0), device(1)}, right{device(3), device(2)};
   auto a = communicator::create_all(left), b = communicator::create_all(right);
   for (auto* ranks : {&a, &b}) {
@@ -224,9 +236,8 @@ TEST_F(nccl_on_gpus, registered_pools_serve_every_collective) {
         for (reduce_op const how : {reduce_op::sum, reduce_op::max}) {
           copy(one, own.data(), bytes);
           c.all_reduce({one, count, type}, how);
-          EXPECT_EQ(to_host(one, bytes), encode(type, values_of(count, [&](std::int64_t i) {
-                                           return reduced(type, how, n, i);
-                                         })));
+          EXPECT_EQ(to_host(one, bytes),
+                    encode(type, values_of(count, [&](std::int64_t i) { return reduced(type, how, n, i); })));
         }
         copy(one, own.data(), bytes);
         c.all_gather({all, count * n, type}, {one, count, type});
@@ -236,7 +247,8 @@ TEST_F(nccl_on_gpus, registered_pools_serve_every_collective) {
         c.broadcast({one, count, type}, 1);
         c.all_to_all({all, count * n, type}, {sent, count * n, type});
         synchronize();
-        for (void* const p : {one, all, sent}) deallocate(p);
+        for (void* const p : {one, all, sent})
+          deallocate(p);
         c.barrier();
       }
     }

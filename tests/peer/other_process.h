@@ -45,10 +45,12 @@ class other_process {
     int both[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
     std::vector<std::string> words(more);
-    for (auto& w : tests::environment_of_a_child()) words.push_back(std::move(w));
+    for (auto& w : tests::environment_of_a_child())
+      words.push_back(std::move(w));
     words.push_back("WEIR_TEST_ROLE=" + std::string(role));
     std::vector<char*> environment;
-    for (auto& w : words) environment.push_back(w.data());
+    for (auto& w : words)
+      environment.push_back(w.data());
     environment.push_back(nullptr);
     char self[] = "/proc/self/exe", filter[] = "--gtest_filter=in_another_process.*", brief[] = "--gtest_brief=1";
     char* const arguments[] = {self, filter, brief, nullptr};
@@ -61,7 +63,8 @@ class other_process {
     line_ = std::make_unique<share_channel>(both[0], timeout);
   }
   ~other_process() {
-    if (!over_) kill();
+    if (!over_)
+      kill();
   }
   other_process(other_process const&) = delete;
   other_process& operator=(other_process const&) = delete;
@@ -77,7 +80,8 @@ class other_process {
     int status = 0;
     EXPECT_EQ(::waitpid(id_, &status, 0), id_);
     over_ = true;
-    if (WIFSIGNALED(status)) return "signal " + std::to_string(WTERMSIG(status));
+    if (WIFSIGNALED(status))
+      return "signal " + std::to_string(WTERMSIG(status));
     return "exit " + std::to_string(WEXITSTATUS(status));
   }
   void kill() {

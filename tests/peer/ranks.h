@@ -29,33 +29,40 @@ inline void encode(dtype type, double value, std::byte* at) {
     case float32: return put(static_cast<float>(value));
     case float64: return put(value);
     case int8: return put(static_cast<std::int8_t>(value));
-    case uint8: case boolean: return put(static_cast<std::uint8_t>(value));
+    case uint8:
+    case boolean: return put(static_cast<std::uint8_t>(value));
     case int16: return put(static_cast<std::int16_t>(value));
     case int32: return put(static_cast<std::int32_t>(value));
     case int64: return put(static_cast<std::int64_t>(value));
     case bfloat16:
       return put(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16));
     case float16: {
-      if (value == 0) return put(std::uint16_t{0});
+      if (value == 0)
+        return put(std::uint16_t{0});
       std::uint32_t const bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
       return put(static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | ((bits & 0x7fffffffu) - (112u << 23)) >> 13));
     }
   }
 }
 inline double decode(dtype type, std::byte const* at) {
-  auto const get = [&]<class T>(T v) { std::memcpy(&v, at, sizeof v); return v; };
+  auto const get = [&]<class T>(T v) {
+    std::memcpy(&v, at, sizeof v);
+    return v;
+  };
   switch (type) {
     case float32: return get(float{});
     case float64: return get(double{});
     case int8: return get(std::int8_t{});
-    case uint8: case boolean: return get(std::uint8_t{});
+    case uint8:
+    case boolean: return get(std::uint8_t{});
     case int16: return get(std::int16_t{});
     case int32: return get(std::int32_t{});
     case int64: return static_cast<double>(get(std::int64_t{}));
     case bfloat16: return std::bit_cast<float>(static_cast<std::uint32_t>(get(std::uint16_t{})) << 16);
     case float16: {
       std::uint32_t const bits = get(std::uint16_t{});
-      if ((bits & 0x7fffu) == 0) return 0;
+      if ((bits & 0x7fffu) == 0)
+        return 0;
       return std::bit_cast<float>((bits & 0x8000u) << 16 | (((bits & 0x7fffu) << 13) + (112u << 23)));
     }
   }
@@ -65,7 +72,8 @@ inline double decode(dtype type, std::byte const* at) {
 using elements = std::vector<std::byte>;
 inline elements encode(dtype type, std::vector<double> const& values) {
   elements e(values.size() * size_of(type));
-  for (std::size_t i = 0; i < values.size(); ++i) encode(type, values[i], e.data() + i * size_of(type));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    encode(type, values[i], e.data() + i * size_of(type));
   return e;
 }
 
@@ -80,13 +88,15 @@ inline double reduced(dtype type, reduce_op how, int ranks, std::int64_t i) {
     double const v = brought(type, k, i);
     r = how == reduce_op::min ? std::min(r, v) : how == reduce_op::max ? std::max(r, v) : r + v;
   }
-  if (how != reduce_op::average) return r;
+  if (how != reduce_op::average)
+    return r;
   bool const whole = type == int8 || type == uint8 || type == int32 || type == int64;
   return whole ? static_cast<double>(static_cast<std::int64_t>(r) / ranks) : r / ranks;
 }
 inline std::vector<double> values_of(std::int64_t count, auto value_at) {
   std::vector<double> v(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) v[static_cast<std::size_t>(i)] = value_at(i);
+  for (std::int64_t i = 0; i < count; ++i)
+    v[static_cast<std::size_t>(i)] = value_at(i);
   return v;
 }
 
@@ -103,7 +113,8 @@ inline elements to_host(void const* at, std::size_t bytes) {
 
 inline std::vector<device> first_devices(int n) {
   std::vector<device> d;
-  for (int i = 0; i < n; ++i) d.push_back(device(i));
+  for (int i = 0; i < n; ++i)
+    d.push_back(device(i));
   return d;
 }
 
@@ -125,14 +136,17 @@ void on_each(runtime& machine, std::vector<communicator>& ranks, Body body) {
       }
     });
   }
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   for (auto const& f : failures) {
-    if (f) std::rethrow_exception(f);
+    if (f)
+      std::rethrow_exception(f);
   }
 }
 
 inline void pause_at_random(std::mt19937& random) {
-  if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+  if (random() % 3 == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
 }
 
 // Returns: the text of a weir error of kind E, "" if nothing was thrown.

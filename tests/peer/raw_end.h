@@ -68,7 +68,8 @@ class raw_end {
     auto const n = ::recvmsg(socket_.get(), &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     out.bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
     for (cmsghdr* c = n < 0 ? nullptr : CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-      if (c->cmsg_type != SCM_RIGHTS) continue;
+      if (c->cmsg_type != SCM_RIGHTS)
+        continue;
       for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
         int file = -1;
         std::memcpy(&file, CMSG_DATA(c) + i * sizeof(int), sizeof file);
@@ -90,7 +91,8 @@ struct lent_memory {
   std::vector<int> files() const {
     std::vector<int> all;
     for (owned_file const* one : {&memory, &life}) {
-      if (one->is_open()) all.push_back(one->get());
+      if (one->is_open())
+        all.push_back(one->get());
     }
     return all;
   }
@@ -135,6 +137,8 @@ inline lent_memory lent_under_names_of(peer::message const& names, owned_file me
   return out;
 }
 
-inline std::ptrdiff_t open_files() { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); }
+inline std::ptrdiff_t open_files() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
 
 }  // namespace weir::test

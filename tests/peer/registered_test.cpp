@@ -32,7 +32,8 @@ struct registered_ranks : ::testing::Test {
 
 TEST(registered_pools, serve_every_collective) {
   int const n = std::min(4, device_count());
-  if (n < 2) GTEST_SKIP() << "one device";
+  if (n < 2)
+    GTEST_SKIP() << "one device";
   auto ranks = communicator::create_all(first_devices(n));
   on_each(runtime::current(), ranks, [&](communicator& c) {
     pool const mine = of_rank(c.device().index());
@@ -51,8 +52,8 @@ TEST(registered_pools, serve_every_collective) {
       copy(sum, own.data(), own.size());
       c.all_reduce({sum, count, float32});
       EXPECT_EQ(to_host(sum, own.size()), encode(float32, values_of(count, [&](std::int64_t i) {
-                                            return weir::test::reduced(float32, reduce_op::sum, n, i);
-                                          })));
+                                                   return weir::test::reduced(float32, reduce_op::sum, n, i);
+                                                 })));
       auto* const part = static_cast<std::byte*>(all) + own.size() * static_cast<size_t>(c.rank());  // in place
       copy(part, own.data(), own.size());
       c.all_gather({all, count * n, float32}, {part, count, float32});
@@ -72,7 +73,8 @@ TEST(registered_pools, serve_every_collective) {
 // From 32 MiB on, sums of float32 take other kernels of NCCL.
 TEST(registered_pools, reduce_large_blocks_exactly) {
   int const n = std::min(4, device_count());
-  if (n < 2) GTEST_SKIP() << "one device";
+  if (n < 2)
+    GTEST_SKIP() << "one device";
   auto ranks = communicator::create_all(first_devices(n));
   on_each(runtime::current(), ranks, [&](communicator& c) {
     auto const ranks_here = static_cast<std::size_t>(n);
@@ -86,7 +88,8 @@ TEST(registered_pools, reduce_large_blocks_exactly) {
     std::vector<float> own(all), sum(all), seen(all);
     for (std::size_t i = 0; i < all; ++i) {
       own[i] = value(c.rank(), i);
-      for (int r = 0; r < n; ++r) sum[i] += value(r, i);
+      for (int r = 0; r < n; ++r)
+        sum[i] += value(r, i);
     }
     auto const came = [&](float const* from, std::size_t count) {
       copy(seen.data(), from, count * 4);
@@ -139,11 +142,13 @@ TEST_F(registered_ranks, refuse_different_places_by_name) {
   std::string why = said_of(later, its);
   EXPECT_NE(why.find("rank 1 calls all_reduce of 4 int32 (sum), at byte "), std::string::npos) << why;
   EXPECT_NE(why.find(" of registered pool 1 where rank 0 called all_reduce of 4 int32 (sum), at byte "),
-            std::string::npos) << why;
+            std::string::npos)
+      << why;
   why = refusal<invalid_use>([&] { ranks[1].all_reduce({outside, 4, int32}); });
   EXPECT_NE(why.find("rank 1 calls all_reduce of 4 int32 (sum) where rank 0 called"), std::string::npos) << why;
   ranks.clear();  // ends the collective that is open
-  for (void* const p : {first, later, its, outside}) deallocate(p);
+  for (void* const p : {first, later, its, outside})
+    deallocate(p);
 }
 
 TEST_F(registered_ranks, refuse_mixed_registration_by_name) {
@@ -151,7 +156,8 @@ TEST_F(registered_ranks, refuse_mixed_registration_by_name) {
   ranks[0].register_pool(zero);
   std::string why = refusal<invalid_use>([&] { ranks[1].register_pool(smaller); });
   EXPECT_NE(why.find("rank 1 calls register_pool of 2097152 B where rank 0 called register_pool of 4194304 B"),
-            std::string::npos) << why;
+            std::string::npos)
+      << why;
   device_guard const on(1);
   buffer const b(4);
   why = refusal<invalid_use>([&] { ranks[1].all_reduce({b.data(), 1, int32}); });
@@ -205,11 +211,13 @@ TEST_F(registered_ranks, take_no_more_under_a_guard_of_an_ended_pool) {
   auto const held = [] { return memory_by_pool(weir::device(0)).at(0).blocks; };
   pool_guard const here(*zero);
   std::vector<buffer> all;
-  for (size_t const bytes : {size_t{100}, size_t{100}, 1_MiB}) all.emplace_back(bytes);
+  for (size_t const bytes : {size_t{100}, size_t{100}, 1_MiB})
+    all.emplace_back(bytes);
   ASSERT_EQ(held(), 3);
   buffer(100), buffer(1_MiB);  // the thread remembers where
   zero.reset();
-  for (size_t const bytes : {size_t{100}, 1_MiB}) all.emplace_back(bytes);
+  for (size_t const bytes : {size_t{100}, 1_MiB})
+    all.emplace_back(bytes);
   EXPECT_EQ(held(), 3);
   all.clear();
   ASSERT_EQ(memory_by_pool(weir::device(0)).size(), 1u);
@@ -286,7 +294,8 @@ TEST_F(registered_ranks, give_buckets_back_that_were_not_filled) {
   (void)empty_cache(weir::device(0));
   EXPECT_EQ(reserved(0), before);
   EXPECT_EQ(memory_by_pool(weir::device(0)).size(), 0u);
-  for (communicator& c : ranks) build(c);
+  for (communicator& c : ranks)
+    build(c);
   EXPECT_GT(reserved(0), before) << "registered";
   synchronize(weir::device(0));
   ranks.clear();

@@ -19,7 +19,8 @@ constexpr std::size_t n = 300'001;  // odd, and more than one chunk of staging
 struct copies : ::testing::TestWithParam<char const*> {
   void SetUp() override {
     made = GetParam() == std::string_view("cuda") ? test::machine::of_gpus() : std::make_unique<test::machine>();
-    if (!made) GTEST_SKIP() << "no GPU";
+    if (!made)
+      GTEST_SKIP() << "no GPU";
     own.emplace(*made);
   }
   void TearDown() override {
@@ -37,13 +38,16 @@ struct copies : ::testing::TestWithParam<char const*> {
         on_peer = buffer(n, {.on = device(1)});
       }
       // Makes room for every slot: registering pages may block behind a gate.
-      if (!m.driver().simulated()) pinned(96_MiB).reset();
+      if (!m.driver().simulated())
+        pinned(96_MiB).reset();
       test::bytes_of_host out(n);
       copy(s, on_gpu.data(), out.data(), n);
       copy(s, out.data(), on_gpu.data(), n);
       copy(s, on_same.data(), on_gpu.data(), n);
-      if (t) copy(*t, on_peer.data(), on_gpu.data(), n);
-      if (t) t->ref().synchronize();
+      if (t)
+        copy(*t, on_peer.data(), on_gpu.data(), n);
+      if (t)
+        t->ref().synchronize();
       s.ref().synchronize();
     }
     stream s;
@@ -54,9 +58,7 @@ struct copies : ::testing::TestWithParam<char const*> {
   std::optional<owned> own;
   std::byte* pinned_bytes() { return own->in_pinned.data<std::byte>(); }
   test::bytes_of_host gpu_bytes() { return test::read_back(own->on_gpu.data(), n, 0); }
-  void fill_gpu(test::bytes_of_host const& with) {
-    copy(own->s, own->on_gpu.data(), with.data(), n);
-  }
+  void fill_gpu(test::bytes_of_host const& with) { copy(own->s, own->on_gpu.data(), with.data(), n); }
 
   // The call returns only after the gate opens.
   template <class Call>
@@ -67,7 +69,8 @@ struct copies : ::testing::TestWithParam<char const*> {
       call();
       EXPECT_TRUE(opening.load());
     });
-    for (int i = 0; i < 100; ++i) std::this_thread::yield();
+    for (int i = 0; i < 100; ++i)
+      std::this_thread::yield();
     opening.store(true);
     gate.open();
     caller.join();
@@ -219,12 +222,13 @@ TEST_P(copies, within_a_device_returns_at_once_blocking_or_not) {
 
 TEST_P(copies, between_devices_is_ordered_with_both_streams) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
-  if (!two_devices()) GTEST_SKIP() << "one device";
+  if (!two_devices())
+    GTEST_SKIP() << "one device";
   fill_gpu(first);
   EXPECT_EQ(explain_copy(on_peer.data(), on_gpu.data(), n).by, copy_route::peer);
   stream_guard by_source(s);
   stream_guard by_target(*t);
-  held gate(*made, *t);                                               // the target's stream has earlier work
+  held gate(*made, *t);  // the target's stream has earlier work
   copy(*t, on_peer.data(), second.data(), n, non_blocking);
   stamp const done = copy(on_peer.data(), on_gpu.data(), n);  // runs on the source's stream
   EXPECT_FALSE(done.query());
@@ -239,7 +243,8 @@ TEST_P(copies, between_devices_is_ordered_with_both_streams) {
 // The copy runs on the target's stream.
 TEST_P(copies, between_devices_waits_for_the_sources_stream) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
-  if (!two_devices()) GTEST_SKIP() << "one device";
+  if (!two_devices())
+    GTEST_SKIP() << "one device";
   stream_guard by_source(s);
   held gate(*made, s);
   copy(s, on_gpu.data(), first.data(), n, non_blocking);

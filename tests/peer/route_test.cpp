@@ -309,7 +309,9 @@ struct scenario {
   void (*run)(scenario const&, stream_ref on0, stream_ref on1, void* gpu0, void* gpu1, std::byte* in_pinned,
               std::byte* from, std::byte* to);
 };
-void PrintTo(scenario const& one, std::ostream* out) { *out << one.name; }
+void PrintTo(scenario const& one, std::ostream* out) {
+  *out << one.name;
+}
 scenario const scenarios[] = {
     {"pageable_out_and_back", 600_KiB, true,
      [](scenario const& o, stream_ref s, stream_ref, void* gpu, void*, std::byte*, std::byte* from, std::byte* to) {
@@ -375,9 +377,11 @@ TEST_P(refused_calls, each_gives_a_typed_error_and_can_be_repeated) {
     std::fill(to.begin(), to.end(), std::byte{0});
     run();
     EXPECT_EQ(to, from) << "after call " << k;
-    for (int d = 0; d < 2; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{}) << "call " << k;
+    for (int d = 0; d < 2; ++d)
+      EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{}) << "call " << k;
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{}) << "call " << k;
-    if (!refused_one && k < 30) refused_one = true;  // an absorbed refusal does not end the calls
+    if (!refused_one && k < 30)
+      refused_one = true;  // an absorbed refusal does not end the calls
   }
 }
 

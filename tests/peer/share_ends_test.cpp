@@ -56,7 +56,9 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
   auto const o = there.receive();
   auto const with = [](memory_sharing kind) {
     std::vector<memory_segment> out;
-    for (auto& s : memory_snapshot(0)) if (s.shared == kind) out.push_back(s);
+    for (auto& s : memory_snapshot(0))
+      if (s.shared == kind)
+        out.push_back(s);
     return out;
   };
   for (auto const& [kind, at] :
@@ -83,7 +85,8 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
 WEIR_ROLE(stops_itself) {
   ::raise(SIGSTOP);
   std::uint64_t n = 0;
-  while (line.wait() == n) ++n;
+  while (line.wait() == n)
+    ++n;
   test::machine m(small());
   line.signal(n, default_stream(0));
 }
@@ -174,7 +177,8 @@ TEST(after_its_runtime, pages_that_work_may_use_stay_mapped) {
     here.send(b, default_stream(0));
     auto const o = there.receive();
     auto& calls = *driver::fault_injector_of(m->driver());
-    if (how == device_is::lost) m->control().lose_device(0);
+    if (how == device_is::lost)
+      m->control().lose_device(0);
     if (how == device_is::silent)
       calls.refuse({.of = driver::call::synchronize_device, .more = driver::fault_injector::without_end});
     calls.watch(&seen);

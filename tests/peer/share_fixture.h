@@ -11,7 +11,9 @@ namespace weir::test::sharing {
 
 using namespace std::chrono_literals;
 inline constexpr std::size_t some_bytes = 300'000;
-inline simulated small() { return {.devices = 2, .memory = 64_MiB}; }
+inline simulated small() {
+  return {.devices = 2, .memory = 64_MiB};
+}
 
 inline std::pair<share_channel, share_channel> lines(std::chrono::milliseconds timeout = 20s) {
   auto const [a, b] = os::make_sockets();
@@ -38,7 +40,8 @@ struct shared_kinds {
          {std::pair<void const*, std::uint64_t>{own.data(), 1}, {pooled.data(), 2}, {opened.data(), 1}}) {
       std::vector<std::byte> seen(n);
       std::byte* const to = seen.data();
-      weir::launch(current_stream(device(reader)), {reads(at, n)}, [](auto) {}, [=] { std::memcpy(to, at, n); });
+      weir::launch(
+          current_stream(device(reader)), {reads(at, n)}, [](auto) {}, [=] { std::memcpy(to, at, n); });
       synchronize(device(reader));
       EXPECT_TRUE(seen == test::pattern(n, salt)) << "gpu:" << reader;
       EXPECT_NE(

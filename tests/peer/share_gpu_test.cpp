@@ -15,14 +15,19 @@ namespace {
 constexpr std::size_t bytes = 5'000'000;
 
 std::unique_ptr<test::machine> machine_here() {
-  if (auto gpus = test::machine::of_gpus()) return gpus;
+  if (auto gpus = test::machine::of_gpus())
+    return gpus;
   return std::make_unique<test::machine>(simulated{.devices = 2, .memory = 256_MiB});
 }
 void write(void* to, std::uint64_t salt) {
   copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes);
 }
-test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
-bool reaches(int from, int to) { return from == to || can_access_peer(from, to); }
+test::bytes_of_host read(void const* from) {
+  return test::read_back(from, bytes, 0);
+}
+bool reaches(int from, int to) {
+  return from == to || can_access_peer(from, to);
+}
 
 WEIR_ROLE(reads_on_every_device) {
   auto const m = machine_here();
@@ -30,7 +35,8 @@ WEIR_ROLE(reads_on_every_device) {
   imported_buffer const b = line.receive(0);
   ASSERT_EQ(read(b.data()), test::pattern(bytes, 1));
   for (int d = 1; d < std::min(2, device_count()); ++d) {
-    if (!reaches(d, 0)) continue;
+    if (!reaches(d, 0))
+      continue;
     line.signal(static_cast<std::uint64_t>(d), default_stream(0));  // asks for memory of this device
     imported_buffer const again = line.receive(d);
     ASSERT_EQ(again.data(), b.data()) << "mapped once";
@@ -58,19 +64,23 @@ TEST(this_machine, another_process_reads_all_and_writes_back) {
 }
 
 constexpr int of_a_pool = 20;
-std::size_t size_of(int i) { return std::size_t(i) * 40'000 + 8; }
+std::size_t size_of(int i) {
+  return std::size_t(i) * 40'000 + 8;
+}
 
 WEIR_ROLE(reads_a_pool) {
   auto const m = machine_here();
   std::vector<imported_buffer> all;
-  for (int i = 0; i < of_a_pool; ++i) all.push_back(line.receive(0));
+  for (int i = 0; i < of_a_pool; ++i)
+    all.push_back(line.receive(0));
   ASSERT_EQ(m->get().part<peer::imports>().mapped(), 1u);
   for (int i = 0; i < of_a_pool; ++i) {
     auto const& b = all[std::size_t(i)];
     ASSERT_EQ(test::read_back(b.data(), b.size(), 0), test::pattern(size_of(i), std::uint64_t(i) + 20)) << i;
     copy(default_stream(0), b.data(), test::pattern(size_of(i), std::uint64_t(i) + 50).data(), b.size(), blocking::yes);
   }
-  for (int i = 0; i < of_a_pool; i += 2) all[std::size_t(i)].release(default_stream(0));
+  for (int i = 0; i < of_a_pool; i += 2)
+    all[std::size_t(i)].release(default_stream(0));
   line.signal(1, default_stream(0));
   (void)line.wait();
   ::kill(::getpid(), SIGKILL);

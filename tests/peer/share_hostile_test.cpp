@@ -92,7 +92,8 @@ TEST_F(hostile_peer, does_not_take_the_place_of_anothers_memory) {
 TEST_F(hostile_peer, does_not_make_anothers_messages_stale) {
   auto its = test::caught(b);
   EXPECT_EQ(answer_to(test::lent_under_names_of(its.what, std::move(its.memory))), "taken");
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(read(honest().data()), test::pattern(some_bytes, 1));
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(read(honest().data()), test::pattern(some_bytes, 1));
 }
 
 TEST_F(hostile_peer, does_not_make_anothers_buffers_smaller) {
@@ -138,8 +139,10 @@ TEST_F(hostile_peer, that_is_silent_on_a_loan_is_still_an_importer) {
 TEST_F(hostile_peer, with_a_loan_that_is_no_socket_is_refused) {
   int both[2];
   for (bool const pipe : {true, false}) {
-    if (pipe) ASSERT_EQ(::pipe2(both, O_CLOEXEC), 0);
-    else ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both), 0);
+    if (pipe)
+      ASSERT_EQ(::pipe2(both, O_CLOEXEC), 0);
+    else
+      ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both), 0);
     owned_file const other(both[0]);
     auto its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
     its.life = owned_file(both[1]);
@@ -184,7 +187,8 @@ TEST_F(hostile_peer, that_floods_a_loan_leaves_no_descriptor) {
   taken.reset();
   test::raw_end const owner(::dup(mine.owners_end.get()));
   while (owner.send(std::as_bytes(std::span("l", 1)), files)) {}
-  for (int i = 0; i < 3; ++i) (void)honest();  // each call looks at importers that are done
+  for (int i = 0; i < 3; ++i)
+    (void)honest();  // each call looks at importers that are done
   EXPECT_EQ(b.importers(), 2);
   EXPECT_EQ(test::open_files() - before, 11)
       << "two raw ends; its memory and loan, at both ends and in the machine; one for each honest sending";
@@ -197,7 +201,8 @@ TEST_F(hostile_peer, may_send_more_than_descriptors) {
   auto const [mine, other] = os::make_sockets();
   for (int const option : {SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP}) {
     int const yes = 1;
-    for (int const end : {mine, other}) EXPECT_EQ(::setsockopt(end, SOL_SOCKET, option, &yes, sizeof yes), 0);
+    for (int const end : {mine, other})
+      EXPECT_EQ(::setsockopt(end, SOL_SOCKET, option, &yes, sizeof yes), 0);
   }
   constexpr int with_pidfd = 76;  // SO_PASSPIDFD, since Linux 6.5: each message brings a descriptor of the sender
   int const yes = 1;

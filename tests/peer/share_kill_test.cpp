@@ -18,11 +18,15 @@ namespace {
 using namespace std::chrono_literals;
 constexpr std::size_t bytes = 100'000;
 constexpr std::uint64_t rounds = 3;
-simulated small() { return {.devices = 2, .memory = 64_MiB}; }
+simulated small() {
+  return {.devices = 2, .memory = 64_MiB};
+}
 void write(void* to, std::uint64_t salt) {
   copy(default_stream(0), to, test::pattern(bytes, salt).data(), bytes, blocking::yes);
 }
-test::bytes_of_host read(void const* from) { return test::read_back(from, bytes, 0); }
+test::bytes_of_host read(void const* from) {
+  return test::read_back(from, bytes, 0);
+}
 test::bytes_of_host read_by_another(void const* from) {
   buffer const mine(bytes, {.on = 1});
   copy(default_stream(1), mine.data(), from, bytes);
@@ -35,7 +39,8 @@ template <class Again>
 void own(share_channel& line, Again again) {
   share_pool pool({.handle_bytes = 2_MiB});
   exportable_buffer ring[2] = {exportable_buffer(bytes), pool.allocate(bytes)};
-  for (auto const& b : ring) again([&] { line.send(b, default_stream(0)); });
+  for (auto const& b : ring)
+    again([&] { line.send(b, default_stream(0)); });
   for (std::uint64_t r = 0; r < rounds; ++r) {
     write(ring[r % 2].data(), r);
     event written;
@@ -65,12 +70,14 @@ void own(share_channel& line, Again again) {
 template <class Again>
 void look(share_channel& line, Again again) {
   imported_buffer ring[2];
-  for (int k : {0, 1}) again([&] { ring[k] = line.receive(k); });
+  for (int k : {0, 1})
+    again([&] { ring[k] = line.receive(k); });
   for (std::uint64_t r = 0; r < rounds; ++r) {
     std::uint64_t heard = 0;
     again([&] { heard = line.wait(); });
     ASSERT_EQ(heard, r);
-    if (r == 2) (void)enable_peer_access(ring[0].data<char>(), 1);
+    if (r == 2)
+      (void)enable_peer_access(ring[0].data<char>(), 1);
     ASSERT_EQ(r ? read_by_another(ring[r % 2].data()) : read(ring[0].data()), test::pattern(bytes, r));
     again([&] { line.signal(r, default_stream(0)); });
   }
@@ -96,7 +103,8 @@ std::atomic<std::uint64_t> calls{0};
 std::uint64_t fatal_call = 0;
 int fatal_signal = 0;
 void one_more() noexcept {
-  if (++calls == fatal_call) ::kill(::getpid(), fatal_signal);
+  if (++calls == fatal_call)
+    ::kill(::getpid(), fatal_signal);
 }
 
 class counter final : public driver::fault_injector::watcher {
@@ -117,8 +125,12 @@ void meet(share_channel& line, void (*play)(share_channel&)) {
   line.signal(calls, default_stream(0));
 }
 constexpr auto once = [](auto call) { call(); };
-WEIR_ROLE(owner) { meet(line, [](share_channel& l) { own(l, once); }); }
-WEIR_ROLE(importer) { meet(line, [](share_channel& l) { look(l, once); }); }
+WEIR_ROLE(owner) {
+  meet(line, [](share_channel& l) { own(l, once); });
+}
+WEIR_ROLE(importer) {
+  meet(line, [](share_channel& l) { look(l, once); });
+}
 
 // // The process that goes on
 // ----------------------------------------------------------------------------------
@@ -132,8 +144,8 @@ struct mishap {
 };
 
 struct outcome {
-  bool gone = false;         // it got peer_disconnected
-  std::uint64_t calls = 0;   // of the other process, to its end
+  bool gone = false;        // it got peer_disconnected
+  std::uint64_t calls = 0;  // of the other process, to its end
 };
 
 outcome play(mishap const& m, std::uint64_t at) {
@@ -155,8 +167,10 @@ outcome play(mishap const& m, std::uint64_t at) {
       FAIL() << "nothing for 500 leases";
     };
     try {
-      if (m.who == std::string_view("owner")) look(other.line(), again);
-      else own(other.line(), again);
+      if (m.who == std::string_view("owner"))
+        look(other.line(), again);
+      else
+        own(other.line(), again);
       again([&] { out.calls = other.line().wait(); });
       other.tell(SIGCONT);
       EXPECT_EQ(other.end(), at == 0 || m.signal == SIGSTOP ? "exit 0" : "signal 9");
@@ -187,7 +201,8 @@ TEST_P(a_process, at_any_of_its_calls_leaves_the_other_whole) {
     SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(all) + "; WEIR_TEST_SEED=" + std::to_string(k));
     auto const out = play(GetParam(), k);
     EXPECT_TRUE(!out.gone || GetParam().signal == SIGKILL);
-    if (HasFailure()) return;
+    if (HasFailure())
+      return;
   }
 }
 

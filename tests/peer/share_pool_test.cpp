@@ -22,7 +22,9 @@ void expect_sums(share_pool const& p) {
   auto const n = p.statistics();
   EXPECT_EQ(n.reserved, n.allocated + n.held + n.cached + n.lost);
 }
-std::size_t size_of(int i) { return std::size_t(1 + i * 977 % 9000); }
+std::size_t size_of(int i) {
+  return std::size_t(1 + i * 977 % 9000);
+}
 
 // Bytes -----------------------------------------------------------------------------------------------------
 
@@ -31,7 +33,8 @@ constexpr int many = 200;
 WEIR_ROLE(reads_all_of_a_pool) {
   test::machine m(small());
   std::vector<imported_buffer> all;
-  for (int i = 0; i < many; ++i) all.push_back(line.receive());
+  for (int i = 0; i < many; ++i)
+    all.push_back(line.receive());
   ASSERT_EQ(m.get().part<peer::imports>().mapped(), 1u);
   for (int i = 0; i < many; ++i) {
     auto const& b = all[std::size_t(i)];
@@ -56,7 +59,8 @@ TEST(a_pool, has_many_buffers_in_one_handle_mapped_once) {
   }
   EXPECT_EQ(pool.statistics().handles, 1u);
   EXPECT_EQ(pool.statistics().buffers, std::size_t(many));
-  for (auto const& b : all) other.line().send(b, default_stream(0));
+  for (auto const& b : all)
+    other.line().send(b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 7u);
   for (int i = 0; i < many; ++i)
     EXPECT_EQ(read(all[std::size_t(i)].data(), size_of(i)), test::pattern(size_of(i), std::uint64_t(i) + 1000)) << i;
@@ -69,11 +73,13 @@ TEST(a_pool, takes_the_tightest_fit_then_the_oldest_handle) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});
   std::vector<exportable_buffer> all;
-  for (std::size_t i = 0; i < 600; ++i) all.push_back(pool.allocate(std::size_t{8192}));  // of three handles
+  for (std::size_t i = 0; i < 600; ++i)
+    all.push_back(pool.allocate(std::size_t{8192}));  // of three handles
   ASSERT_GE(pool.statistics().handles, 3u);
   auto const at = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(all[i].data()); };
   auto const two_wide = at(300), three_wide = at(20), one_wide = at(560), as_wide = at(100);
-  for (std::size_t const i : {20, 21, 22, 300, 301, 560, 100}) all[i].reset();
+  for (std::size_t const i : {20, 21, 22, 300, 301, 560, 100})
+    all[i].reset();
   synchronize(device(0));
   (void)pool.statistics();  // looks at returned memory
   auto const take = [&](std::size_t bytes) {
@@ -266,7 +272,8 @@ simulated seeded(std::uint64_t seed, std::size_t memory) {
 void work_on(exportable_buffer const& b, stream_ref s) {
   b.record_stream(s);
   auto* const at = b.data<std::byte>();
-  for (int i = 0; i < 3; ++i) parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
+  for (int i = 0; i < 3; ++i)
+    parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
 }
 
 // Before it refuses, the pool waits for this process's own work, as the device's allocator does.
@@ -277,7 +284,8 @@ TEST(a_pool, waits_for_work_on_returned_memory_first) {
     stream const s(device(0)), t(device(0));
     for (int i = 0; i < 4; ++i) {
       exportable_buffer const a = pool.allocate(s, 2_MiB), b = pool.allocate(t, 1_MiB), c = pool.allocate(s, 1_MiB);
-      for (auto const* one : {&a, &b, &c}) work_on(*one, i % 2 ? s : t);
+      for (auto const* one : {&a, &b, &c})
+        work_on(*one, i % 2 ? s : t);
     }
     exportable_buffer const first = pool.allocate(2_MiB), second = pool.allocate(2_MiB);
     EXPECT_THROW((void)pool.allocate(1), out_of_memory) << "these live";
@@ -427,34 +435,42 @@ TEST(a_pool, keeps_all_bytes_and_its_books_in_order) {
     auto const books = m.get().part<peer::exports>().pools().at(0);
     std::vector<std::pair<exportable_buffer, bytes_of>> live;
     std::vector<std::pair<imported_buffer, bytes_of>> open;
-    auto const pick = [&](auto& all) -> auto& { return std::swap(all[below(all.size())], all.back()), all.back(); };
+    auto const pick = [&](auto& all) -> auto& {
+      return std::swap(all[below(all.size())], all.back()), all.back();
+    };
     for (int step = 0; step < 150 && !HasFailure(); ++step) {
       switch (below(6)) {
         case 0:
         case 1:
-        case 2: try {
+        case 2:
+          try {
             bytes_of const its{1 + below(below(4) ? 5000 : std::size_t{1} << 20), seed * 1000 + std::uint64_t(step)};
             live.emplace_back(pool.allocate(its.size), its);
             write(live.back().first.data(), test::pattern(its.size, its.salt));
           } catch (out_of_memory const&) {}
           break;
         case 3:
-          if (live.empty()) break;
+          if (live.empty())
+            break;
           pick(live).second.expect_at(live.back().first.data());
           live.pop_back();
           break;
         case 4:
-          if (live.empty()) break;
+          if (live.empty())
+            break;
           here.send(pick(live).first, default_stream(0));
           open.emplace_back(there.receive(), live.back().second);
           break;
         default:
-          if (below(20) == 0) pool.trim();
-          if (open.empty()) break;
+          if (below(20) == 0)
+            pool.trim();
+          if (open.empty())
+            break;
           pick(open).second.expect_at(open.back().first.data());
           open.pop_back();
       }
-      for (auto const& w : books->validate()) ADD_FAILURE() << "step " << step << ": " << w;
+      for (auto const& w : books->validate())
+        ADD_FAILURE() << "step " << step << ": " << w;
     }
     open.clear();
     live.clear();
@@ -479,16 +495,19 @@ TEST(threads_of_one_pool, see_their_own_messages) {
         auto const bytes = test::pattern(20'000, salt);
         copy(s, b.data(), bytes.data(), bytes.size());
         here.send(b, s);
-        if (round % 2) b.reset();
+        if (round % 2)
+          b.reset();
         auto o = there.receive();
         test::bytes_of_host seen(20'000);
         copy(s, seen.data(), o.data(), seen.size());
         ASSERT_EQ(seen, bytes) << "thread " << t << ", round " << round;
-        if (round % 3) o.release(s);
+        if (round % 3)
+          o.release(s);
       }
     });
   }
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
   expect_sums(pool);
   EXPECT_EQ(pool.statistics().allocated, 0u);
   EXPECT_LE(m.get().part<peer::imports>().mapped(), pool.statistics().handles)

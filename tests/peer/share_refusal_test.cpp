@@ -60,9 +60,17 @@ TEST_F(refusals, name_the_error) {
     return answer(c);
   };
   EXPECT_NE(with([](auto& c) { c.what.magic = 1; }).find("foreign"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.what.version = 9; c.sealed(); }).find("version 9"), std::string::npos);
+  EXPECT_NE(with([](auto& c) {
+              c.what.version = 9;
+              c.sealed();
+            }).find("version 9"),
+            std::string::npos);
   EXPECT_NE(with([](auto& c) { c.what.bytes = 1; }).find("checksum"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.what.bytes = c.what.handle_bytes + 1; c.sealed(); }).find("sizes"), std::string::npos);
+  EXPECT_NE(with([](auto& c) {
+              c.what.bytes = c.what.handle_bytes + 1;
+              c.sealed();
+            }).find("sizes"),
+            std::string::npos);
   EXPECT_NE(with([](auto& c) {
               c.what.offset = c.what.handle_bytes - c.what.bytes + 1;
               c.sealed();
@@ -156,7 +164,8 @@ TEST_F(refusals, of_a_repeated_message_but_not_of_a_late_one) {
   EXPECT_EQ(answer(third), "taken");
   EXPECT_EQ(answer(first), "taken") << "over another line, say";
   EXPECT_EQ(answer(second), "taken");
-  for (auto const* c : {&first, &second, &third}) EXPECT_NE(answer(*c).find("stale"), std::string::npos);
+  for (auto const* c : {&first, &second, &third})
+    EXPECT_NE(answer(*c).find("stale"), std::string::npos);
 }
 
 TEST_F(refusals, of_a_handle_of_another_size) {
@@ -237,7 +246,8 @@ TEST_F(refusals, of_sockets_that_are_none) {
   int both[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
   EXPECT_THROW(share_channel{both[0]}, invalid_use);
-  for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
+  for (int f : both)
+    EXPECT_EQ(::close(f), 0) << "still ours";
 }
 
 TEST_F(refusals, of_moved_lines_and_of_negative_leases) {
@@ -300,7 +310,8 @@ struct watched_neighbours : neighbours {
   watched_neighbours() : neighbours(options{.check_races = true}) {}
   static std::uint64_t races() {
     std::uint64_t all = 0;
-    for (auto const& r : race_reports()) all += r.times;
+    for (auto const& r : race_reports())
+      all += r.times;
     return all;
   }
 };
@@ -361,7 +372,8 @@ TEST_F(neighbours, are_not_reached_by_an_overlong_collective) {
               std::string::npos);
   }
   EXPECT_EQ(driver.calls_so_far(), calls_before) << "the driver is not asked first";
-  for (auto* const p : {x.data(), first.data()}) EXPECT_NO_THROW(ranks[0].all_reduce({p, 1000, uint8}));
+  for (auto* const p : {x.data(), first.data()})
+    EXPECT_NO_THROW(ranks[0].all_reduce({p, 1000, uint8}));
   synchronize(0);
 }
 

@@ -69,7 +69,8 @@ TEST(opened_memory, that_ended_beside_a_capture_is_released_later) {
     EXPECT_TRUE(kept.ok()) << "the capture was spoiled";
     EXPECT_EQ(its.theirs.importers(), before) << "work may still use it";
     imported_buffer().reset();
-    if (one == &its.o) continue;
+    if (one == &its.o)
+      continue;
     (void)its.open();  // any later one releases what waits
     EXPECT_EQ(its.theirs.importers(), 0);
   }
@@ -121,8 +122,15 @@ TEST(a_signal, comes_after_the_work_before_it) {
   std::atomic<bool> opened{false};
   {
     test::held gate(m, s);
-    auto sends = std::async(std::launch::async, [&] { runtime_guard const in(m.own); here.signal(5, s); });
-    heard = std::async(std::launch::async, [&] { auto const n = there.wait(); EXPECT_TRUE(opened); return n; });
+    auto sends = std::async(std::launch::async, [&] {
+      runtime_guard const in(m.own);
+      here.signal(5, s);
+    });
+    heard = std::async(std::launch::async, [&] {
+      auto const n = there.wait();
+      EXPECT_TRUE(opened);
+      return n;
+    });
     opened = true;
     gate.open();
     sends.get();
@@ -199,7 +207,9 @@ TEST(an_import, goes_when_its_owner_has_it_no_more) {
   EXPECT_EQ(imports.mapped(), 1u);
 }
 
-std::ptrdiff_t open_files() { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); }
+std::ptrdiff_t open_files() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
 
 TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   struct counter final : driver::fault_injector::watcher {
@@ -241,7 +251,8 @@ TEST(shared_memory, sent_often_keeps_few_descriptors) {
   for (int i = 0; i < 60; ++i) {
     here.send(b, default_stream(0));
     there.receive().release(default_stream(0));
-    if (i == 0) before = open_files();
+    if (i == 0)
+      before = open_files();
   }
   EXPECT_LE(open_files() - before, 10);
   EXPECT_EQ(b.importers(), 1) << "its loan is not over";
@@ -349,7 +360,8 @@ TEST(shared_memory, serves_the_next_when_its_streams_are_done) {
     test::held gate(m, s);
     exportable_buffer b = named ? exportable_buffer(s, some_bytes) : exportable_buffer(some_bytes);
     void* const at = b.data();
-    if (!named) b.record_stream(s);
+    if (!named)
+      b.record_stream(s);
     b.reset();
     EXPECT_NE(exportable_buffer(some_bytes).data(), at) << named;
     gate.open();
@@ -391,7 +403,8 @@ TEST(the_checker, has_nothing_against_streams_that_were_recorded) {
     fill(b.data(), std::byte{1}, some_bytes);
   }
   synchronize(0);
-  for (auto const& f : race_reports()) ADD_FAILURE() << f.text;
+  for (auto const& f : race_reports())
+    ADD_FAILURE() << f.text;
 }
 
 WEIR_ROLE(sends_and_is_killed) {

@@ -27,7 +27,8 @@ void on_all_threads(test::machine& m, std::function<void(int)> const& body) {
       body(t);
     });
   }
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
 }
 
 TEST(threads_that_share, see_their_own_messages) {
@@ -42,13 +43,15 @@ TEST(threads_that_share, see_their_own_messages) {
       exportable_buffer b(bytes);
       fill(b.data(), value, bytes);
       here.send(b, s);
-      if (round % 2) b.reset();  // in transit
+      if (round % 2)
+        b.reset();  // in transit
       auto o = there.receive();
       copy(s, host.data(), o.data(), bytes);
       auto const seen = host.host<std::byte>();
       ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [&](std::byte x) { return x == value; }))
           << "thread " << t << ", round " << round;
-      if (round % 3) o.release(s);
+      if (round % 3)
+        o.release(s);
     }
   });
   EXPECT_LE(m.get().part<peer::imports>().mapped(), std::size_t{threads} * 4);
@@ -65,7 +68,8 @@ TEST(threads_that_share, map_memory_once_for_all) {
   }
   std::vector<imported_buffer> opened(threads);
   on_all_threads(m, [&](int t) { opened[std::size_t(t)] = all[std::size_t(t)].second.receive(); });
-  for (auto const& o : opened) EXPECT_EQ(o.data(), opened[0].data());
+  for (auto const& o : opened)
+    EXPECT_EQ(o.data(), opened[0].data());
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
   EXPECT_EQ(b.importers(), threads);
   on_all_threads(m, [&](int t) { opened[std::size_t(t)].reset(); });
@@ -92,7 +96,8 @@ TEST(threads_that_share, find_all_of_it_open_to_peers) {
           ASSERT_TRUE(its && its->readers >> d & 1) << "gpu:" << d;
         }
       }
-      if (round % 7 == t) (void)spare();
+      if (round % 7 == t)
+        (void)spare();
     }
   });
 }

@@ -17,7 +17,8 @@ using namespace weir;
 using namespace weir::test;
 
 TEST(simulation, a_machine_with_gpus_is_no_simulation) {
-  if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPUs: " << runtime::current().description();
+  if (runtime::current().is_simulated())
+    GTEST_SKIP() << "no GPUs: " << runtime::current().description();
   EXPECT_NE(refusal<invalid_use>([] { simulation::of(runtime::current()); }).find("simulation::of"), std::string::npos);
 }
 
@@ -28,7 +29,8 @@ TEST(simulation, equal_seeds_and_calls_give_equal_hashes) {
     EXPECT_EQ(simulation::of(machine).seed(), seed);
     buffer const b(64);
     std::vector<std::byte> host(64);
-    for (int i = 0; i < copies; ++i) copy(b.data(), host.data(), host.size());
+    for (int i = 0; i < copies; ++i)
+      copy(b.data(), host.data(), host.size());
     synchronize();
     return simulation::of(machine).trace_hash();
   };
@@ -91,7 +93,8 @@ class crowded {
   }
   ~crowded() {
     for (auto const& [at, bytes] : pages_) {
-      if (bytes) ::munmap(at, bytes);
+      if (bytes)
+        ::munmap(at, bytes);
     }
   }
 
@@ -158,7 +161,8 @@ TEST(simulation, pending_refusals_can_be_cancelled) {
   copy(a.data(), b.data(), 64);
   EXPECT_NE(refusal<driver_error>([&] { copy(a.data(), b.data(), 64); }), "");
   EXPECT_FALSE(sim.cancel_failure(second)) << "it has been refused";
-  for (std::uint64_t k = 1; k < 5; ++k) sim.fail_call("any", k);
+  for (std::uint64_t k = 1; k < 5; ++k)
+    sim.fail_call("any", k);
   sim.clear_failures();
   copy(a.data(), b.data(), 64);
   synchronize();
@@ -171,8 +175,7 @@ TEST(simulation, a_capture_out_of_turn_is_refused) {
   simulated_stream theirs(0);
   EXPECT_NE(refusal<error>([&] { theirs.end_capture(); }).find("simulated_stream::end_capture"), std::string::npos);
   theirs.begin_capture();
-  EXPECT_NE(refusal<error>([&] { theirs.begin_capture(); }).find("simulated_stream::begin_capture"),
-            std::string::npos);
+  EXPECT_NE(refusal<error>([&] { theirs.begin_capture(); }).find("simulated_stream::begin_capture"), std::string::npos);
   theirs.end_capture();
 }
 

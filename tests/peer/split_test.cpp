@@ -30,7 +30,8 @@ TEST(split, makes_groups_by_color_in_order_of_key) {
       EXPECT_EQ(part->rank(), reversed ? members - 1 - place : place);
       EXPECT_EQ(part->device().index(), c.device().index());
       int want = 0;
-      for (int r = color; r < n; r += 2) want += r + 1;
+      for (int r = color; r < n; r += 2)
+        want += r + 1;
       EXPECT_EQ(sum_of(*part, c.rank() + 1), want);
       EXPECT_EQ(sum_of(c, 1), n) << "the parent works on";
       c.barrier();
@@ -61,7 +62,8 @@ TEST(split, parts_outlive_their_parent_and_can_be_split) {
     auto ranks = communicator::create_all(first_devices(4));
     std::vector<std::optional<communicator>> got(4);
     on_each(machine, ranks, [&](communicator& c) { got[static_cast<std::size_t>(c.rank())] = c.split(c.rank() / 2); });
-    for (auto& one : got) halves.push_back(std::move(*one));
+    for (auto& one : got)
+      halves.push_back(std::move(*one));
   }
   on_each(machine, halves, [](communicator& c) {
     EXPECT_EQ(sum_of(c, 1), 2);
@@ -107,8 +109,10 @@ TEST(split, ends_with_an_abort_or_a_missing_rank) {
     auto said =
         std::async(std::launch::async, [&] { return refusal<std::exception>([&] { (void)ranks[0].split(0); }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (aborts) ranks[1].abort();
-    else ranks.pop_back();
+    if (aborts)
+      ranks[1].abort();
+    else
+      ranks.pop_back();
     std::string const text = said.get();
     EXPECT_NE(text.find(aborts ? "rank 1 aborted" : "rank 1's communicator is destroyed"), std::string::npos) << text;
   }

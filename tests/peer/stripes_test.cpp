@@ -36,7 +36,8 @@ struct rig {
     copy(s, back.data(), on_gpu.data(), n);
   }
   void expect_valid() {
-    for (int d = 0; d < m.get().device_count(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+    for (int d = 0; d < m.get().device_count(); ++d)
+      EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
     EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
   }
@@ -61,13 +62,15 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
       << "too small to be worth it";
   r.round();
   EXPECT_EQ(r.came(), r.bytes);
-  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes);
+  for (int d : {1, 2})
+    EXPECT_EQ(r.held_by(d), lane_bytes);
   for (int i = 0; i < 3; ++i) {
     r.forget();
     r.round();
     EXPECT_EQ(r.came(), r.bytes);
   }
-  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes) << "copies of one stream use the same lanes";
+  for (int d : {1, 2})
+    EXPECT_EQ(r.held_by(d), lane_bytes) << "copies of one stream use the same lanes";
   EXPECT_EQ(race_reports().size(), 0u);
   r.expect_valid();
 }
@@ -78,11 +81,13 @@ TEST(stripes, a_pool_sleeps_and_wakes_over_lent_links) {
   void* const at = model.allocate(r.s, n);
   copy(r.s, at, r.there.data(), n);
   model.sleep(), model.wake();
-  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), 0u) << "nothing is lent";
+  for (int d : {1, 2})
+    EXPECT_EQ(r.held_by(d), 0u) << "nothing is lent";
   {
     link_sharing_guard const lent(others);
     model.sleep();
-    for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes) << "from one handle";
+    for (int d : {1, 2})
+      EXPECT_EQ(r.held_by(d), lane_bytes) << "from one handle";
     model.wake();
     model.sleep();
   }
@@ -108,7 +113,8 @@ TEST(stripes, lanes_are_made_before_a_wake_begins) {
   }
   link_sharing_guard const lent(others);
   model.wake();
-  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes);
+  for (int d : {1, 2})
+    EXPECT_EQ(r.held_by(d), lane_bytes);
   copy(r.s, r.back.data(), at, n);
   EXPECT_EQ(r.came(), r.bytes);
   deallocate(at);
@@ -130,7 +136,8 @@ TEST(stripes, a_refused_call_leaves_a_pool_whole) {
       } catch (error const&) {}
     }
     failed = !r.m.control().cancel_failure(number);
-    if (model.is_asleep()) model.wake();
+    if (model.is_asleep())
+      model.wake();
     r.forget();
     copy(r.s, r.back.data(), at, n);
     ASSERT_EQ(r.came(), r.bytes) << "call " << k;
@@ -210,7 +217,8 @@ TEST(stripes, lanes_no_longer_lent_give_way_to_others) {
     }
     EXPECT_EQ(r.held_by(1), peer::stripes::most_copies * lane_bytes);
     gates.clear();
-    for (stream const& s : all) s.synchronize();
+    for (stream const& s : all)
+      s.synchronize();
   }
   device const other[] = {2};
   link_sharing_guard const lent(other);
@@ -339,7 +347,8 @@ TEST(stripes, any_call_refused_leaves_a_repeatable_copy) {
   link_sharing_guard const lent(one);
   r.round();
   for (std::uint64_t k = 1; refuse_one(r, k, absorbed); k += stride) {
-    if (testing::Test::HasFailure()) return;
+    if (testing::Test::HasFailure())
+      return;
   }
   EXPECT_GT(absorbed, stride > 1 ? 1 : 10) << "a lane that refuses is left out";
 }
@@ -351,7 +360,8 @@ TEST(stripes, refused_lanes_leave_the_direct_path) {
     rig r({.devices = 2, .memory = 256_MiB});
     link_sharing_guard const lent(one);
     refuse_one(r, k, absorbed);
-    if (testing::Test::HasFailure()) return;
+    if (testing::Test::HasFailure())
+      return;
   }
   EXPECT_GT(absorbed, stride > 1 ? 0 : 5);
 }

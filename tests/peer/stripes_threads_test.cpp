@@ -38,9 +38,11 @@ TEST(stripes, concurrent_copies_get_their_bytes_and_share_lanes) {
       }
     });
   }
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
   for (auto const& one : failed) {
-    if (one) std::rethrow_exception(one);
+    if (one)
+      std::rethrow_exception(one);
   }
   for (int d : {1, 2}) {
     auto const held = static_cast<std::size_t>(m.memory(d).statistics().allocated_bytes.all.current);
@@ -48,7 +50,8 @@ TEST(stripes, concurrent_copies_get_their_bytes_and_share_lanes) {
     EXPECT_LE(held, peer::stripes::most_copies * lane_bytes);
     EXPECT_EQ(held % lane_bytes, 0u);
   }
-  for (int d = 0; d < 3; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+  for (int d = 0; d < 3; ++d)
+    EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
   EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{});
   EXPECT_EQ(m.clocks().validate(), std::vector<std::string>{});
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});

@@ -13,7 +13,9 @@ namespace {
 
 using namespace test;
 
-int ranks_here() { return std::min(4, device_count()); }
+int ranks_here() {
+  return std::min(4, device_count());
+}
 elements values(dtype type, int rank, std::int64_t count, std::int64_t first = 0) {
   return encode(type, values_of(count, [&](std::int64_t i) { return brought(type, rank, first + i); }));
 }
@@ -22,7 +24,8 @@ device_span all_of(buffer const& b, dtype type = int32) {
 }
 
 TEST(transfer, brings_every_count_and_type) {
-  if (ranks_here() < 2) GTEST_SKIP() << "one device";
+  if (ranks_here() < 2)
+    GTEST_SKIP() << "one device";
   constexpr dtype types[] = {float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64, boolean};
   for (int n = 2; n <= ranks_here(); ++n) {
     auto ranks = communicator::create_all(first_devices(n));
@@ -52,7 +55,8 @@ TEST(transfer, brings_every_count_and_type) {
 
 // Neither half waits for the other: no rank calls first.
 TEST(transfer, rings_and_exchanges_complete) {
-  if (ranks_here() < 2) GTEST_SKIP() << "one device";
+  if (ranks_here() < 2)
+    GTEST_SKIP() << "one device";
   for (int n = 2; n <= ranks_here(); ++n) {
     auto ranks = communicator::create_all(first_devices(n));
     on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -64,7 +68,8 @@ TEST(transfer, rings_and_exchanges_complete) {
         EXPECT_EQ(to_host(held.data(), held.size()), values(float32, (c.rank() + n - 1 - step) % n, 1000));
       }
       int const other = c.rank() ^ 1;  // two that send each other unequal counts and types
-      if (other >= n) return;
+      if (other >= n)
+        return;
       auto const count = [](int rank) { return rank % 2 ? 33 : 5; };
       auto const type = [](int rank) { return rank % 2 ? int8 : float64; };
       buffer const mine = to_device(values(type(c.rank()), c.rank(), count(c.rank()))),
@@ -107,7 +112,8 @@ struct played {
       call const& it = all[k];
       auto const mine = [&](int r) { return values(int32, r, it.count, static_cast<std::int64_t>(k)); };
       buffers& b = of.emplace_back();
-      if (it.kind == 0 || it.from == rank || it.kind == 2) b.in = to_device(mine(rank));
+      if (it.kind == 0 || it.from == rank || it.kind == 2)
+        b.in = to_device(mine(rank));
       if (it.kind == 0) {
         b.want = encode(int32, values_of(it.count, [&](std::int64_t i) {
                           return reduced(int32, reduce_op::sum, n, i + static_cast<std::int64_t>(k));
@@ -121,11 +127,16 @@ struct played {
   void make(communicator& c, std::vector<call> const& all, std::size_t k) const {
     call const& it = all[k];
     int const other = c.rank() == it.from ? it.to : it.from;
-    if (it.kind == 0) c.all_reduce(all_of(of[k].in));
-    else if (c.rank() != it.from && c.rank() != it.to) return;
-    else if (it.kind == 2) c.send_receive(all_of(of[k].in), other, all_of(of[k].out), other);
-    else if (c.rank() == it.from) c.send(all_of(of[k].in), other);
-    else c.receive(all_of(of[k].out), other);
+    if (it.kind == 0)
+      c.all_reduce(all_of(of[k].in));
+    else if (c.rank() != it.from && c.rank() != it.to)
+      return;
+    else if (it.kind == 2)
+      c.send_receive(all_of(of[k].in), other, all_of(of[k].out), other);
+    else if (c.rank() == it.from)
+      c.send(all_of(of[k].in), other);
+    else
+      c.receive(all_of(of[k].out), other);
   }
   void check() const {
     for (std::size_t k = 0; k < of.size(); ++k) {
@@ -139,7 +150,8 @@ struct played {
 
 TEST(transfer, random_programs_do_as_the_host_computes) {
   int const n = ranks_here();
-  if (n < 2) GTEST_SKIP() << "one device";
+  if (n < 2)
+    GTEST_SKIP() << "one device";
   auto ranks = communicator::create_all(first_devices(n));
   for (std::uint64_t const seed : tests::seeds("transfers", 40)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
@@ -174,7 +186,8 @@ TEST(seeded_transfers, bring_the_same_under_every_seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
     for (std::size_t left = n * program.size(); left > 0;) {
       std::size_t const r = random() % n;
-      if (next[r] == program.size()) continue;
+      if (next[r] == program.size())
+        continue;
       device_guard const on(static_cast<int>(r));
       all[r].make(ranks[r], program, next[r]++);
       --left;
@@ -202,8 +215,10 @@ TEST(seeded_transfers, two_that_send_first_are_named) {
       blocks.emplace_back(64), blocks.emplace_back(64);
     }
     auto const block = [&](int rank, int k) { return all_of(blocks[static_cast<std::size_t>(2 * rank + k)]); };
-    for (int r : {0, 1}) ranks[static_cast<std::size_t>(r)].send(block(r, 0), 1 - r);
-    for (int r : {0, 1}) ranks[static_cast<std::size_t>(r)].receive(block(r, 1), 1 - r);
+    for (int r : {0, 1})
+      ranks[static_cast<std::size_t>(r)].send(block(r, 0), 1 - r);
+    for (int r : {0, 1})
+      ranks[static_cast<std::size_t>(r)].receive(block(r, 1), 1 - r);
     std::string said;
     try {
       current_stream(device(0)).synchronize();
@@ -211,9 +226,8 @@ TEST(seeded_transfers, two_that_send_first_are_named) {
       said = e.what();
     }
     EXPECT_EQ(race_reports().size(), 1u);
-    for (char const* const part :
-         {"rank 0's part of send of 16 int32 to rank 1 (transfer_test.cpp:",
-          "rank 1's part of receive of 16 int32 from rank 0 (transfer_test.cpp:", "a cycle"})
+    for (char const* const part : {"rank 0's part of send of 16 int32 to rank 1 (transfer_test.cpp:",
+                                   "rank 1's part of receive of 16 int32 from rank 0 (transfer_test.cpp:", "a cycle"})
       EXPECT_NE(said.find(part), std::string::npos) << part << "\n" << said;
     ranks[0].abort();
   }
@@ -229,8 +243,10 @@ TEST(transfer, a_captured_exchange_moves_bytes_at_each_launch) {
     stream_guard const on(s);
     buffer const in(400), out(400), first(400);
     graph step = graph::capture(s, [&] {
-      if (c.rank() == 0) c.send(all_of(in), 1);
-      if (c.rank() == 1) c.receive(all_of(first), 0);
+      if (c.rank() == 0)
+        c.send(all_of(in), 1);
+      if (c.rank() == 1)
+        c.receive(all_of(first), 0);
       c.send_receive(all_of(in), (c.rank() + 1) % n, all_of(out), (c.rank() + n - 1) % n);
     });
     for (int turn = 0; turn < 3; ++turn) {
@@ -261,26 +277,32 @@ TEST_F(sim_transfer, a_send_completes_after_its_receiver_has_come) {
 TEST_F(sim_transfer, one_that_does_not_fit_is_told_and_may_retry) {
   buffer const a = on(0, 1), b = on(1, 10);
   for (bool const sender_first : {true, false}) {
-    if (sender_first) ranks_[0].send(all_of(a), 1);
-    else ranks_[1].receive(all_of(b), 0);
+    if (sender_first)
+      ranks_[0].send(all_of(a), 1);
+    else
+      ranks_[1].receive(all_of(b), 0);
     auto const second = [&](std::int64_t count, dtype type) {
       return refusal<invalid_use>([&] {
-        if (sender_first) ranks_[1].receive({b.data(), count, type}, 0);
-        else ranks_[0].send_receive({a.data(), count, type}, 1, {}, 2);
+        if (sender_first)
+          ranks_[1].receive({b.data(), count, type}, 0);
+        else
+          ranks_[0].send_receive({a.data(), count, type}, 1, {}, 2);
       });
     };
     std::string const text = second(2, int32);
-    EXPECT_NE(text.find(sender_first
-                            ? "rank 1 calls receive of 2 int32 from rank 0 where rank 0 called send of 3 int32 to "
-                              "rank 1"
-                            : "rank 0 calls send of 2 int32 to rank 1 where rank 1 called receive of 3 int32 from "
-                              "rank 0"),
-              std::string::npos)
+    EXPECT_NE(
+        text.find(sender_first ? "rank 1 calls receive of 2 int32 from rank 0 where rank 0 called send of 3 int32 to "
+                                 "rank 1"
+                               : "rank 0 calls send of 2 int32 to rank 1 where rank 1 called receive of 3 int32 from "
+                                 "rank 0"),
+        std::string::npos)
         << text;
     EXPECT_NE(text.find("transfer_test.cpp"), std::string::npos) << text;
     EXPECT_NE(second(3, float32).find("float32"), std::string::npos);
-    if (sender_first) ranks_[1].receive(all_of(b), 0);
-    else ranks_[0].send(all_of(a), 1);
+    if (sender_first)
+      ranks_[1].receive(all_of(b), 0);
+    else
+      ranks_[0].send(all_of(a), 1);
     EXPECT_EQ(read(1, b), encode(int32, {1, 2, 3}));
   }
 }
@@ -311,8 +333,10 @@ TEST_F(sim_transfer, a_refused_part_changes_nothing) {
   buffer const a = on(0, 1), b = on(1, 10), c = on(1, 20), d = on(0, 30);
   for (int first : {0, 1}) {
     auto const call = [&](int rank) {
-      if (rank == 0) ranks_[0].send_receive(all_of(a), 1, all_of(d), 1);
-      else ranks_[1].send_receive(all_of(c), 0, all_of(b), 0);
+      if (rank == 0)
+        ranks_[0].send_receive(all_of(a), 1, all_of(d), 1);
+      else
+        ranks_[1].send_receive(all_of(c), 0, all_of(b), 0);
     };
     call(first);
     simulation::of(machine_).fail_call("enqueue", 1);

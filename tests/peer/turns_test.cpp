@@ -21,13 +21,16 @@ class shared_machine final : public driver::driver_front<shared_machine> {
   }
 };
 
-std::size_t reserved() { return static_cast<std::size_t>(memory_stats(0).reserved_bytes.all.current); }
+std::size_t reserved() {
+  return static_cast<std::size_t>(memory_stats(0).reserved_bytes.all.current);
+}
 
 // False: the memory stays for a long time.
 bool gives_back() {
   for (int tries = 0; tries < 1000; ++tries) {
     synchronize();
-    if (reserved() == 0) return true;
+    if (reserved() == 0)
+      return true;
     base::sleep_ns(10'000'000);
   }
   return false;
@@ -89,7 +92,8 @@ WEIR_ROLE(uses_nearly_all_in_turn) {
 
 TEST(turns, two_processes_on_one_gpu) {
   auto const m = gpus_that_give_back();
-  if (!m) GTEST_SKIP() << "no GPU";
+  if (!m)
+    GTEST_SKIP() << "no GPU";
   test::other_process other("uses_nearly_all_in_turn");
   ASSERT_EQ(other.line().wait(), 1u) << "its context is there";
   for (std::uint64_t i = 0; i < rounds; ++i) {

@@ -41,9 +41,11 @@ struct shape {
 
 void grouped(communicator& c, buffer const& x, bool fails, place at) {
   collective_group g(c);
-  if (fails && at == place::before_group_member) throw bug();
+  if (fails && at == place::before_group_member)
+    throw bug();
   g.all_reduce({x.data(), 1, int32});
-  if (fails && at == place::in_group) throw bug();
+  if (fails && at == place::in_group)
+    throw bug();
   g.all_reduce({x.data<std::byte>() + 4, 1, int32});
   g.end();
 }
@@ -53,27 +55,37 @@ void train(communicator& c, shape const& how) {
   stream const s;
   stream_guard const here(s);
   gradient_buckets b(c, {.bucket_bytes = 4096, .registered = how.registered});
-  for (int i = 0; i < gradients; ++i) b.add("w" + std::to_string(i), 1000);
+  for (int i = 0; i < gradients; ++i)
+    b.add("w" + std::to_string(i), 1000);
   b.build(s);
   buffer const x = to_device(encode(int32, {1, 2}));
   for (int step = 0; c.failure().empty(); ++step) {
     bool const fails = c.rank() == how.rank && step == 2;
     auto const here_is = [&](place p) { return fails && how.at == p; };
-    if (here_is(place::before_first)) throw bug();
+    if (here_is(place::before_first))
+      throw bug();
     auto const pass = [&] {
       for (int i = gradients - 1; i >= 0; --i) {
         b.mark_ready(i, s);
-        if (i == 2 && (here_is(place::between) || here_is(place::in_capture))) throw bug();
+        if (i == 2 && (here_is(place::between) || here_is(place::in_capture)))
+          throw bug();
       }
-      if (here_is(place::after_own)) throw bug();
+      if (here_is(place::after_own))
+        throw bug();
       b.finish(s);
     };
-    if (how.at == place::in_capture) graph::capture(s, pass).launch();
-    else pass();
-    if (how.at == place::in_group || how.at == place::before_group_member) grouped(c, x, fails, how.at);
-    if (here_is(place::after_step)) s.synchronize();
-    if (here_is(place::after_step) || here_is(place::at_barrier)) throw bug();
-    if (how.at == place::at_barrier) c.barrier();
+    if (how.at == place::in_capture)
+      graph::capture(s, pass).launch();
+    else
+      pass();
+    if (how.at == place::in_group || how.at == place::before_group_member)
+      grouped(c, x, fails, how.at);
+    if (here_is(place::after_step))
+      s.synchronize();
+    if (here_is(place::after_step) || here_is(place::at_barrier))
+      throw bug();
+    if (how.at == place::at_barrier)
+      c.barrier();
     s.synchronize();
   }
 }
@@ -107,9 +119,11 @@ std::chrono::milliseconds ends_after(int ranks, shape const& how, std::vector<st
   auto const from = thrown.get_future().get();
   std::promise<void> over;
   std::thread frees([&, until = over.get_future()] {  // a rank that hangs
-    if (until.wait_for(10 * most) == std::future_status::timeout) all[0].abort();
+    if (until.wait_for(10 * most) == std::future_status::timeout)
+      all[0].abort();
   });
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - from);
   over.set_value();
   frees.join();
@@ -121,9 +135,11 @@ bool leads_to(int thrower, int rank, std::vector<std::string> const& said) {
   auto const names = [&](int of, int other) {
     return said[static_cast<std::size_t>(of)].find("rank " + std::to_string(other)) != std::string::npos;
   };
-  if (names(rank, thrower)) return true;
+  if (names(rank, thrower))
+    return true;
   for (int between = 0; between < static_cast<int>(said.size()); ++between) {
-    if (between != rank && between != thrower && names(rank, between) && names(between, thrower)) return true;
+    if (between != rank && between != thrower && names(rank, between) && names(between, thrower))
+      return true;
   }
   return false;
 }
@@ -137,30 +153,39 @@ void expect_end(shape const& how) {
                             std::to_string(how.rank);
   EXPECT_LE(took, most) << where;
   for (int r = 0; r < ranks; ++r) {
-    if (r == how.rank) continue;
+    if (r == how.rank)
+      continue;
     EXPECT_TRUE(leads_to(how.rank, r, said)) << where << ": " << said[static_cast<std::size_t>(r)];
   }
 }
 
 // The communicator lives outside of the scope that the exception unwinds.
 TEST(unwinding, frees_every_rank_wherever_it_began) {
-  if (device_count() < 2) GTEST_SKIP() << "one device";
+  if (device_count() < 2)
+    GTEST_SKIP() << "one device";
   for (int const rank : {0, 1})
-    for (place const at : all_places) expect_end({.at = at, .rank = rank});
+    for (place const at : all_places)
+      expect_end({.at = at, .rank = rank});
 }
 TEST(unwinding, frees_ranks_whose_buckets_are_registered) {
-  if (device_count() < 2) GTEST_SKIP() << "one device";
-  for (place const at : all_places) expect_end({at, true});
+  if (device_count() < 2)
+    GTEST_SKIP() << "one device";
+  for (place const at : all_places)
+    expect_end({at, true});
 }
 TEST(unwinding, of_a_rank_with_its_communicator_frees_all) {
-  if (device_count() < 2) GTEST_SKIP() << "one device";
+  if (device_count() < 2)
+    GTEST_SKIP() << "one device";
   for (int const rank : {0, 1})
-    for (place const at : all_places) expect_end({.at = at, .owns = true, .rank = rank});
+    for (place const at : all_places)
+      expect_end({.at = at, .owns = true, .rank = rank});
 }
 // NCCL captures a collective only with one process for each GPU.
 TEST(unwinding, of_a_captured_step_frees_every_rank) {
-  if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
-  for (bool const owns : {false, true}) expect_end({place::in_capture, false, owns});
+  if (!runtime::current().is_simulated())
+    GTEST_SKIP() << "there are GPUs";
+  for (bool const owns : {false, true})
+    expect_end({place::in_capture, false, owns});
 }
 
 // The same exception on all ranks, as the end of the data is: no rank waits for one that has gone.
@@ -175,17 +200,21 @@ TEST(unwinding, of_all_ranks_leaves_the_communicator) {
         gradient_buckets b(c, {.bucket_bytes = 4096});
         b.add("w", 100);
         b.build();
-        for (int step = 0; step < round % 3; ++step) b.mark_ready(0, current_stream()), b.finish(current_stream());
+        for (int step = 0; step < round % 3; ++step)
+          b.mark_ready(0, current_stream()), b.finish(current_stream());
         synchronize();
         pause_at_random(random);
-        if (round % 2) throw bug();
+        if (round % 2)
+          throw bug();
         grouped(c, x, true, place::in_group);
       } catch (bug const&) {
         pause_at_random(random);
       }
-      if (round % 4 == 0) c.barrier();
+      if (round % 4 == 0)
+        c.barrier();
       c.all_reduce({x.data(), 1, int32});
-      if (round % 4 == 1) c.barrier();  // does not wait for the device
+      if (round % 4 == 1)
+        c.barrier();  // does not wait for the device
       ASSERT_EQ(to_host(x.data(), 4), encode(int32, {static_cast<double>(n)}));
     }
   });
@@ -205,10 +234,12 @@ class unwound_sim : public sim_ranks {
 // A rank that repeats the call before another waits for it has done no harm.
 TEST_F(unwound_sim, a_rank_that_calls_again_is_in_time) {
   std::vector<buffer> x;
-  for (int r = 0; r < 3; ++r) x.push_back(on(r, r));
+  for (int r = 0; r < 3; ++r)
+    x.push_back(on(r, r));
   for (int round = 0; round < 3; ++round) {
     unwind(1);
-    for (std::size_t const r : {1u, 0u, 2u}) ranks_[r].all_reduce({x[r].data(), 3, int32});
+    for (std::size_t const r : {1u, 0u, 2u})
+      ranks_[r].all_reduce({x[r].data(), 3, int32});
   }
   EXPECT_EQ(ranks_[0].failure(), "");
 }
@@ -216,7 +247,8 @@ TEST_F(unwound_sim, a_rank_that_calls_again_is_in_time) {
 // As many exceptions ended owners of the rank that called first, but none of the rank that called next.
 TEST_F(unwound_sim, a_waiting_rank_without_an_exception_ends_all) {
   std::vector<buffer> x;
-  for (int r = 0; r < 3; ++r) x.push_back(on(r, r));
+  for (int r = 0; r < 3; ++r)
+    x.push_back(on(r, r));
   unwind(2), unwind(0);
   ranks_[0].all_reduce({x[0].data(), 3, int32});
   EXPECT_EQ(ranks_[0].failure(), "");

@@ -15,7 +15,8 @@ inline simulated three(std::uint64_t seed = 1) {
 
 // A kernel of device `reader` reads the memory in place. The machine reports a forbidden access as a finding.
 inline void read_in_place(void const* at, size_t bytes, int reader) {
-  launch(current_stream(device(reader)), {reads(at, bytes)}, [](auto) {}, [] {});
+  launch(
+      current_stream(device(reader)), {reads(at, bytes)}, [](auto) {}, [] {});
 }
 
 inline void expect_open(machine& m, void const* at, size_t bytes, std::vector<int> const& readers) {
@@ -29,8 +30,10 @@ inline void expect_open(machine& m, void const* at, size_t bytes, std::vector<in
 }
 
 inline void expect_whole(machine& m) {
-  for (int d = 0; d < device_count(); ++d) synchronize(device(d));
-  for (int d = 0; d < device_count(); ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+  for (int d = 0; d < device_count(); ++d)
+    synchronize(device(d));
+  for (int d = 0; d < device_count(); ++d)
+    EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 

@@ -27,7 +27,8 @@ std::unique_ptr<test::machine> machine_for_peers(options o = {}) {
 std::vector<device> readers_of(int owner) {
   std::vector<device> all;
   for (int d = 0; d < device_count(); ++d) {
-    if (d != owner && can_access_peer(device(d), device(owner))) all.emplace_back(d);
+    if (d != owner && can_access_peer(device(d), device(owner)))
+      all.emplace_back(d);
   }
   return all;
 }
@@ -47,9 +48,10 @@ void fill_with(void* to, test::bytes_of_host const& bytes) {
   synchronize(device(0));
 }
 
-#define NEED_READERS(readers) \
-  do { \
-    if ((readers).empty()) GTEST_SKIP() << "no other device reaches device 0; there are " << device_count(); \
+#define NEED_READERS(readers)                                                           \
+  do {                                                                                  \
+    if ((readers).empty())                                                              \
+      GTEST_SKIP() << "no other device reaches device 0; there are " << device_count(); \
   } while (false)
 
 TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
@@ -99,7 +101,8 @@ TEST(visible_here, memory_held_by_then_is_opened_under_work) {
   synchronize(device(0));
   auto expected = bytes;
   expected[0] = std::byte{9};
-  for (device const r : readers) expect_read_in_place(*m, early.data(), expected, r);
+  for (device const r : readers)
+    expect_read_in_place(*m, early.data(), expected, r);
   EXPECT_EQ(memory_readers(default_stream(device(0))), readers);
 }
 

@@ -91,9 +91,11 @@ TEST(visible, any_call_that_fails_throws_or_opens_shared_memory) {
       bool open = false;
       for (int i = 0; i < 3; ++i) {
         try {
-          if (!open) enable_peer_access(device(0), {device(1), device(2)}), open = true;
+          if (!open)
+            enable_peer_access(device(0), {device(1), device(2)}), open = true;
           shared_kinds all;
-          for (int const reader : {1, 2}) all.expect_readable_by(m, reader);
+          for (int const reader : {1, 2})
+            all.expect_readable_by(m, reader);
         } catch (driver_error const&) {
         } catch (out_of_memory const&) {}
       }

@@ -33,7 +33,8 @@ TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   expect_open(m, small.data(), small.size(), {1, 2});
   EXPECT_EQ(memory_stats(device(0)).peer_access_bytes,
             static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
-  for (auto const& segment : memory_snapshot(device(0))) EXPECT_EQ(segment.readers, 0b110u);
+  for (auto const& segment : memory_snapshot(device(0)))
+    EXPECT_EQ(segment.readers, 0b110u);
   expect_whole(m);
 }
 
@@ -82,8 +83,10 @@ TEST(visible, its_handles_are_few_and_stay_where_they_are) {
   buffer const large(300 * page, {.on = device(0)});
   EXPECT_EQ(calls.of({call::create}), 3u) << "128, 128 and the rest";
   std::vector<buffer> all;
-  for (int i = 0; i < 8; ++i) all.emplace_back(4 * page, buffer_options{.on = device(0)});
-  for (size_t i = 0; i < all.size(); i += 2) all[i].reset();
+  for (int i = 0; i < 8; ++i)
+    all.emplace_back(4 * page, buffer_options{.on = device(0)});
+  for (size_t i = 0; i < all.size(); i += 2)
+    all[i].reset();
   calls.forget();
   buffer const wide(12 * page, {.on = device(0)});
   EXPECT_EQ(calls.of({call::unmap, call::release}), 0u) << "free handles are not moved there";
@@ -186,7 +189,8 @@ TEST(visible, pairs_that_cannot_are_named_and_nothing_is_open_then) {
 TEST(visible, it_is_open_to_eight_peers_and_the_ninth_is_named) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   std::vector<device> eight;
-  for (int d = 1; d <= 8; ++d) eight.emplace_back(d);
+  for (int d = 1; d <= 8; ++d)
+    eight.emplace_back(d);
   enable_peer_access(device(0), eight);
   EXPECT_EQ(what_is_refused([] { enable_peer_access(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
   buffer const b(1_MiB, {.on = device(0)});
@@ -261,7 +265,8 @@ TEST(visible, with_the_option_copies_go_on_where_opening_fails) {
                      .peers = how == 0 ? simulated::links::none : simulated::links::all,
                      .virtual_memory = how != 1},
                     {.peer_access = true});
-    if (how == 2) m.control().corrupt(0, 1);
+    if (how == 2)
+      m.control().corrupt(0, 1);
     buffer const a(1_MiB, {.on = device(0)}), b(1_MiB, {.on = device(1)});
     auto const bytes = test::pattern(1_MiB, 6);
     copy(a.data(), bytes.data(), bytes.size());
@@ -291,7 +296,8 @@ TEST(visible, any_call_that_fails_leaves_blocks_open) {
       m.control().fail_call(name, k, code);
       for (int i = 0; i < 12; ++i) {
         try {
-          if (i == 3 || (i > 3 && !open)) enable_peer_access(s, {device(1), device(2)}), open = true;
+          if (i == 3 || (i > 3 && !open))
+            enable_peer_access(s, {device(1), device(2)}), open = true;
           all.emplace_back(static_cast<size_t>(1 + i % 5) * 700'000, buffer_options{.on = device(0)});
         } catch (driver_error const&) {
         } catch (out_of_memory const&) {}
@@ -299,14 +305,16 @@ TEST(visible, any_call_that_fails_leaves_blocks_open) {
           all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2)), synchronize(device(0)),
               empty_cache(device(0));
         for (buffer const& b : all) {
-          if (open) expect_open(m, b.data(), b.size(), {1, 2});
+          if (open)
+            expect_open(m, b.data(), b.size(), {1, 2});
         }
       }
       EXPECT_TRUE(open) << name << " " << k;
       m.control().clear_failures();
       SCOPED_TRACE(std::string(name) + " " + std::to_string(k));
       expect_whole(m);
-      if (HasFailure()) return;
+      if (HasFailure())
+        return;
     }
   }
 }
@@ -341,7 +349,8 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
     };
     std::vector<member> members;
     std::vector<std::vector<int>> of_devices(3);
-    for (int i = 0; i < 5; ++i) members.push_back({stream(device(i % 3))});
+    for (int i = 0; i < 5; ++i)
+      members.push_back({stream(device(i % 3))});
     std::vector<block> blocks;
     for (int i = 0; i < 40 && !::testing::Test::HasFailure(); ++i) {
       auto const at = static_cast<size_t>(below(5));
@@ -350,17 +359,21 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
       int const kind = below(12);
       if (kind == 0) {
         int const reader = (its.s.device().index() + 1 + below(2)) % 3;
-        if (!opens([&] { enable_peer_access(its.s, {device(reader)}); })) continue;
+        if (!opens([&] { enable_peer_access(its.s, {device(reader)}); }))
+          continue;
         its.readers.push_back(reader);
       } else if (kind == 1 && below(3) == 0) {
         int const reader = (its.s.device().index() + 1) % 3;
-        if (!opens([&] { enable_peer_access(its.s.device(), {device(reader)}); })) continue;
+        if (!opens([&] { enable_peer_access(its.s.device(), {device(reader)}); }))
+          continue;
         of_devices[static_cast<size_t>(its.s.device().index())].push_back(reader);
         for (member& one : members) {
-          if (one.s.device() == its.s.device()) one.readers.push_back(reader);
+          if (one.s.device() == its.s.device())
+            one.readers.push_back(reader);
         }
         for (block& one : blocks) {
-          if (members[one.of].s.device() == its.s.device()) one.readers.push_back(reader);
+          if (members[one.of].s.device() == its.s.device())
+            one.readers.push_back(reader);
         }
       } else if (kind == 2) {
         empty_cache(its.s.device());
@@ -379,11 +392,13 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
         } catch (out_of_memory const&) {}
       }
       for (block const& one : blocks) {
-        if (one.b.size() == 0) continue;
+        if (one.b.size() == 0)
+          continue;
         stream_guard const home(members[one.of].s);
         expect_open(m, one.b.data(), one.b.size(), one.readers);
       }
-      for (int d = 0; d < 3; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
+      for (int d = 0; d < 3; ++d)
+        EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{});
     }
     blocks.clear();
     expect_whole(m);

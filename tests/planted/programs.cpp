@@ -1,13 +1,13 @@
 // The programs of the model tests, for the prover.
 // Threads: as prover.h.
 #include "tests/explore/programs.h"
+#include "tests/model/aliases_program.h"
 #include "tests/model/bound_program.h"
 #include "tests/model/buckets_program.h"
 #include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/doors_program.h"
-#include "tests/model/aliases_program.h"
 #include "tests/model/groups_program.h"
 #include "tests/model/idle_program.h"
 #include "tests/model/legacy_program.h"
@@ -55,10 +55,7 @@ std::span<kind_of_program const> programs_by_name() {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
-      {"shared pages",
-       [](std::uint64_t seed) {
-         return memory_program(seed, about::small_blocks).run();
-       }},
+      {"shared pages", [](std::uint64_t seed) { return memory_program(seed, about::small_blocks).run(); }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"doors", [](std::uint64_t seed) { return doors_program(seed).run(); }},
       {"legacy", [](std::uint64_t seed) { return legacy_program(seed).run(); }},

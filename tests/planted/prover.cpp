@@ -39,9 +39,9 @@ using weir::tests::name_of;
 constexpr unsigned longest_run_s = 60;  // a run takes milliseconds, or seconds on a machine that is short of all
 constexpr std::chrono::milliseconds time_in_threads{100};  // of a program with real threads
 
-struct found {  // shared with the child
-  std::uint64_t run = 0;      // current, or the one that found it
-  std::uint64_t finds = 0;    // --only: times that the stated check found it
+struct found {              // shared with the child
+  std::uint64_t run = 0;    // current, or the one that found it
+  std::uint64_t finds = 0;  // --only: times that the stated check found it
   check by = check::none;
   std::uint64_t tapes = 0, drifted = 0;  // tapes that found it; of them by a neighbour
   char program[160] = "";
@@ -76,17 +76,22 @@ bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& 
   for (std::size_t i = f.draws.size() + 1; i-- > 0;) {
     auto longer = f.draws;
     longer.insert(longer.begin() + static_cast<std::ptrdiff_t>(i), 0);
-    if (s.states(seen_by(f.program, f.seed, longer, out))) return true;
+    if (s.states(seen_by(f.program, f.seed, longer, out)))
+      return true;
     longer[i] = 1;
-    if (s.states(seen_by(f.program, f.seed, longer, out))) return true;
-    if (i == f.draws.size()) continue;
+    if (s.states(seen_by(f.program, f.seed, longer, out)))
+      return true;
+    if (i == f.draws.size())
+      continue;
     auto other = f.draws;
     other.erase(other.begin() + static_cast<std::ptrdiff_t>(i));
-    if (s.states(seen_by(f.program, f.seed, other, out))) return true;
+    if (s.states(seen_by(f.program, f.seed, other, out)))
+      return true;
     for (std::uint32_t v = 0; v < 4; ++v) {
       other = f.draws;
       other[i] = v;
-      if (v != f.draws[i] && s.states(seen_by(f.program, f.seed, other, out))) return true;
+      if (v != f.draws[i] && s.states(seen_by(f.program, f.seed, other, out)))
+        return true;
     }
   }
   return false;
@@ -124,14 +129,17 @@ weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
   if (!s.of.empty()) {
     note(s.of.c_str(), number);
     for (auto const& one : weir::tests::programs_in_threads) {
-      if (s.of != one.name) continue;
+      if (s.of != one.name)
+        continue;
       weir::tests::verdict v;
-      if (std::string const wrong = one.run(number, time_in_threads); !wrong.empty()) v.note(check::invariants, wrong);
+      if (std::string const wrong = one.run(number, time_in_threads); !wrong.empty())
+        v.note(check::invariants, wrong);
       return v;
     }
     for (auto const all : {weir::tests::programs_by_name(), weir::tests::programs()})
       for (auto const& one : all)
-        if (s.of == one.name) return one.run(number);
+        if (s.of == one.name)
+          return one.run(number);
     tape t(number);
     return judged_run(weir::tests::explored_program(s.of), t);
   }
@@ -148,19 +156,23 @@ void run_all(stated const& s, found& out) {
   for (out.run = 1; out.run <= s.within; ++out.run) {
     ::alarm(longest_run_s);
     auto const v = made(s, s.first + out.run - 1, out);
-    if (v.ok()) continue;
+    if (v.ok())
+      continue;
     bool const as_stated = s.states(v.by);
     if (!seen_at || !as_stated) {
       out.by = v.by;
       std::snprintf(out.what, sizeof out.what, "%s: %s", out.program, v.what.c_str());
       seen_at = out.run;
     }
-    if (!s.only || !as_stated) return;
+    if (!s.only || !as_stated)
+      return;
     ++out.finds;
     // This many runs check that no other check finds it, or all of them with WEIR_PLANTED_WHOLE=1.
-    if (out.run >= runs_for_the_others && !std::getenv("WEIR_PLANTED_WHOLE")) break;
+    if (out.run >= runs_for_the_others && !std::getenv("WEIR_PLANTED_WHOLE"))
+      break;
   }
-  if (seen_at) out.run = seen_at;
+  if (seen_at)
+    out.run = seen_at;
 }
 
 // A run that crashes or hangs ends the process, which also makes outputs differ.
@@ -179,7 +191,8 @@ int print_hashes(stated const& s) {
 std::uint64_t number(std::string_view word, char const* text) {
   std::uint64_t n = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), n);
-  if (*text && failed == std::errc{} && !*end) return n;
+  if (*text && failed == std::errc{} && !*end)
+    return n;
   std::fprintf(stderr, "%.*s %s is no whole number\n", static_cast<int>(word.size()), word.data(), text);
   std::exit(2);
 }
@@ -188,17 +201,26 @@ stated read(int argc, char** argv) {
   stated s;
   for (int i = 1; i < argc; ++i) {
     std::string_view const word = argv[i];
-    if (word == "--only") s.only = true;
-    else if (i + 1 == argc) std::exit(2);
-    else if (word == "--check") s.by = argv[++i];
-    else if (word == "--hashes") s.hashes = true, s.within = number(word, argv[++i]);
-    else if (word == "--within") s.within = number(word, argv[++i]);
-    else if (word == "--first") s.first = number(word, argv[++i]);
-    else if (word == "--of") s.of = argv[++i];
-    else if (word == "--tape") s.tapes.emplace_back(argv[++i]);
+    if (word == "--only")
+      s.only = true;
+    else if (i + 1 == argc)
+      std::exit(2);
+    else if (word == "--check")
+      s.by = argv[++i];
+    else if (word == "--hashes")
+      s.hashes = true, s.within = number(word, argv[++i]);
+    else if (word == "--within")
+      s.within = number(word, argv[++i]);
+    else if (word == "--first")
+      s.first = number(word, argv[++i]);
+    else if (word == "--of")
+      s.of = argv[++i];
+    else if (word == "--tape")
+      s.tapes.emplace_back(argv[++i]);
     else if (word == "--keep" && i + 3 < argc)
       s.folder = argv[i + 1], s.program = argv[i + 2], s.name = argv[i + 3], i += 3;
-    else std::exit(2);
+    else
+      std::exit(2);
   }
   s.first = weir::tests::number_from_environment("WEIR_TEST_SEED", s.first);
   return s;
@@ -218,9 +240,11 @@ int keep(stated const& s) {
     ::setenv("WEIR_TEST_BASE_SEED", std::to_string(s.first + k * 100'000).c_str(), 1);
     auto const f = weir::tests::search(options, program.run);
     bool const shorter = best.at == 0 || f.shrunk.size() < best.shrunk.size();
-    if (f.at && !f.shrunk_what.empty() && shorter && s.states(seen_by(s.program, f.seed, f.shrunk, ignored))) best = f;
+    if (f.at && !f.shrunk_what.empty() && shorter && s.states(seen_by(s.program, f.seed, f.shrunk, ignored)))
+      best = f;
   }
-  if (best.at == 0 || best.shrunk.size() > longest_kept) return 1;
+  if (best.at == 0 || best.shrunk.size() > longest_kept)
+    return 1;
   std::string const path = s.folder + "/" + s.program + "-" + s.name + ".tape";
   weir::tests::tape_file{s.program, best.seed, {}, weir::tests::points_at_atomics, best.shrunk, best.shrunk_what}.write(
       path);
@@ -233,19 +257,25 @@ int keep(stated const& s) {
 
 int main(int argc, char** argv) {
   stated const s = read(argc, argv);
-  if (!s.program.empty()) return keep(s);
-  if (s.hashes) return print_hashes(s);
+  if (!s.program.empty())
+    return keep(s);
+  if (s.hashes)
+    return print_hashes(s);
   void* const page = ::mmap(nullptr, sizeof(found), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return 2;
+  if (page == MAP_FAILED)
+    return 2;
   auto& f = *new (page) found;
   pid_t const child = ::fork();
-  if (child < 0) return 2;
+  if (child < 0)
+    return 2;
   if (child == 0) {
     std::optional<weir::tests::one_processor> here;  // unless several threads run at a time
     if (std::ranges::none_of(weir::tests::programs_in_threads, [&](auto const& p) { return s.of == p.name; }))
       here.emplace();
-    if (run_tapes(s, f)) run_all(s, f);
-    else f.run = 0;
+    if (run_tapes(s, f))
+      run_all(s, f);
+    else
+      f.run = 0;
     std::fflush(nullptr);
     ::_exit(0);
   }
@@ -271,6 +301,7 @@ int main(int argc, char** argv) {
     std::printf("tapes: %llu find %s, %llu by a neighbour\n", static_cast<unsigned long long>(f.tapes),
                 s.by.empty() ? "nothing" : "it", static_cast<unsigned long long>(f.drifted));
   bool const right = s.states(f.by) && f.tapes == s.tapes.size();
-  if (!right) std::printf("stated: %s\n", s.by.empty() ? "nothing" : s.by.c_str());
+  if (!right)
+    std::printf("stated: %s\n", s.by.empty() ? "nothing" : s.by.c_str());
   return right ? 0 : 1;
 }

@@ -27,17 +27,20 @@ WEIR_RANK_ROLE(adds_up) {
   try {
     buffer const b = to_device(encode(int32, {1, 2, 3})), got = to_device(encode(int32, {1, 2, 3}));
     for (int k = 1; k <= rounds; ++k) {
-      if (c.rank() == victim && k == fatal) ::kill(::getpid(), with);
+      if (c.rank() == victim && k == fatal)
+        ::kill(::getpid(), with);
       auto done = c.all_reduce({b.data(), 3, int32});
       if (c.size() > 1)
         done = c.send_receive({b.data(), 3, int32}, (c.rank() + 1) % c.size(), {got.data(), 3, int32},
                               (c.rank() + c.size() - 1) % c.size());
-      if (k % 2) done.synchronize();
+      if (k % 2)
+        done.synchronize();
     }
     current_stream().synchronize();
     c.barrier(30s);
     std::int32_t by = 1;
-    for (int k = 0; k < rounds; ++k) by *= c.size();
+    for (int k = 0; k < rounds; ++k)
+      by *= c.size();
     EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, {1. * by, 2. * by, 3. * by}));
     EXPECT_TRUE(c.size() == 1 || to_host(got.data(), got.size()) == to_host(b.data(), b.size()));
     return 0;
@@ -72,8 +75,10 @@ TEST(ranks, name_one_that_is_killed_at_each_collective) {
                          {"WEIR_TEST_VICTIM=" + std::to_string(victim), "WEIR_TEST_FATAL=" + std::to_string(k)});
       for (int r = 0; r < 3; ++r) {
         auto const e = all.end_of(r);
-        if (r == victim) EXPECT_EQ(e.signal, SIGKILL) << e.said;
-        else expect_named(e, r, victim, "has ended, or its connection is broken");
+        if (r == victim)
+          EXPECT_EQ(e.signal, SIGKILL) << e.said;
+        else
+          expect_named(e, r, victim, "has ended, or its connection is broken");
       }
     }
   }
@@ -88,7 +93,8 @@ TEST(ranks, name_one_that_is_stopped_at_each_collective) {
                           "WEIR_TEST_SIGNAL=" + std::to_string(SIGSTOP), "WEIR_TEST_SILENCE_MS=1200"});
       all.await_stop(victim);
       for (int r = 0; r < 3; ++r) {
-        if (r != victim) expect_named(all.end_of(r), r, victim, "has sent nothing for ");
+        if (r != victim)
+          expect_named(all.end_of(r), r, victim, "has sent nothing for ");
       }
       // When it goes on, it hears of its own verdict, or finds the others gone.
       all.tell(victim, SIGCONT);
@@ -116,9 +122,11 @@ TEST(ranks, that_are_all_stopped_go_on) {
                      {"WEIR_TEST_VICTIM=1", "WEIR_TEST_FATAL=2", "WEIR_TEST_SIGNAL=" + std::to_string(SIGSTOP),
                       "WEIR_TEST_SILENCE_MS=1500"});
   all.await_stop(1);
-  for (int const r : {0, 2}) all.tell(r, SIGSTOP);
+  for (int const r : {0, 2})
+    all.tell(r, SIGSTOP);
   std::this_thread::sleep_for(2500ms);
-  for (int r = 0; r < 3; ++r) all.tell(r, SIGCONT);
+  for (int r = 0; r < 3; ++r)
+    all.tell(r, SIGCONT);
   for (int r = 0; r < 3; ++r) {
     auto const e = all.end_of(r);
     EXPECT_EQ(e.status, 0) << e.said;

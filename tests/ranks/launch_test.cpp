@@ -25,11 +25,13 @@ struct launched : ::testing::Test {
   launched() { clear(); }
   ~launched() override { clear(); }
   static void clear() {
-    for (char const* name : names) ::unsetenv(name);
+    for (char const* name : names)
+      ::unsetenv(name);
   }
   static void set(std::map<std::string, std::string> const& all) {
     clear();
-    for (auto const& [name, value] : all) ::setenv(name.c_str(), value.c_str(), 1);
+    for (auto const& [name, value] : all)
+      ::setenv(name.c_str(), value.c_str(), 1);
   }
   static void expect_refused(char const* words) {
     std::string const text = refusal<invalid_use>([] { (void)this_launch(); });

@@ -6,7 +6,9 @@ namespace {
 
 using namespace test;
 
-device_span all_of(buffer const& b) { return {b.data(), static_cast<std::int64_t>(b.size() / 4), int32}; }
+device_span all_of(buffer const& b) {
+  return {b.data(), static_cast<std::int64_t>(b.size() / 4), int32};
+}
 
 // A reduction, a gather and a ring at once, three times.
 TEST(process_groups, bring_every_member) {
@@ -18,9 +20,11 @@ TEST(process_groups, bring_every_member) {
       for (int round = 0; round < 3; ++round) {
         buffer const sum = to_device(encode(int32, {1. + rank}));
         g.all_reduce(all_of(sum));
-        if (n > 1) g.send(all_of(mine), next);
+        if (n > 1)
+          g.send(all_of(mine), next);
         g.all_gather(all_of(all), all_of(mine));
-        if (n > 1) g.receive(all_of(its), last);
+        if (n > 1)
+          g.receive(all_of(its), last);
         g.end().synchronize();
         EXPECT_EQ(to_host(sum.data(), 4), encode(int32, {n * (n + 1) / 2.}));
         EXPECT_EQ(to_host(all.data(), all.size()), encode(int32, values_of(n, [](std::int64_t i) { return 1. * i; })));
@@ -48,7 +52,8 @@ TEST(process_groups, of_a_rank_that_differs_are_named) {
           g.all_reduce(all_of(y));
           g.end().synchronize();
         }
-        if (std::string const why = c.failure(); !why.empty()) throw std::runtime_error(why);
+        if (std::string const why = c.failure(); !why.empty())
+          throw std::runtime_error(why);
       },
       {.start = std::chrono::seconds(20)}, &caught);
   for (std::string const& why : caught)

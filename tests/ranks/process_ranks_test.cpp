@@ -80,13 +80,15 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
         case 5: c.gather(of(out, whole), of(in, n), s.root); break;
         case 6: c.all_to_all(of(out, whole), of(in, whole)); break;
         case 7:
-          if (!transfers) break;
+          if (!transfers)
+            break;
           c.rank() == s.root ? c.send(of(in, n), next) : c.receive(of(out, n), last);
           break;
         case 8: c.send_receive(of(in, n), next, of(out, n), last); break;
       }
     }
-    if (s.on_side) side.synchronize();
+    if (s.on_side)
+      side.synchronize();
     bool const holds = s.call != 5 || c.rank() == s.root;
     buffer const& result = s.call < 2 ? in : out;
     results.push_back(holds ? to_host(result.data(), result.size()) : elements{});
@@ -165,7 +167,8 @@ TEST(process_ranks, another_call_ends_all_by_name) {
         c.all_reduce({b.data(), 4, int32});
         c.all_reduce({b.data(), c.rank() == 2 ? 2 : 4, int32}, c.rank() == 2 ? reduce_op::max : reduce_op::sum);
         current_stream().synchronize();
-        for (int i = 0; i < 1000; ++i) c.all_reduce({b.data(), 4, int32}), current_stream().synchronize();
+        for (int i = 0; i < 1000; ++i)
+          c.all_reduce({b.data(), 4, int32}), current_stream().synchronize();
       },
       {.start = 20s}, &said);
   for (std::string const& text : said) {
@@ -184,14 +187,18 @@ TEST(process_ranks, that_give_up_are_named_by_the_others) {
         [who](communicator& c) {
           buffer const b = to_device(encode(int32, {1, 2, 3, 4}));
           c.all_reduce({b.data(), 4, int32});
-          if (c.rank() == who) throw std::runtime_error("enough");
-          while (true) c.all_reduce({b.data(), 4, int32}), current_stream().synchronize();
+          if (c.rank() == who)
+            throw std::runtime_error("enough");
+          while (true)
+            c.all_reduce({b.data(), 4, int32}), current_stream().synchronize();
         },
         {.start = 20s}, &said);
     for (int r = 0; r < 3; ++r) {
       std::string const& text = said[static_cast<std::size_t>(r)];
-      if (r == who) EXPECT_EQ(text, "enough");
-      else EXPECT_NE(text.find("rank " + std::to_string(who)), std::string::npos) << text;
+      if (r == who)
+        EXPECT_EQ(text, "enough");
+      else
+        EXPECT_NE(text.find("rank " + std::to_string(who)), std::string::npos) << text;
     }
   }
 }
@@ -223,7 +230,8 @@ TEST(process_ranks, wait_at_a_barrier_for_those_that_come_late) {
   base::atomic<int> came{0};
   as_ranks(4, [&](communicator& c) {
     for (int round = 1; round <= 20; ++round) {
-      if (c.rank() == round % 4) std::this_thread::sleep_for(3ms);
+      if (c.rank() == round % 4)
+        std::this_thread::sleep_for(3ms);
       came.fetch_add(1);
       c.barrier();
       EXPECT_GE(came.load(), 4 * round);
@@ -250,7 +258,8 @@ TEST(process_ranks, a_rank_that_left_is_named_to_those_that_call) {
   as_ranks(2, [](communicator& c) {
     buffer const b = to_device(encode(int32, {1}));
     c.all_reduce({b.data(), 1, int32});
-    if (c.rank() == 1) return;
+    if (c.rank() == 1)
+      return;
     std::string text;
     while (text.empty()) {
       try {
@@ -285,7 +294,8 @@ TEST(process_ranks, a_part_refused_in_its_middle_ends_all) {
           simulation::of(runtime::current()).fail_call("enqueue", 2);
           EXPECT_NE(refusal<driver_error>([&] { c.all_reduce({b.data(), 3, int32}); }), "") << "the refused call";
         }
-        while (true) c.all_reduce({b.data(), 3, int32}), current_stream().synchronize();
+        while (true)
+          c.all_reduce({b.data(), 3, int32}), current_stream().synchronize();
       },
       {.start = 20s}, &said);
   EXPECT_NE(said[0].find("rank 1"), std::string::npos) << said[0];
@@ -297,7 +307,8 @@ TEST(process_ranks, one_that_leaves_within_a_call_is_named) {
   struct waits final : driver::fault_injector::watcher {
     base::atomic<int>* turn = nullptr;
     void enters(driver::call c) noexcept override {  // the record before the call's work, for the timeline
-      if (c != driver::call::record || turn->load() != 0) return;
+      if (c != driver::call::record || turn->load() != 0)
+        return;
       turn->store(1);
       std::this_thread::sleep_for(300ms);  // the others hear that rank 2 leaves
     }
@@ -307,11 +318,13 @@ TEST(process_ranks, one_that_leaves_within_a_call_is_named) {
   record_timeline();
   as_ranks(3, [&](communicator& c) {
     if (c.rank() == 0) {  // stays
-      while (turn.load() < 2) std::this_thread::sleep_for(1ms);
+      while (turn.load() < 2)
+        std::this_thread::sleep_for(1ms);
       return;
     }
     if (c.rank() == 2) {
-      while (turn.load() < 1) std::this_thread::sleep_for(1ms);
+      while (turn.load() < 1)
+        std::this_thread::sleep_for(1ms);
       communicator const leaves = std::move(c);
       return;
     }
@@ -324,7 +337,8 @@ TEST(process_ranks, one_that_leaves_within_a_call_is_named) {
       c.all_reduce({b.data(), 1, int32});
     } catch (driver_error const&) {}
     EXPECT_GE(turn.load(), 1) << "no record came before the call's work";
-    for (int i = 0; i < 5000 && c.failure().empty(); ++i) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 5000 && c.failure().empty(); ++i)
+      std::this_thread::sleep_for(1ms);
     EXPECT_NE(c.failure().find("rank 2 has destroyed its communicator"), std::string::npos) << c.failure();
     c.abort();  // else the stream would wait
     current_stream().synchronize();
@@ -342,8 +356,10 @@ TEST(process_ranks, a_lost_device_is_named_by_the_others) {
         buffer const b = to_device(encode(int32, {1, 2, 3}));
         c.all_reduce({b.data(), 3, int32});
         current_stream().synchronize();
-        if (c.rank() == 1) simulation::of(runtime::current()).lose_device(device(0));
-        while (true) c.all_reduce({b.data(), 3, int32}), current_stream().synchronize();
+        if (c.rank() == 1)
+          simulation::of(runtime::current()).lose_device(device(0));
+        while (true)
+          c.all_reduce({b.data(), 3, int32}), current_stream().synchronize();
       },
       {.start = 20s}, &said);
   EXPECT_NE(said[0].find("rank 1"), std::string::npos) << said[0];
@@ -354,7 +370,8 @@ TEST(process_ranks, a_lost_device_is_named_by_the_others) {
 TEST(process_ranks, gradients_are_reduced_in_buckets) {
   as_ranks(2, [](communicator& c) {
     gradient_buckets all(c, {.bucket_bytes = 4096, .average = false});
-    for (int i = 0; i < 6; ++i) all.add("g" + std::to_string(i), 1000);
+    for (int i = 0; i < 6; ++i)
+      all.add("g" + std::to_string(i), 1000);
     all.build();
     for (int round = 1; round <= 3; ++round) {
       for (int i = 5; i >= 0; --i) {

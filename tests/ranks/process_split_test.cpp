@@ -40,9 +40,7 @@ TEST(process_split, makes_groups_by_color_in_order_of_key) {
 TEST(process_split, parts_outlive_their_parent_and_can_be_split) {
   as_ranks(4, [](communicator& c) {
     communicator half = *c.split(c.rank() / 2);
-    {
-      communicator const ends = std::move(c);
-    }
+    { communicator const ends = std::move(c); }
     EXPECT_EQ(sum_of(half, 1), 2);
     communicator alone = *half.split(half.rank(), 0);
     EXPECT_EQ(sum_of(alone, 6), 6);
@@ -51,21 +49,20 @@ TEST(process_split, parts_outlive_their_parent_and_can_be_split) {
 }
 
 TEST(process_split, a_missing_rank_is_named_and_may_come_later) {
-  as_ranks(
-      3,
-      [](communicator& c) {
-        if (c.rank() == 1) {
-          std::this_thread::sleep_for(400ms);
-        } else {
-          std::string const text = refusal<timed_out>([&] { (void)c.split(0); });
-          EXPECT_NE(text.find("split: rank " + std::to_string(c.rank()) + " of 3 waited 150 ms for rank 1"),
-                    std::string::npos)
-              << text;
-        }
-        c.barrier(5s);
-        EXPECT_EQ(c.split(0)->size(), 3);
-      },
-      {.start = 150ms});
+  as_ranks(3,
+           [](communicator& c) {
+             if (c.rank() == 1) {
+               std::this_thread::sleep_for(400ms);
+             } else {
+               std::string const text = refusal<timed_out>([&] { (void)c.split(0); });
+               EXPECT_NE(text.find("split: rank " + std::to_string(c.rank()) + " of 3 waited 150 ms for rank 1"),
+                         std::string::npos)
+                   << text;
+             }
+             c.barrier(5s);
+             EXPECT_EQ(c.split(0)->size(), 3);
+           },
+           {.start = 150ms});
 }
 
 TEST(process_split, a_rank_that_dies_or_calls_another_is_named) {
@@ -73,11 +70,13 @@ TEST(process_split, a_rank_that_dies_or_calls_another_is_named) {
   as_ranks(
       3,
       [](communicator& c) {
-        if (c.rank() == 2) throw std::runtime_error("enough");
+        if (c.rank() == 2)
+          throw std::runtime_error("enough");
         (void)c.split(0);
       },
       {.start = 20s}, &said);
-  for (std::size_t const r : {0u, 1u}) EXPECT_NE(said[r].find("rank 2"), std::string::npos) << said[r];
+  for (std::size_t const r : {0u, 1u})
+    EXPECT_NE(said[r].find("rank 2"), std::string::npos) << said[r];
   as_ranks(2, [](communicator& c) {
     EXPECT_NE(refusal<invalid_use>([&] { (void)c.split(-3); }).find("color -3"), std::string::npos);
     bool const splits = c.rank() == 1;
@@ -122,8 +121,8 @@ TEST(process_split, without_a_port_can_be_repeated) {
     c.barrier();
     if (c.rank() == 0) {
       left.store(4);
-      os::refuse_by([](os::call k) noexcept { return k == os::call::listen_tcp && left.load() > 0 &&
-                                                     left.fetch_sub(1) > 0; });
+      os::refuse_by(
+          [](os::call k) noexcept { return k == os::call::listen_tcp && left.load() > 0 && left.fetch_sub(1) > 0; });
     }
     c.barrier();
     int failed = 0;
@@ -134,7 +133,8 @@ TEST(process_split, without_a_port_can_be_repeated) {
       failed = 1;
     }
     EXPECT_EQ(sum_of(c, failed), 4);
-    if (c.rank() == 0) os::refuse_by(nullptr);
+    if (c.rank() == 0)
+      os::refuse_by(nullptr);
     EXPECT_EQ(c.split(c.rank() / 2)->size(), 2);
     c.barrier();
   });

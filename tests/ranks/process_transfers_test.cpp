@@ -15,22 +15,28 @@ namespace {
 using namespace test;
 using namespace std::chrono_literals;
 
-device_span all_of(buffer const& b) { return {b.data(), static_cast<std::int64_t>(b.size() / 4), int32}; }
+device_span all_of(buffer const& b) {
+  return {b.data(), static_cast<std::int64_t>(b.size() / 4), int32};
+}
 
 TEST(process_transfers, need_no_third_rank) {
   for (int const idle : {0, 1, 2}) {
     base::atomic<bool> done{false};
     as_ranks(3, [&](communicator& c) {
       if (c.rank() == idle) {
-        while (!done.load()) std::this_thread::sleep_for(1ms);
+        while (!done.load())
+          std::this_thread::sleep_for(1ms);
         return c.barrier();
       }
       int const other = 3 - idle - c.rank();
       buffer const mine = to_device(encode(int32, {1. * c.rank(), 5})), its(8);
-      for (int k = 0; k < 20; ++k) c.send_receive(all_of(mine), other, all_of(its), other);
+      for (int k = 0; k < 20; ++k)
+        c.send_receive(all_of(mine), other, all_of(its), other);
       EXPECT_EQ(to_host(its.data(), 8), encode(int32, {1. * other, 5}));
-      if (c.rank() < other) c.send(all_of(mine), other).synchronize();
-      else c.receive(all_of(its), other).synchronize();
+      if (c.rank() < other)
+        c.send(all_of(mine), other).synchronize();
+      else
+        c.receive(all_of(its), other).synchronize();
       done.store(true);
       c.barrier();
     });
@@ -46,7 +52,8 @@ TEST(process_transfers, go_beside_a_collective_that_waits) {
       c.all_reduce(all_of(sum));
       stream_guard const on(side);
       c.rank() == 0 ? c.send(all_of(mine), 1) : c.receive(all_of(its), 0);
-      if (c.rank() == 1) c.send(all_of(mine), 2);
+      if (c.rank() == 1)
+        c.send(all_of(mine), 2);
       side.synchronize();
     } else {
       c.receive(all_of(its), 1).synchronize();
@@ -100,9 +107,12 @@ TEST(process_transfers, that_do_not_fit_end_all_by_name) {
         3,
         [&](communicator& c) {
           buffer const b = to_device(encode(int32, {1, 2, 3, 4}));
-          if (c.rank() == from) c.send({b.data(), 4, int32}, to);
-          if (c.rank() == to) c.receive({b.data(), 3, int32}, from);
-          while (c.failure().empty()) std::this_thread::sleep_for(1ms);
+          if (c.rank() == from)
+            c.send({b.data(), 4, int32}, to);
+          if (c.rank() == to)
+            c.receive({b.data(), 3, int32}, from);
+          while (c.failure().empty())
+            std::this_thread::sleep_for(1ms);
           current_stream().synchronize();
           c.all_reduce({b.data(), 4, int32});
         },
@@ -137,7 +147,8 @@ TEST(process_transfers, name_a_rank_that_left_to_those_that_wait) {
         EXPECT_NE(text.find("rank 2"), std::string::npos) << text;
         done.store(true);
       }
-      while (c.rank() == 0 && !done.load()) std::this_thread::sleep_for(1ms);
+      while (c.rank() == 0 && !done.load())
+        std::this_thread::sleep_for(1ms);
     });
   }
 }
@@ -149,21 +160,30 @@ TEST(process_transfers, a_third_rank_may_leave_but_rank_0) {
     as_ranks(4, [&](communicator& c) {
       buffer const b = to_device(encode(int32, {1}));
       c.all_reduce(all_of(b)).synchronize();
-      if (c.rank() == leaves) return;
-      if (c.rank() < 2) return (void)[&] { while (go.load() < 2) std::this_thread::sleep_for(1ms); }();
+      if (c.rank() == leaves)
+        return;
+      if (c.rank() < 2)
+        return (void)[&] {
+          while (go.load() < 2)
+            std::this_thread::sleep_for(1ms);
+        }
+      ();
       std::this_thread::sleep_for(100ms);
       std::string text;
       try {
         for (int k = 0; k < 50; ++k) {
           c.rank() == 2 ? c.send(all_of(b), 3).synchronize() : c.receive(all_of(b), 2).synchronize();
-          if (text = c.failure(); !text.empty()) break;
+          if (text = c.failure(); !text.empty())
+            break;
         }
       } catch (error const& e) {
         text = e.operands();
       }
       go.fetch_add(1);
-      if (leaves == 1) EXPECT_EQ(text, "");
-      else EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
+      if (leaves == 1)
+        EXPECT_EQ(text, "");
+      else
+        EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
     });
   }
 }
@@ -191,7 +211,8 @@ TEST(process_transfers, a_part_refused_in_its_middle_ends_all) {
         2,
         [k](communicator& c) {
           buffer const mine = to_device(encode(int32, {1})), its(4);
-          if (c.rank() == 1) simulation::of(runtime::current()).fail_call("enqueue", k);
+          if (c.rank() == 1)
+            simulation::of(runtime::current()).fail_call("enqueue", k);
           while (true) {
             c.send_receive(all_of(mine), 1 - c.rank(), all_of(its), 1 - c.rank());
             current_stream().synchronize();
@@ -225,21 +246,25 @@ TEST(process_transfers, a_receiver_that_leaves_meanwhile_is_named) {
     as_ranks(3, [&](communicator& c) {
       buffer const b = to_device(encode(int32, {1}));
       there.fetch_add(1);
-      while (there.load() < 3) std::this_thread::yield();
-      if (c.rank() == 2) return;
+      while (there.load() < 3)
+        std::this_thread::yield();
+      if (c.rank() == 2)
+        return;
       if (c.rank() == 0) {  // carries the bytes
-        while (!done.load()) std::this_thread::sleep_for(1ms);
+        while (!done.load())
+          std::this_thread::sleep_for(1ms);
         return;
       }
       std::this_thread::sleep_for(pause);
       try {
         (void)c.send(all_of(b), 2);
-        for (int ms = 0; ms < 10000 && c.failure().empty(); ++ms) std::this_thread::sleep_for(1ms);
+        for (int ms = 0; ms < 10000 && c.failure().empty(); ++ms)
+          std::this_thread::sleep_for(1ms);
         EXPECT_NE(c.failure(), "") << "round " << round;
-        if (c.failure().empty()) c.abort();
+        if (c.failure().empty())
+          c.abort();
       } catch (invalid_use const&) {  // it had left before
-      } catch (driver_error const&) {
-      }
+      } catch (driver_error const&) {}
       done.store(true);
     });
   }
@@ -286,7 +311,8 @@ TEST(process_transfers, nonsense_on_a_line_is_blamed_on_its_rank) {
         source_location::current());
     raw_tcp other(std::move(theirs));
     EXPECT_TRUE(other.say(raw(h) + std::string(4, 'x')));
-    for (int ms = 0; ms < 5000 && blamed.load() < 0; ++ms) std::this_thread::sleep_for(1ms);
+    for (int ms = 0; ms < 5000 && blamed.load() < 0; ++ms)
+      std::this_thread::sleep_for(1ms);
     EXPECT_EQ(blamed.load(), 1) << int{h.what};
   }
 }

@@ -25,29 +25,37 @@ enum class place { before_first, between, after_step, in_group, before_barrier, 
 
 void step(communicator& c, place at, bool fails) {
   gradient_buckets b(c, {.bucket_bytes = 4096});
-  for (int i = 0; i < 3; ++i) b.add("w" + std::to_string(i), 1000);
+  for (int i = 0; i < 3; ++i)
+    b.add("w" + std::to_string(i), 1000);
   b.build();
   for (int turn = 0; turn < 2; ++turn) {
     bool const here = fails && turn == (at == place::after_step ? 0 : 1);
-    if (here && at == place::before_first) throw bug();
+    if (here && at == place::before_first)
+      throw bug();
     for (int i = 2; i >= 0; --i) {
       b.mark_ready(i, current_stream());
-      if (here && at == place::between) throw bug();
+      if (here && at == place::between)
+        throw bug();
     }
     b.finish(current_stream());
     current_stream().synchronize();
-    if (here && at == place::after_step) throw bug();
+    if (here && at == place::after_step)
+      throw bug();
   }
   buffer const x = to_device(encode(int32, {1, 2}));
   if (at == place::in_group) {
     collective_group g(c);
     g.all_reduce({x.data(), 1, int32});
-    if (fails) throw bug();
+    if (fails)
+      throw bug();
     g.end();
   }
-  if (fails) throw bug();
-  if (at == place::before_barrier) c.barrier();
-  if (at == place::before_transfer && c.rank() == 0) c.receive({x.data(), 1, int32}, 1);
+  if (fails)
+    throw bug();
+  if (at == place::before_barrier)
+    c.barrier();
+  if (at == place::before_transfer && c.rank() == 0)
+    c.receive({x.data(), 1, int32}, 1);
   current_stream().synchronize();
 }
 
@@ -74,7 +82,8 @@ TEST(process_unwinding, of_one_rank_frees_all_by_its_name) {
                } catch (error const&) {}
                said[rank] = c.failure();
                last_ns[rank] = base::now_ns();
-               if (rank != 1 && left.fetch_sub(1) == 1) others_over.set_value();
+               if (rank != 1 && left.fetch_sub(1) == 1)
+                 others_over.set_value();
              },
              {.start = 20s});
     for (std::size_t const r : {0u, 2u}) {
@@ -94,7 +103,8 @@ TEST(process_unwinding, of_all_ranks_leaves_the_communicator) {
       } catch (bug const&) {
         pause_at_random(random);
       }
-      if (round % 3 == 0) c.barrier();
+      if (round % 3 == 0)
+        c.barrier();
       buffer const x = to_device(encode(int32, {1}));
       c.all_reduce({x.data(), 1, int32});
       ASSERT_EQ(to_host(x.data(), 4), encode(int32, {3}));
@@ -138,10 +148,13 @@ TEST(process_unwinding, a_rank_that_calls_again_is_in_time) {
         c.all_reduce({x.data(), 1, int32});
         called.store(round);
       }
-      while (called.load() < round) std::this_thread::yield();
-      if (c.rank() == 0) std::this_thread::sleep_for(500ms);
+      while (called.load() < round)
+        std::this_thread::yield();
+      if (c.rank() == 0)
+        std::this_thread::sleep_for(500ms);
       c.barrier();
-      if (c.rank() == 0) c.all_reduce({x.data(), 1, int32});
+      if (c.rank() == 0)
+        c.all_reduce({x.data(), 1, int32});
       current_stream().synchronize();
       c.barrier();
     }
@@ -159,19 +172,23 @@ WEIR_RANK_ROLE(throws_in_a_step) {
     stream const s;
     stream_guard const here(s);
     gradient_buckets b(c, {.bucket_bytes = 4096, .registered = registered});
-    for (int i = 0; i < 4; ++i) b.add("w" + std::to_string(i), 1000);
+    for (int i = 0; i < 4; ++i)
+      b.add("w" + std::to_string(i), 1000);
     b.build(s);
     int turn = 0;
     auto const pass = [&] {
       for (int i = 3; i >= 0; --i) {
         b.mark_ready(i, s);
-        if (c.rank() == 1 && turn == 2 && i == 2) throw bug();
+        if (c.rank() == 1 && turn == 2 && i == 2)
+          throw bug();
       }
       b.finish(s);
     };
     for (; c.failure().empty(); ++turn, last = clock_of_host::now()) {
-      if (captured) graph::capture(s, pass).launch();
-      else pass();
+      if (captured)
+        graph::capture(s, pass).launch();
+      else
+        pass();
       s.synchronize();
     }
   } catch (bug const&) {
@@ -187,10 +204,12 @@ WEIR_RANK_ROLE(throws_in_a_step) {
 
 TEST(process_unwinding, of_a_process_frees_the_other) {
   bool const on_gpus = !runtime::current().is_simulated();
-  if (on_gpus && device_count() < 2) GTEST_SKIP() << "one GPU";
+  if (on_gpus && device_count() < 2)
+    GTEST_SKIP() << "one GPU";
   for (bool const registered : {false, true}) {
     for (bool const captured : {false, true}) {
-      if (captured && !on_gpus) continue;  // refused between simulated processes
+      if (captured && !on_gpus)
+        continue;  // refused between simulated processes
       rank_processes all(
           "throws_in_a_step", 2,
           {on_gpus ? "WEIR_DEVICES=cuda" : "WEIR_DEVICES=sim:1:1", "WEIR_TEST_REGISTERED=" + std::to_string(registered),

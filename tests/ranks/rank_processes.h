@@ -39,7 +39,8 @@ inline std::map<std::string, rank_role>& rank_roles() {
 // Plays the role that the environment of this process names.
 inline void play_rank_role() {
   char const* const name = std::getenv("WEIR_TEST_RANK_ROLE");
-  if (!name) GTEST_SKIP() << "the other cases start it";
+  if (!name)
+    GTEST_SKIP() << "the other cases start it";
   ASSERT_EQ(rank_roles().count(name), 1u) << name;
   int status = 1;
   try {
@@ -50,10 +51,14 @@ inline void play_rank_role() {
   std::fflush(nullptr);
   std::_Exit(::testing::Test::HasFailure() ? 9 : status);
 }
-#define WEIR_PLAYS_RANK_ROLES() \
-  TEST(as_a_rank, plays_its_role) { ::weir::test::play_rank_role(); }
+#define WEIR_PLAYS_RANK_ROLES()     \
+  TEST(as_a_rank, plays_its_role) { \
+    ::weir::test::play_rank_role(); \
+  }
 
-inline std::uint16_t free_port() { return os::listen_tcp(0).port; }
+inline std::uint16_t free_port() {
+  return os::listen_tcp(0).port;
+}
 
 class rank_processes {
  public:
@@ -77,7 +82,8 @@ class rank_processes {
   }
   ~rank_processes() {
     for (auto& p : all_) {
-      if (p.id > 0) ::kill(p.id, SIGKILL), ::waitpid(p.id, nullptr, 0);
+      if (p.id > 0)
+        ::kill(p.id, SIGKILL), ::waitpid(p.id, nullptr, 0);
       ::close(p.out);
     }
   }
@@ -105,14 +111,17 @@ class rank_processes {
       }
       char part[4096];
       ssize_t const n = ::read(p.out, part, sizeof part);
-      if (n <= 0) break;
+      if (n <= 0)
+        break;
       e.said.append(part, static_cast<std::size_t>(n));
     }
     int status = 0;
     EXPECT_EQ(::waitpid(p.id, &status, 0), p.id);
     p.id = 0;
-    if (WIFSIGNALED(status)) e.signal = WTERMSIG(status);
-    else e.status = WEXITSTATUS(status);
+    if (WIFSIGNALED(status))
+      e.signal = WTERMSIG(status);
+    else
+      e.status = WEXITSTATUS(status);
     return e;
   }
 
@@ -125,10 +134,12 @@ class rank_processes {
 
   void start(std::vector<std::string> words) {
     for (auto& v : tests::environment_of_a_child()) {
-      if (!v.starts_with("WEIR_DEVICES=")) words.push_back(std::move(v));
+      if (!v.starts_with("WEIR_DEVICES="))
+        words.push_back(std::move(v));
     }
     std::vector<char*> environment;
-    for (auto& w : words) environment.push_back(w.data());
+    for (auto& w : words)
+      environment.push_back(w.data());
     environment.push_back(nullptr);
     char self[] = "/proc/self/exe", filter[] = "--gtest_filter=as_a_rank.*", brief[] = "--gtest_brief=1";
     char* const arguments[] = {self, filter, brief, nullptr};

@@ -28,11 +28,15 @@ void as_ranks(int size, Body body, rank_options o = {.start = std::chrono::secon
       }
     });
   }
-  for (auto& t : threads) t.join();
-  if (caught) caught->assign(failures.size(), "");
+  for (auto& t : threads)
+    t.join();
+  if (caught)
+    caught->assign(failures.size(), "");
   for (std::size_t i = 0; i < failures.size(); ++i) {
-    if (!failures[i]) continue;
-    if (!caught) std::rethrow_exception(failures[i]);
+    if (!failures[i])
+      continue;
+    if (!caught)
+      std::rethrow_exception(failures[i]);
     try {
       std::rethrow_exception(failures[i]);
     } catch (std::exception const& e) {

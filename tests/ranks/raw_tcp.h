@@ -51,6 +51,8 @@ template <class T>
 std::string raw(T const& value) {
   return {reinterpret_cast<char const*>(&value), sizeof value};
 }
-inline std::string raw_text(std::string const& text) { return raw(std::uint64_t{text.size()}) + text; }
+inline std::string raw_text(std::string const& text) {
+  return raw(std::uint64_t{text.size()}) + text;
+}
 
 }  // namespace weir::test

@@ -52,8 +52,10 @@ std::string hello(std::uint64_t nonce, std::int32_t rank, std::int32_t size, std
 TEST_F(rendezvous, all_ranks_get_rank_0s_greeting) {
   std::thread zero = hub(4);
   std::vector<std::thread> others;
-  for (int r : {3, 1, 2}) others.emplace_back([this, r] { EXPECT_EQ(come(r, 4), "the greeting"); });
-  for (auto& t : others) t.join();
+  for (int r : {3, 1, 2})
+    others.emplace_back([this, r] { EXPECT_EQ(come(r, 4), "the greeting"); });
+  for (auto& t : others)
+    t.join();
   zero.join();
   EXPECT_EQ(hub_said, "");
   for (std::size_t r : {1u, 2u, 3u}) {
@@ -115,7 +117,8 @@ TEST_F(rendezvous, a_rank_that_comes_after_all_have_met_is_refused) {
   ASSERT_TRUE(at_hub.turn_away);
   std::atomic<bool> over{false};
   std::thread answers([&] {
-    while (!over.load()) at_hub.turn_away(), std::this_thread::sleep_for(1ms);
+    while (!over.load())
+      at_hub.turn_away(), std::this_thread::sleep_for(1ms);
   });
   EXPECT_NE(come(1, 2).find("a second rank 1 came, after all had met"), std::string::npos);
   over.store(true);
@@ -178,11 +181,13 @@ TEST_F(rendezvous, random_bytes_keep_no_rank_away) {
       auto const rank = static_cast<std::int32_t>(random() % 5) - 1;  // with the nonce, none that would be let in
       std::string bytes = hello(rank != 1 && random() % 2 ? id.nonce : random() << 20, rank,
                                 static_cast<std::int32_t>(random() % 4), static_cast<std::uint8_t>(random() % 4));
-      if (random() % 3 == 0) bytes[random() % bytes.size()] = static_cast<char>(random());
+      if (random() % 3 == 0)
+        bytes[random() % bytes.size()] = static_cast<char>(random());
       bytes.resize(random() % 60, 'x');
       strangers.emplace_back(id.port);
       strangers.back().say(bytes);
-      if (random() % 2) strangers.back().hang_up();
+      if (random() % 2)
+        strangers.back().hang_up();
     }
     EXPECT_EQ(come(1, 2), "the greeting");
     zero.join();

@@ -14,7 +14,8 @@ using namespace std::chrono_literals;
 TEST(tcp, carries_all_bytes_in_order_in_any_pieces) {
   auto [a, b] = connected();
   std::vector<std::byte> all(5'000'000), got(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::byte>(i * 7 + i / 251);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    all[i] = static_cast<std::byte>(i * 7 + i / 251);
   std::thread sender([&, to = a.get()] {
     std::mt19937 random(1);
     for (std::size_t at = 0; at < all.size();) {

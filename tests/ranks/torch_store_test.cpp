@@ -40,13 +40,15 @@ class server {
 void serve_store(raw_tcp& client, std::map<std::string, std::string>& values) {
   auto const number = [&]<class T>(T n) {
     std::string const bytes = client.hear(sizeof n);
-    if (bytes.size() == sizeof n) std::memcpy(&n, bytes.data(), sizeof n);
+    if (bytes.size() == sizeof n)
+      std::memcpy(&n, bytes.data(), sizeof n);
     return n;
   };
   auto const text = [&] { return client.hear(number(std::uint64_t{})); };
   while (true) {
     std::string const call = client.hear(1);
-    if (call.empty()) return;
+    if (call.empty())
+      return;
     switch (call[0]) {
       case 0: ASSERT_EQ(number(std::uint32_t{}), 0x3C85F7CEu); break;
       case 13: client.say(raw(number(std::uint32_t{}))); break;
@@ -129,7 +131,8 @@ TEST(torch_store, that_answers_nonsense_is_refused) {
       c.hear(5 + 1);
       c.say(c.hear(4));
       c.say(a.says);
-      if (a.told != std::string("hung up")) c.hear(1000);  // until the client ends
+      if (a.told != std::string("hung up"))
+        c.hear(1000);  // until the client ends
     });
     peer::torch_store store("127.0.0.1", s.port(), 2s, nowhere);
     EXPECT_NE(refusal_of([&] { (void)store.get("k"); }).find(a.told), std::string::npos) << a.name;
@@ -166,9 +169,11 @@ TEST(torch_store, random_bytes_are_a_value_or_an_error) {
       std::string const nonce = c.hear(4);
       c.say(random() % 8 ? nonce : raw(random()));
       std::string bytes(random() % 3 ? 1 : 0, '\0');
-      if (random() % 2) bytes += raw(std::uint64_t{random() % 20});
+      if (random() % 2)
+        bytes += raw(std::uint64_t{random() % 20});
       std::size_t const more = random() % 64;
-      for (std::size_t i = 0; i < more; ++i) bytes += static_cast<char>(random() % 4 ? 0 : random());
+      for (std::size_t i = 0; i < more; ++i)
+        bytes += static_cast<char>(random() % 4 ? 0 : random());
       c.say(bytes);
     });
     std::string text;

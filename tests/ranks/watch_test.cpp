@@ -18,7 +18,9 @@ using namespace std::chrono_literals;
 std::string message(std::uint32_t kind, std::int32_t about, std::string const& bytes, std::uint32_t round = 0) {
   return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(round) + bytes;
 }
-std::string beat(std::uint64_t count, std::uint64_t trace = 0) { return message(1, 0, raw(count) + raw(trace)); }
+std::string beat(std::uint64_t count, std::uint64_t trace = 0) {
+  return message(1, 0, raw(count) + raw(trace));
+}
 
 struct watched : ::testing::Test {
   std::vector<std::atomic<int>> changes = std::vector<std::atomic<int>>(8);  // outlives the watches
@@ -55,7 +57,8 @@ struct watched : ::testing::Test {
   static bool has_left(rank_watch const& w, int rank) { return std::ranges::count(w.left_in_order(), rank) != 0; }
   static std::string failure_of(rank_watch const& w, std::chrono::milliseconds limit = 20s) {
     auto const end = std::chrono::steady_clock::now() + limit;
-    while (!w.failed() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    while (!w.failed() && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(1ms);
     return w.failure();
   }
 };
@@ -65,7 +68,8 @@ struct watched : ::testing::Test {
 TEST_F(watched, ranks_that_beat_are_left_alone) {
   make_all(4, {200ms, 200ms});
   std::this_thread::sleep_for(600ms);
-  for (auto const& w : all) EXPECT_EQ(w->failure(), "");
+  for (auto const& w : all)
+    EXPECT_EQ(w->failure(), "");
 }
 
 TEST_F(watched, a_rank_that_accuses_is_heard_by_all) {
@@ -73,7 +77,8 @@ TEST_F(watched, a_rank_that_accuses_is_heard_by_all) {
     all.clear();
     make_all(4);
     all[who]->accuse(1, "rank 1 did it");
-    for (auto const& w : all) EXPECT_EQ(failure_of(*w), "rank 1 did it");
+    for (auto const& w : all)
+      EXPECT_EQ(failure_of(*w), "rank 1 did it");
     all[3]->accuse(2, "too late");
     EXPECT_EQ(all[3]->failure(), "rank 1 did it") << "the first verdict counts";
   }
@@ -152,13 +157,16 @@ TEST_F(watched, a_rank_without_host_memory_to_watch_hangs_up) {
 // Others wait for it, and its beats do not help it.
 TEST_F(watched, a_rank_that_calls_no_collective_is_named) {
   make_all(3, {20s, 150ms});
-  for (auto const& w : all) w->counts(5);
+  for (auto const& w : all)
+    w->counts(5);
   std::this_thread::sleep_for(300ms);
-  for (auto const& w : all) ASSERT_EQ(w->failure(), "");
+  for (auto const& w : all)
+    ASSERT_EQ(w->failure(), "");
   for (std::size_t const late : {0u, 2u}) {
     all.clear();
     make_all(3, {400ms, 150ms});
-    for (std::size_t r = 0; r < 3; ++r) all[r]->counts(r == late ? 5 : 6);
+    for (std::size_t r = 0; r < 3; ++r)
+      all[r]->counts(r == late ? 5 : 6);
     for (auto const& w : all)
       EXPECT_SAYS(failure_of(*w), "rank " + std::to_string(late) + " has called no collective for ");
     EXPECT_SAYS(all[0]->failure(), "after its collective 5, while others wait in collective 6");
@@ -172,7 +180,8 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   all[1]->end(called);
   for (std::size_t const r : {0u, 2u}) {
     auto const until = std::chrono::steady_clock::now() + 20s;
-    while (!has_left(*all[r], 1) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    while (!has_left(*all[r], 1) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
     EXPECT_FALSE(has_left(*all[r], r ? 0 : 2));
     EXPECT_FALSE(all[r]->left_with_less(1, {called[r].received, called[r].sent}));
     EXPECT_TRUE(all[r]->left_with_less(1, {called[r].received + 1, 0}));
@@ -194,7 +203,8 @@ TEST_F(watched, the_first_rank_that_left_is_named) {
   raw_tcp hub(std::move(b));
   hub.say(message(7, 2, raw(std::uint64_t{9})) + message(7, 0, raw(std::uint64_t{9})));
   auto const until = std::chrono::steady_clock::now() + 20s;
-  while (!has_left(*all[0], 0) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  while (!has_left(*all[0], 0) && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(1ms);
   EXPECT_EQ(all[0]->left_in_order(), (std::vector{2, 0}));
   EXPECT_EQ(all[0]->left_before(10), 2);
 }
@@ -262,7 +272,8 @@ TEST_F(watched, ranks_that_meet_for_other_things_learn_it) {
             EXPECT_EQ(met.brought[k].is.has_value(), !bytes.empty() || odd != barrier || r == 0);
           }
         });
-      for (auto& t : threads) t.join();
+      for (auto& t : threads)
+        t.join();
     }
   }
 }
@@ -272,7 +283,8 @@ TEST_F(watched, a_rank_that_calls_something_else_is_named) {
   for (bool const late : {false, true}) {
     all.clear();
     raw_tcp other = make_against_raw(0, {800ms, 20s, true});
-    for (std::uint64_t k = 1; k <= 3000; ++k) all[0]->counts(k, 7 * k);
+    for (std::uint64_t k = 1; k <= 3000; ++k)
+      all[0]->counts(k, 7 * k);
     other.say(beat(1, 7777) + beat(2999, 7 * 2999));  // the first is too old to be known
     std::this_thread::sleep_for(300ms);
     EXPECT_EQ(all[0]->failure(), "");
@@ -331,22 +343,25 @@ TEST_F(watched, random_bytes_end_in_a_verdict_or_nothing) {
     std::string bytes;
     for (std::uint64_t k = 0, n = random() % 8; k < n; ++k) {
       std::string body(random() % 3 ? 8 : random() % 40, '\0');
-      for (char& c : body) c = static_cast<char>(random() % 3 ? 0 : random());
-      std::string one =
-          message(static_cast<std::uint32_t>(random() % 9), static_cast<std::int32_t>(random() % 3), body,
-                  static_cast<std::uint32_t>(random() % 4));
-      if (random() % 6 == 0) one[random() % one.size()] = static_cast<char>(random());
+      for (char& c : body)
+        c = static_cast<char>(random() % 3 ? 0 : random());
+      std::string one = message(static_cast<std::uint32_t>(random() % 9), static_cast<std::int32_t>(random() % 3), body,
+                                static_cast<std::uint32_t>(random() % 4));
+      if (random() % 6 == 0)
+        one[random() % one.size()] = static_cast<char>(random());
       bytes += one;
     }
     for (std::size_t at = 0; at < bytes.size();) {
       std::size_t const n = std::min<std::size_t>(1 + random() % 50, bytes.size() - at);
-      if (!other.say(bytes.substr(at, n))) break;
+      if (!other.say(bytes.substr(at, n)))
+        break;
       at += n;
     }
     other.hang_up();
     auto const until = std::chrono::steady_clock::now() + 20s;
     auto const ended = [&] { return all[0]->failed() || has_left(*all[0], 0) || has_left(*all[0], 1); };
-    while (!ended() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    while (!ended() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
     ASSERT_TRUE(ended());
   }
 }

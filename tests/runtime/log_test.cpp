@@ -43,7 +43,8 @@ struct log_lines : testing::Test {
   }
   bool has(log_level level, std::string const& text) const {
     for (kept const& l : all) {
-      if (l.level == level && l.text.find(text) != l.text.npos) return true;
+      if (l.level == level && l.text.find(text) != l.text.npos)
+        return true;
     }
     return false;
   }
@@ -71,7 +72,8 @@ TEST_F(log_lines, each_level_includes_those_before_it) {
 TEST_F(log_lines, name_device_stream_and_bytes) {
   std::uint64_t const stream = program(log_level::debug);
   for (kept const& l : all) {
-    if (l.level != log_level::warning) continue;
+    if (l.level != log_level::warning)
+      continue;
     EXPECT_EQ(l.device, 0);
     EXPECT_EQ(l.stream, stream);
     EXPECT_EQ(l.bytes, 40_MiB);

@@ -26,7 +26,9 @@ namespace {
 
 using test::refused;
 
-bool has(std::string const& text, char const* part) { return text.find(part) != text.npos; }
+bool has(std::string const& text, char const* part) {
+  return text.find(part) != text.npos;
+}
 
 TEST(options, every_key_is_read_with_its_unit) {
   options const o = parse_options("device_limit:2GiB,pinned_limit:512MiB,address_space:1TiB,launch_blocking:true");
@@ -103,7 +105,8 @@ TEST(options, code_is_checked_as_text_is) {
   EXPECT_TRUE(has(said({.device_waits = static_cast<options::wait_policy>(3)}),
                   "Choose one of never, when_short, before_growth"));
   EXPECT_TRUE(has(said({.log = static_cast<log_level>(5)}), "options::log of 5"));
-  for (double const good : {0.0, 1.0}) runtime const r(simulated{.devices = 1}, {.epsilon = good});
+  for (double const good : {0.0, 1.0})
+    runtime const r(simulated{.devices = 1}, {.epsilon = good});
 }
 
 TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
@@ -112,8 +115,7 @@ TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
   EXPECT_EQ(parse_options("").copy_collectives_from, 0u);
   EXPECT_EQ(parse_options("copy_collectives_from:256MiB").copy_collectives_from, 256_MiB);
   EXPECT_EQ(parse_options("copy_collectives_from:1").copy_collectives_from, 1u);
-  EXPECT_TRUE(
-      has(refused([] { parse_options("copy_collectives_from:large"); }), "\"large\" is not a size"));
+  EXPECT_TRUE(has(refused([] { parse_options("copy_collectives_from:large"); }), "\"large\" is not a size"));
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
@@ -150,18 +152,22 @@ TEST(options, a_value_that_is_no_size_is_refused) {
 
 struct surroundings {  // environment variables for the duration of a test
   explicit surroundings(std::initializer_list<std::pair<char const*, std::string>> set) {
-    for (char const* name : names) ::unsetenv(name);
-    for (auto const& [name, value] : set) ::setenv(name, value.c_str(), 1);
+    for (char const* name : names)
+      ::unsetenv(name);
+    for (auto const& [name, value] : set)
+      ::setenv(name, value.c_str(), 1);
   }
   ~surroundings() {
-    for (char const* name : names) ::unsetenv(name);
+    for (char const* name : names)
+      ::unsetenv(name);
   }
   static constexpr char const* names[] = {"WEIR_CONF", "WEIR_CONF_FILE", "WEIR_CHECK_RACES", "CUDA_LAUNCH_BLOCKING"};
 };
 std::string origin_of(found_options const& found, std::string_view name) {
   size_t i = 0;
   for (option_row const& row : option_table()) {
-    if (row.name == name) return found.origin[i];
+    if (row.name == name)
+      return found.origin[i];
     ++i;
   }
   return "no such row";
@@ -202,10 +208,12 @@ TEST(options, races_takes_its_own_words_only) {
     EXPECT_EQ(find_options().in_force.check_races, races_wanted({})) << word;
     return races_of_process();
   };
-  for (char const* word : {"0", "off", "false", "no", "No", "FALSE", ""}) EXPECT_EQ(as(word), race_check::off) << word;
+  for (char const* word : {"0", "off", "false", "no", "No", "FALSE", ""})
+    EXPECT_EQ(as(word), race_check::off) << word;
   for (char const* word : {"1", "on", "true", "yes", "report", "Report", "ON"})
     EXPECT_EQ(as(word), race_check::report) << word;
-  for (char const* word : {"fail", "FAIL"}) EXPECT_EQ(as(word), race_check::fail) << word;
+  for (char const* word : {"fail", "FAIL"})
+    EXPECT_EQ(as(word), race_check::fail) << word;
   for (char const* word : {"perhaps", "2", "fial"}) {
     surroundings const here{{"WEIR_CHECK_RACES", word}};
     EXPECT_TRUE(has(refused([] { races_wanted({}); }), "is none of on, off, report, fail")) << word;
@@ -250,57 +258,73 @@ struct first_runtime : testing::Test {
 
 // The warning suggests the nearest variable that the library reads.
 TEST_F(first_runtime, unknown_variables_are_reported_once) {
-  EXPECT_EXIT({
-    ::setenv("WEIR_DEVICE", "sim", 1);
-    ::setenv("WEIR_COLOUR", "red", 1);
-    for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_PLANTED_PART", "WEIR_TORCH",
-                             "WEIR_TORCH_LIBRARY", "WEIRD"})
-      ::setenv(fine, "1", 1);
-    ::unsetenv("WEIR_CHECK_RACES");
-    std::vector<std::string> told;
-    on_log([&](log_line const& l) {
-      told.push_back(std::string(log_levels[static_cast<size_t>(l.level)]) + " " + std::string(l.text));
-    });
-    for (int i = 0; i < 2; ++i) runtime const r(simulated{.devices = 1});
-    std::sort(told.begin(), told.end());
-    for (auto const& line : told) std::fputs((line + "\n").c_str(), stderr);
-    bool const right =
-        told.size() == 2 &&
-        told[0].starts_with(
-            "warning weir-112: weir does not read the variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, ") &&
-        told[1] == "warning weir-112: weir does not read the variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
-    std::_Exit(right ? 0 : 1);
-  }, testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(
+      {
+        ::setenv("WEIR_DEVICE", "sim", 1);
+        ::setenv("WEIR_COLOUR", "red", 1);
+        for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_PLANTED_PART",
+                                 "WEIR_TORCH", "WEIR_TORCH_LIBRARY", "WEIRD"})
+          ::setenv(fine, "1", 1);
+        ::unsetenv("WEIR_CHECK_RACES");
+        std::vector<std::string> told;
+        on_log([&](log_line const& l) {
+          told.push_back(std::string(log_levels[static_cast<size_t>(l.level)]) + " " + std::string(l.text));
+        });
+        for (int i = 0; i < 2; ++i)
+          runtime const r(simulated{.devices = 1});
+        std::sort(told.begin(), told.end());
+        for (auto const& line : told)
+          std::fputs((line + "\n").c_str(), stderr);
+        bool const right =
+            told.size() == 2 &&
+            told[0].starts_with(
+                "warning weir-112: weir does not read the variable \"WEIR_COLOUR\". It reads WEIR_CONF, "
+                "WEIR_CONF_FILE, ") &&
+            told[1] == "warning weir-112: weir does not read the variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
+        std::_Exit(right ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST_F(first_runtime, counting_devices_says_why_there_are_none) {
   for (auto const& [name, value, why] :
        {std::array{"WEIR_CONF", "nonsense:1", "there is no option"},
         std::array{"WEIR_DEVICES", "nonsense", "is not a machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
-    EXPECT_EXIT({
-      ::setenv(name, value, 1);
-      if (is_available()) std::_Exit(1);
-      std::string const said = refused([] { for (int d = 0; d < device_count(); ++d) set_device(d); });
-      std::fputs(said.c_str(), stderr);
-      std::_Exit(0);
-    }, testing::ExitedWithCode(0), why) << name;
+    EXPECT_EXIT(
+        {
+          ::setenv(name, value, 1);
+          if (is_available())
+            std::_Exit(1);
+          std::string const said = refused([] {
+            for (int d = 0; d < device_count(); ++d)
+              set_device(d);
+          });
+          std::fputs(said.c_str(), stderr);
+          std::_Exit(0);
+        },
+        testing::ExitedWithCode(0), why)
+        << name;
   }
 }
 
 TEST_F(first_runtime, counting_unusable_gpus_says_why) {
-  if (driver::open_cuda().machine) GTEST_SKIP() << "there are GPUs";
-  EXPECT_EXIT({
-    ::setenv("WEIR_DEVICES", "cuda", 1);
-    if (is_available()) std::_Exit(1);
-    try {
-      static_cast<void>(device_count());
-      std::_Exit(2);
-    } catch (not_supported const& e) {
-      std::fputs(e.what(), stderr);
-    }
-    ::setenv("WEIR_DEVICES", "auto", 1);  // the default on a host without GPUs
-    std::_Exit(device_count() == 4 && is_available() ? 0 : 3);
-  }, testing::ExitedWithCode(0), "without a usable GPU");
+  if (driver::open_cuda().machine)
+    GTEST_SKIP() << "there are GPUs";
+  EXPECT_EXIT(
+      {
+        ::setenv("WEIR_DEVICES", "cuda", 1);
+        if (is_available())
+          std::_Exit(1);
+        try {
+          static_cast<void>(device_count());
+          std::_Exit(2);
+        } catch (not_supported const& e) {
+          std::fputs(e.what(), stderr);
+        }
+        ::setenv("WEIR_DEVICES", "auto", 1);  // the default on a host without GPUs
+        std::_Exit(device_count() == 4 && is_available() ? 0 : 3);
+      },
+      testing::ExitedWithCode(0), "without a usable GPU");
 }
 
 TEST(options, devices_are_auto_cuda_or_sim_with_number_and_size) {
@@ -346,9 +370,8 @@ TEST(options, sizes_may_have_decimals) {
   EXPECT_EQ(size_from_text("16777215TiB"), size_t{16777215} << 40);
   EXPECT_EQ(size_from_text("0.0GiB"), size_t{0});
   EXPECT_EQ(parse_devices("sim:1:1.5").sim.memory, 1536_MiB);
-  for (char const* const wrong : {"1.5", "-0.5GiB", "-0GiB", "1e3MiB", "0.0000000001GiB", "1.2.3GiB",
-                                  "infGiB", "nanGiB", "1,5GiB", "GiB", ".GiB",
-                                  "16777216TiB", "16777216.5TiB"})
+  for (char const* const wrong : {"1.5", "-0.5GiB", "-0GiB", "1e3MiB", "0.0000000001GiB", "1.2.3GiB", "infGiB",
+                                  "nanGiB", "1,5GiB", "GiB", ".GiB", "16777216TiB", "16777216.5TiB"})
     EXPECT_FALSE(size_from_text(wrong)) << wrong;
 }
 
@@ -366,7 +389,8 @@ TEST(options, visible_devices_are_chosen_by_the_rules_of_cuda) {
   EXPECT_EQ(visible_devices("0,1,7,2", 4), (list{0, 1})) << "up to the first that is none";
   EXPECT_EQ(visible_devices("0,-1,2", 4), (list{0}));
   EXPECT_EQ(visible_devices("0,2,0", 4), list{}) << "one comes twice";
-  for (char const* none : {"", "-1", ",0", "GPU-1", "x", "4"}) EXPECT_EQ(visible_devices(none, 4), list{}) << none;
+  for (char const* none : {"", "-1", ",0", "GPU-1", "x", "4"})
+    EXPECT_EQ(visible_devices(none, 4), list{}) << none;
 }
 
 TEST(options, numbers_of_tests_are_whole_or_the_test_ends) {
@@ -387,14 +411,17 @@ TEST(options, numbers_of_tests_are_whole_or_the_test_ends) {
 
 struct visible_to {  // CUDA_VISIBLE_DEVICES for the duration of a test
   explicit visible_to(char const* list, char const* devices = "sim:4:1") {
-    if (char const* const was = std::getenv("WEIR_DEVICES")) devices_before = was;
+    if (char const* const was = std::getenv("WEIR_DEVICES"))
+      devices_before = was;
     ::setenv("CUDA_VISIBLE_DEVICES", list, 1);
     ::setenv("WEIR_DEVICES", devices, 1);
   }
   ~visible_to() {
     ::unsetenv("CUDA_VISIBLE_DEVICES");
-    if (devices_before) ::setenv("WEIR_DEVICES", devices_before->c_str(), 1);
-    else ::unsetenv("WEIR_DEVICES");
+    if (devices_before)
+      ::setenv("WEIR_DEVICES", devices_before->c_str(), 1);
+    else
+      ::unsetenv("WEIR_DEVICES");
   }
   std::optional<std::string> devices_before;
 };

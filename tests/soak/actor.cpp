@@ -14,13 +14,18 @@
 namespace weir::soak {
 namespace {
 
-bool several_devices(life const& in) { return in.devices() > 1; }
-bool simulated_only(life const& in) { return in.simulated(); }
+bool several_devices(life const& in) {
+  return in.devices() > 1;
+}
+bool simulated_only(life const& in) {
+  return in.simulated();
+}
 
 bool is_one_of(std::string_view name, std::string_view list) {
   for (std::size_t at = 0; at <= list.size();) {
     std::size_t const end = std::min(list.find(',', at), list.size());
-    if (list.substr(at, end - at) == name) return true;
+    if (list.substr(at, end - at) == name)
+      return true;
     at = end + 1;
   }
   return false;
@@ -100,14 +105,17 @@ void actor::run() {
   auto const all = acts();
   for (std::size_t i = 0; i < all.size(); ++i) {
     bool const chosen = in_.plan().only.empty() || is_one_of(all[i].name, in_.plan().only);
-    if (!chosen || (all[i].possible && !all[i].possible(in_))) continue;
+    if (!chosen || (all[i].possible && !all[i].possible(in_)))
+      continue;
     drawn.insert(drawn.end(), static_cast<std::size_t>(all[i].weight), i);
   }
   std::string_view const* last = nullptr;
   try {
-    if (drawn.empty()) throw wrong("no act of that name is possible here");
+    if (drawn.empty())
+      throw wrong("no act of that name is possible here");
     for (;;) {
-      if (in_.pause_.load() && !in_.rests(*this)) return;
+      if (in_.pause_.load() && !in_.rests(*this))
+        return;
       std::size_t const i = drawn[below(drawn.size())];
       last = &all[i].name;
       since_ns_.store(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -119,11 +127,13 @@ void actor::run() {
       }
       doing_.store(nullptr);
       ++played_[i];
-      if (++all_played_ % 32 != 0) continue;
+      if (++all_played_ % 32 != 0)
+        continue;
       timed(call::empty_thread, [] { std::thread([] {}).join(); });
       // As a server does, which keeps few requests in flight. What it needs at once has a bound then.
       for (auto const& s : streams_) {
-        if (s) s->synchronize();
+        if (s)
+          s->synchronize();
       }
       plant();
     }
@@ -142,21 +152,27 @@ void actor::run() {
 
 void actor::took(call c, std::chrono::nanoseconds ns) noexcept {
   int const quarter = in_.quarter();
-  if (quarter == 0) first_[static_cast<std::size_t>(c)].add(ns);
-  else if (quarter == 3) last_[static_cast<std::size_t>(c)].add(ns);
+  if (quarter == 0)
+    first_[static_cast<std::size_t>(c)].add(ns);
+  else if (quarter == 3)
+    last_[static_cast<std::size_t>(c)].add(ns);
 }
 
-std::size_t actor::some_bytes() { return sizes[below(std::size(sizes))]; }
+std::size_t actor::some_bytes() {
+  return sizes[below(std::size(sizes))];
+}
 
 stream& actor::some_stream(int device) {
   auto& s = streams_[below(2) * static_cast<std::size_t>(in_.devices()) + static_cast<std::size_t>(device)];
-  if (!s) s.emplace(weir::device(device));
+  if (!s)
+    s.emplace(weir::device(device));
   return *s;
 }
 
 void actor::put(block b, std::size_t i) {
   std::swap(blocks_[i], b);
-  if (b.at) timed(call::free, [&] { deallocate(b.at); });
+  if (b.at)
+    timed(call::free, [&] { deallocate(b.at); });
 }
 
 void actor::work(stream_ref s, void* at, std::size_t bytes) {
@@ -167,16 +183,22 @@ void actor::check_bytes(stream_ref s, void const* at, std::size_t bytes, std::ui
   std::vector<std::uint32_t> words(bytes / 4);
   copy(s, words.data(), at, words.size() * 4);
   for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] != stamped(id, i)) throw wrong(std::string(where) + ": word " + std::to_string(i) + " is wrong");
+    if (words[i] != stamped(id, i))
+      throw wrong(std::string(where) + ": word " + std::to_string(i) + " is wrong");
   }
 }
 
 void actor::end_all() {
-  for (std::size_t i = 0; i < blocks_.size(); ++i) put({}, i);
-  for (auto& one : exported_) one.reset();
-  for (auto& one : pinned_) one.reset();
-  for (auto& one : events_) one.reset();
-  for (auto& one : streams_) one.reset();
+  for (std::size_t i = 0; i < blocks_.size(); ++i)
+    put({}, i);
+  for (auto& one : exported_)
+    one.reset();
+  for (auto& one : pinned_)
+    one.reset();
+  for (auto& one : events_)
+    one.reset();
+  for (auto& one : streams_)
+    one.reset();
 }
 
 // Everything here stays until the process ends.
@@ -201,7 +223,8 @@ void actor::plant() {
     }
     case leak::threads: std::thread([] { std::promise<void>().get_future().wait(); }).detach(); return;
     case leak::host_bytes:
-      for (int i = 0; i < 8; ++i) new event();
+      for (int i = 0; i < 8; ++i)
+        new event();
       return;
     case leak::time: in_.driver().grow_slower(); return;
   }

@@ -17,16 +17,52 @@
 
 namespace weir::soak {
 
-#define WEIR_CALLS(X)                                                                                            \
-  X(allocate)                                                                                                    \
-  X(free)                                                                                                        \
-  X(mark)                                                                                                        \
-  X(launch) X(copy) X(stream) X(stream_end) X(borrow) X(register_stream) X(unregister_stream) X(record) X(wait)  \
-      X(thread) X(pin) X(unpin) X(register_range) X(unregister_range) X(capture) X(graph_launch) X(graph_update) \
-          X(graph_end) X(pool) X(pool_end) X(sleep) X(wake) X(spill) X(refusal) X(report) X(empty_cache)         \
-              X(export_buffer) X(send) X(receive) X(return_import) X(export_end) X(communicator) X(collective)   \
-                  X(group) X(buckets) X(step) X(communicator_end) X(process) X(fork) X(runtime) X(runtime_end)   \
-                      X(empty_thread)
+#define WEIR_CALLS(X)  \
+  X(allocate)          \
+  X(free)              \
+  X(mark)              \
+  X(launch)            \
+  X(copy)              \
+  X(stream)            \
+  X(stream_end)        \
+  X(borrow)            \
+  X(register_stream)   \
+  X(unregister_stream) \
+  X(record)            \
+  X(wait)              \
+  X(thread)            \
+  X(pin)               \
+  X(unpin)             \
+  X(register_range)    \
+  X(unregister_range)  \
+  X(capture)           \
+  X(graph_launch)      \
+  X(graph_update)      \
+  X(graph_end)         \
+  X(pool)              \
+  X(pool_end)          \
+  X(sleep)             \
+  X(wake)              \
+  X(spill)             \
+  X(refusal)           \
+  X(report)            \
+  X(empty_cache)       \
+  X(export_buffer)     \
+  X(send)              \
+  X(receive)           \
+  X(return_import)     \
+  X(export_end)        \
+  X(communicator)      \
+  X(collective)        \
+  X(group)             \
+  X(buckets)           \
+  X(step)              \
+  X(communicator_end)  \
+  X(process)           \
+  X(fork)              \
+  X(runtime)           \
+  X(runtime_end)       \
+  X(empty_thread)
 enum class call : std::uint8_t {
 #define WEIR_CALL(name) name,
   WEIR_CALLS(WEIR_CALL)

@@ -17,7 +17,8 @@ void actor::graphs() {
     }));
   });
   capturing.unlock();
-  for (std::size_t i = below(4); i > 0; --i) timed(call::graph_launch, [&] { g->launch(s); });
+  for (std::size_t i = below(4); i > 0; --i)
+    timed(call::graph_launch, [&] { g->launch(s); });
   timed(call::graph_end, [&] { g.reset(); });
 }
 
@@ -32,12 +33,15 @@ void actor::graphs_with_memory() {
       void* const inside = allocate(s, some_bytes());
       fill(s, inside, std::byte{1}, 16);
       deallocate(inside);
-      if (chance(2)) outlives = buffer(s, 1000);
+      if (chance(2))
+        outlives = buffer(s, 1000);
     }));
   });
   capturing.unlock();
-  for (std::size_t i = below(4); i > 0; --i) timed(call::graph_launch, [&] { g->launch(s); });
-  if (chance(2)) outlives.reset();
+  for (std::size_t i = below(4); i > 0; --i)
+    timed(call::graph_launch, [&] { g->launch(s); });
+  if (chance(2))
+    outlives.reset();
   timed(call::graph_end, [&] { g.reset(); });
 }
 
@@ -54,7 +58,8 @@ void actor::graphs_of_one_memory() {
     timed(call::capture, [&] {
       all.push_back(graph::capture(s, [&] { deallocate(allocate(s, some_bytes())); }, {.memory = &memory}));
     });
-    if (!lasts) all.back().launch(s);
+    if (!lasts)
+      all.back().launch(s);
   }
   timed(call::graph_end, [&] { all.clear(); });
 }

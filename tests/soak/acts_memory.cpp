@@ -16,7 +16,8 @@ struct pages {  // of their own: a fork has no registered pages, and the heap mu
   void* at;
   explicit pages(std::size_t n)
       : bytes(n), at(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    if (at == MAP_FAILED) throw std::bad_alloc();
+    if (at == MAP_FAILED)
+      throw std::bad_alloc();
   }
   ~pages() { ::munmap(at, bytes); }
   pages(pages const&) = delete;
@@ -30,7 +31,8 @@ void actor::blocks() {
   stream const& s = some_stream(d);
   std::size_t const bytes = some_bytes();
   block const b{timed(call::allocate, [&] { return allocate(s, bytes); }), bytes};
-  if (chance(2)) work(s, b.at, bytes);
+  if (chance(2))
+    work(s, b.at, bytes);
   if (chance(4)) {
     deallocate(in_.exchange(below(32), b.at));
   } else {
@@ -66,7 +68,8 @@ void actor::pinned_blocks() {
   buffer host = timed(call::pin, [&] { return pinned(some_bytes()); });
   buffer const b(s, host.size());
   copy(s, b.data(), host.data(), host.size(), non_blocking);
-  if (chance(2)) copy(s, host.data(), b.data(), host.size(), non_blocking);
+  if (chance(2))
+    copy(s, host.data(), b.data(), host.size(), non_blocking);
   auto& slot = pinned_[below(pinned_.size())];
   timed(call::unpin, [&] { slot.reset(); });  // perhaps under a copy
   slot.emplace(std::move(host));
@@ -78,9 +81,11 @@ void actor::pageable_copies() {
   std::vector<std::uint32_t> words(some_bytes() / 4);
   buffer const b(s, words.size() * 4);
   std::uint64_t const id = next_id_++;
-  for (std::size_t i = 0; i < words.size(); ++i) words[i] = stamped(id, i);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    words[i] = stamped(id, i);
   timed(call::copy, [&] { copy(s, b.data(), words.data(), b.size()); });
-  if (chance(4)) check_bytes(s, b.data(), b.size(), id, "a pageable copy");
+  if (chance(4))
+    check_bytes(s, b.data(), b.size(), id, "a pageable copy");
 }
 
 void actor::registered_ranges() {
@@ -111,12 +116,14 @@ void actor::refusals() {
       refused = !e.report().text().empty();
     }
   });
-  if (!refused) throw wrong("a block above the limit was not refused");
+  if (!refused)
+    throw wrong("a block above the limit was not refused");
 }
 
 void actor::reports() {
   int const d = some_device();
-  if (chance(4)) record_memory_history({.events = 500});
+  if (chance(4))
+    record_memory_history({.events = 500});
   timed(call::report, [&] {
     (void)memory_snapshot(d);
     (void)memory_by_stream(d);
@@ -129,13 +136,15 @@ void actor::reports() {
     (void)memory_history(d);
     (void)memory_by_line(d);
   }
-  if (chance(2)) stop_memory_history();
+  if (chance(2))
+    stop_memory_history();
 }
 
 void actor::caches() {
   int const d = some_device();
   timed(call::empty_cache, [&] { empty_cache(d); });
-  if (chance(4)) empty_pinned_cache();
+  if (chance(4))
+    empty_pinned_cache();
   if (chance(4)) {
     set_memory_limit(in_.limit() / 2, d);
     set_memory_limit(in_.limit(), d);

@@ -33,9 +33,11 @@ void actor::sleep() {
   bool const drops = chance(4);
   timed(call::sleep, [&] { p.sleep(drops ? sleep_to::nowhere : sleep_to::host); });
   timed(call::wake, [&] { p.wake(); });
-  if (drops) return;
+  if (drops)
+    return;
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    if (chance(4)) check_bytes(s, mine[i].data(), mine[i].size(), first + i, "a pool that slept");
+    if (chance(4))
+      check_bytes(s, mine[i].data(), mine[i].size(), first + i, "a pool that slept");
   }
 }
 
@@ -47,13 +49,18 @@ void actor::frees_asleep() {
   pool p("freed asleep", {.on = d});
   {
     pool_guard const from(p);
-    for (int i = 0; i < 3; ++i) mine.emplace_back(s, 1_MiB);
+    for (int i = 0; i < 3; ++i)
+      mine.emplace_back(s, 1_MiB);
   }
   timed(call::sleep, [&] { p.sleep(); });
-  if (chance(2)) mine[below(3)].reset();
-  if (chance(2)) mine.clear();
-  if (chance(2)) timed(call::wake, [&] { p.wake(); });
-  if (chance(2)) mine.clear();
+  if (chance(2))
+    mine[below(3)].reset();
+  if (chance(2))
+    mine.clear();
+  if (chance(2))
+    timed(call::wake, [&] { p.wake(); });
+  if (chance(2))
+    mine.clear();
   timed(call::pool_end, [&] { pool const ended(std::move(p)); });
 }
 
@@ -64,7 +71,8 @@ void actor::spills() {
   std::size_t const bytes = in_.limit() / 16;
   pool a("a", {.on = d}), b("b", {.on = d});
   std::vector<device> beside;
-  if (in_.devices() > 1 && chance(2)) beside.push_back((d + 1) % in_.devices());
+  if (in_.devices() > 1 && chance(2))
+    beside.push_back((d + 1) % in_.devices());
   buffer of_a, of_b;
   spill const turns({&a, &b}, {.neighbours = beside});
   {
@@ -94,7 +102,8 @@ void actor::registered_pools() {
     b = buffer(s, 1000);
   }
   work(s, b.data(), 1000);
-  if (chance(2)) b.reset();
+  if (chance(2))
+    b.reset();
   timed(call::pool_end, [&] { p.reset(); });
 }
 

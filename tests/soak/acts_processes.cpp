@@ -28,13 +28,16 @@ void actor::shares() {
   stamp(s, mine.data(), shared_bytes, id, delay());
   timed(call::send, [&] { from.send(mine, s); });
   imported_buffer theirs = timed(call::receive, [&] { return to.receive(d); });
-  if (chance(4)) check_bytes(s, theirs.data(), shared_bytes, id, "a shared buffer");
+  if (chance(4))
+    check_bytes(s, theirs.data(), shared_bytes, id, "a shared buffer");
   if (chance(2)) {
     to.signal(1, s);
-    if (from.wait() != 1) throw wrong("another number came");
+    if (from.wait() != 1)
+      throw wrong("another number came");
   }
   timed(call::return_import, [&] {
-    if (chance(2)) return theirs.release(s);
+    if (chance(2))
+      return theirs.release(s);
     // While a stream of its devices is captured, it would never be given back.
     std::lock_guard const no_capture(in_.captures());
     theirs.reset();
@@ -57,8 +60,10 @@ void actor::shares_of_pool() {
     from.send(mine.back(), s);
     theirs.push_back(to.receive(d));
   }
-  if (chance(2)) mine.clear();  // before its importers
-  for (auto& one : theirs) one.release(s);
+  if (chance(2))
+    mine.clear();  // before its importers
+  for (auto& one : theirs)
+    one.release(s);
 }
 
 int reader_role(char** words) {
@@ -85,9 +90,11 @@ void actor::other_processes() {
       std::uint64_t const id = next_id_++;
       stamp(s, mine.data(), shared_bytes, id, delay());
       line.send(mine, s);
-      if (line.wait() != (stamped(id, 0) ^ stamped(id, 1))) throw wrong("another process read other bytes");
+      if (line.wait() != (stamped(id, 0) ^ stamped(id, 1)))
+        throw wrong("another process read other bytes");
     }
-    if (int const status = reader.end(); status != 0) throw wrong("a reader ended with " + std::to_string(status));
+    if (int const status = reader.end(); status != 0)
+      throw wrong("a reader ended with " + std::to_string(status));
   });
 }
 
@@ -105,7 +112,8 @@ void actor::killed_processes() {
         exportable_buffer const mine = chance(2) ? exportable_buffer(s, shared_bytes) : cut.allocate(s, shared_bytes);
         fill(s, mine.data(), std::byte{1}, shared_bytes);
         line.send(mine, s);
-        if (i == 4) reader.kill();
+        if (i == 4)
+          reader.kill();
         (void)line.wait();
       }
       throw wrong("a process that was killed answered");
@@ -117,7 +125,8 @@ void actor::killed_processes() {
 void actor::fork_that(std::function<void()> const& does) {
   timed(call::fork, [&] {
     pid_t const id = ::fork();
-    if (id < 0) throw wrong("the system forks no more");
+    if (id < 0)
+      throw wrong("the system forks no more");
     if (id == 0) {
       ::alarm(patience_of_a_fork);
       int status = 0;
@@ -129,7 +138,8 @@ void actor::fork_that(std::function<void()> const& does) {
       ::_exit(status);
     }
     int const status = child_process(id).end();
-    if (status != 0) throw wrong("a fork ended with " + std::to_string(status));
+    if (status != 0)
+      throw wrong("a fork ended with " + std::to_string(status));
   });
 }
 
@@ -153,7 +163,8 @@ void actor::forks_that_read() {
   auto const& host = in_.lasting_[0]->staging;
   fork_that([&] {
     std::byte volatile const* const bytes = host.data<std::byte>();
-    for (std::size_t i = 0; i < host.size(); i += 512) (void)bytes[i];
+    for (std::size_t i = 0; i < host.size(); i += 512)
+      (void)bytes[i];
   });
 }
 
@@ -171,7 +182,8 @@ void actor::forks_with_ranks() {
 int busy_role(char**) {
   tensor const a = ones({256, 256}), b = ones({256, 256});
   tensor c = matmul(a, b);
-  for (int i = 0; i < 50; ++i) c = matmul(c, b);
+  for (int i = 0; i < 50; ++i)
+    c = matmul(c, b);
   std::exit(7);
 }
 

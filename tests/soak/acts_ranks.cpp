@@ -41,11 +41,13 @@ void some_group(communicator& c, stream_ref s) {
 // With a throwing rank, that one leaves after so many gradients.
 void some_steps(communicator& c, stream_ref s, bool registered, int throws_after) {
   gradient_buckets b(c, {.bucket_bytes = 4096, .registered = registered});
-  for (int i = 0; i < 3; ++i) b.add("w" + std::to_string(i), 1000);
+  for (int i = 0; i < 3; ++i)
+    b.add("w" + std::to_string(i), 1000);
   b.build(s);
   for (int step = 0; step < 2; ++step) {
     for (int i = 2; i >= 0; --i) {
-      if (throws_after-- == 0) throw thrown();
+      if (throws_after-- == 0)
+        throw thrown();
       b.mark_ready(i, s);
     }
     b.finish(s);
@@ -59,7 +61,8 @@ void actor::as_ranks(std::function<void(communicator&)> const& body) {
   std::lock_guard const alone(in_.ranks());
   std::lock_guard const no_capture(in_.captures());
   std::vector<device> on;
-  for (int d = 0; d < std::min(in_.devices(), 4); ++d) on.push_back(d);
+  for (int d = 0; d < std::min(in_.devices(), 4); ++d)
+    on.push_back(d);
   auto all = timed(call::communicator, [&] { return communicator::create_all(on); });
   std::vector<std::exception_ptr> failures(all.size());
   auto const play = [&](std::size_t i) {
@@ -73,22 +76,27 @@ void actor::as_ranks(std::function<void(communicator&)> const& body) {
     }
   };
   std::vector<std::thread> others;
-  for (std::size_t i = 1; i < all.size(); ++i) others.emplace_back(play, i);
+  for (std::size_t i = 1; i < all.size(); ++i)
+    others.emplace_back(play, i);
   play(0);
-  for (auto& t : others) t.join();
+  for (auto& t : others)
+    t.join();
   timed(call::communicator_end, [&] { all.clear(); });
   std::exception_ptr first;
   for (auto const& f : failures) {
-    if (!f) continue;
+    if (!f)
+      continue;
     try {
       std::rethrow_exception(f);
     } catch (out_of_memory const&) {
       throw;  // the cause of the others
     } catch (...) {
-      if (!first) first = f;
+      if (!first)
+        first = f;
     }
   }
-  if (first) std::rethrow_exception(first);
+  if (first)
+    std::rethrow_exception(first);
 }
 
 void actor::ranks() {
@@ -99,9 +107,12 @@ void actor::ranks() {
     std::mt19937_64 random(draw);
     auto const did = [&](call of, auto f) { return c.rank() == 0 ? timed(of, f) : f(); };
     did(call::collective, [&] { some_collectives(c, random, s); });
-    if (draw % 2) did(call::group, [&] { some_group(c, s); });
-    if (draw / 2 % 2) did(call::step, [&] { some_steps(c, s, false, -1); });
-    if (draw / 4 % 4) return;
+    if (draw % 2)
+      did(call::group, [&] { some_group(c, s); });
+    if (draw / 2 % 2)
+      did(call::step, [&] { some_steps(c, s, false, -1); });
+    if (draw / 4 % 4)
+      return;
     auto half = c.split(c.rank() % 2);
     some_collectives(*half, random, s);
   });
@@ -112,7 +123,8 @@ void actor::ranks_with_pools() {
   as_ranks([&](communicator& c) {
     stream const s(c.device());
     stream_guard const here(s);
-    if (buckets) return some_steps(c, s, true, -1);
+    if (buckets)
+      return some_steps(c, s, true, -1);
     pool const mine("of a rank", {.on = c.device(), .limit = 2_MiB, .registered = true});
     c.register_pool(mine);
     pool_guard const from(mine);
@@ -140,7 +152,8 @@ void actor::ranks_that_throw() {
     } catch (error const&) {  // the others are told
     }
   });
-  if (threw != 1) throw wrong("the rank that throws did not come so far");
+  if (threw != 1)
+    throw wrong("the rank that throws did not come so far");
 }
 
 void actor::ranks_of_processes() {
@@ -154,14 +167,17 @@ void actor::ranks_of_processes() {
       stream const s(0);
       stream_guard const here(s);
       some_collectives(c, std::mt19937_64(1), s);
-      if (killed) other.kill();
+      if (killed)
+        other.kill();
       c.barrier(std::chrono::seconds(20));
-      if (killed) throw wrong("a barrier was passed without the rank that was killed");
+      if (killed)
+        throw wrong("a barrier was passed without the rank that was killed");
     } catch (out_of_memory const&) {
       other.kill();
       throw;
     } catch (error const&) {
-      if (!killed) throw;
+      if (!killed)
+        throw;
     }
     if (int const status = other.end(); status != 0 && !killed)
       throw wrong("the other rank's process ended with " + std::to_string(status));
@@ -173,7 +189,8 @@ int rank_role(char** words) {
   stream const s(c.device());
   stream_guard const here(s);
   some_collectives(c, std::mt19937_64(1), s);
-  if (std::string_view(words[1]) == "stays") ::pause();  // until it is killed
+  if (std::string_view(words[1]) == "stays")
+    ::pause();  // until it is killed
   c.barrier(std::chrono::seconds(20));
   return 0;
 }

@@ -28,7 +28,8 @@ void actor::borrowed_streams() {
   std::size_t const bytes = some_bytes();
   void* const at = timed(call::allocate, [&] { return allocate(s, bytes); });
   work(s, at, bytes);
-  if (chance(2)) some_stream(d).wait(s);
+  if (chance(2))
+    some_stream(d).wait(s);
   switch (below(3)) {
     case 0: deallocate(borrow_stream(d, f.handle()), at); break;  // ordered behind its work
     case 1: deallocate(at); break;                                // may wait for the device
@@ -64,7 +65,8 @@ void actor::events() {
     (void)first.elapsed_time(second);
   }
   auto& slot = events_[below(events_.size())];
-  if (slot && chance(2)) slot->synchronize();
+  if (slot && chance(2))
+    slot->synchronize();
   slot.emplace(std::move(first));
 }
 
@@ -82,21 +84,25 @@ void actor::threads() {
         stream const own;
         stream_guard const here(own);
         std::vector<buffer> some;
-        for (int i = 0; i < 20; ++i) some.emplace_back(std::size_t{16} << random() % 12);
-        for (int i = 0; i < 4; ++i) deallocate(in_.exchange(random(), allocate(500)));
+        for (int i = 0; i < 20; ++i)
+          some.emplace_back(std::size_t{16} << random() % 12);
+        for (int i = 0; i < 4; ++i)
+          deallocate(in_.exchange(random(), allocate(500)));
         if (random() % 4 == 0) {
           auto* const per_thread = reinterpret_cast<CUstream_st*>(driver::stream_handle::per_thread);
           void* const b = allocate(borrow_stream(d, per_thread), 3000);
           deallocate(borrow_stream(d, per_thread), b);
         }
-        if (random() % 2) (void)pinned(5000);
+        if (random() % 2)
+          (void)pinned(5000);
       } catch (out_of_memory const&) {
       } catch (std::exception const& e) {
         failure = e.what();
       }
     }).join();
   });
-  if (!failure.empty()) throw wrong("its thread: " + failure);
+  if (!failure.empty())
+    throw wrong("its thread: " + failure);
 }
 
 // An exception ends every owner while its work runs.

@@ -10,7 +10,8 @@ namespace {
 
 template <class Answer>
 Answer counted(Answer said, std::atomic<std::int64_t>& in, std::int64_t by) {
-  if (said.ok()) in.fetch_add(by);
+  if (said.ok())
+    in.fetch_add(by);
   return said;
 }
 
@@ -24,7 +25,8 @@ std::int64_t books::used() const {
 weir::driver::result<bookkeeper::address> bookkeeper::reserve(std::size_t bytes, std::size_t alignment) {
   auto const said =
       counted(fault_injector::reserve(bytes, alignment), books_->reserved, static_cast<std::int64_t>(bytes));
-  if (!said.ok()) return said;
+  if (!said.ok())
+    return said;
   std::lock_guard const hold(books_->lock_);
   books_->reservations_[said.value].used.resize((bytes + books::page - 1) / books::page);
   return said;
@@ -40,7 +42,8 @@ bookkeeper::status bookkeeper::unreserve(address at, std::size_t bytes) {
 }
 
 bookkeeper::memory bookkeeper::made(memory said, std::size_t bytes) {
-  if (!said.ok()) return said;
+  if (!said.ok())
+    return said;
   books_->device.fetch_add(static_cast<std::int64_t>(bytes));
   std::lock_guard const hold(books_->lock_);
   books_->handles_[said.value] = bytes;
@@ -60,17 +63,20 @@ bookkeeper::status bookkeeper::release(weir::driver::memory_handle h) {
   std::size_t bytes = 0;
   {
     std::lock_guard const hold(books_->lock_);
-    if (auto const it = books_->handles_.extract(h)) bytes = it.mapped();
+    if (auto const it = books_->handles_.extract(h))
+      bytes = it.mapped();
   }
   return counted(fault_injector::release(h), books_->device, -static_cast<std::int64_t>(bytes));
 }
 
 bookkeeper::status bookkeeper::map(address at, std::size_t bytes, weir::driver::memory_handle h) {
   status const said = fault_injector::map(at, bytes, h);
-  if (!said.ok()) return said;
+  if (!said.ok())
+    return said;
   std::lock_guard const hold(books_->lock_);
   auto in = books_->reservations_.upper_bound(at);
-  if (in == books_->reservations_.begin()) return said;
+  if (in == books_->reservations_.begin())
+    return said;
   --in;
   auto& used = in->second.used;
   std::size_t const first = (at - in->first) / books::page, end = (at - in->first + bytes - 1) / books::page + 1;
@@ -84,7 +90,8 @@ bookkeeper::status bookkeeper::map(address at, std::size_t bytes, weir::driver::
 weir::driver::result<bookkeeper::address> bookkeeper::create_segment(int device, std::size_t bytes) {
   auto const said =
       counted(fault_injector::create_segment(device, bytes), books_->device, static_cast<std::int64_t>(bytes));
-  if (!said.ok()) return said;
+  if (!said.ok())
+    return said;
   std::lock_guard const hold(books_->lock_);
   books_->segments_[said.value] = bytes;
   return said;
@@ -94,7 +101,8 @@ bookkeeper::status bookkeeper::release_segment(int device, address at) {
   std::size_t bytes = 0;
   {
     std::lock_guard const hold(books_->lock_);
-    if (auto const it = books_->segments_.extract(at)) bytes = it.mapped();
+    if (auto const it = books_->segments_.extract(at))
+      bytes = it.mapped();
   }
   return counted(fault_injector::release_segment(device, at), books_->device, -static_cast<std::int64_t>(bytes));
 }
@@ -102,7 +110,9 @@ bookkeeper::status bookkeeper::release_segment(int device, address at) {
 bookkeeper::status bookkeeper::pin(void* p, std::size_t bytes) {
   return counted(fault_injector::pin(p, bytes), books_->pins, 1);
 }
-bookkeeper::status bookkeeper::unpin(void* p) { return counted(fault_injector::unpin(p), books_->pins, -1); }
+bookkeeper::status bookkeeper::unpin(void* p) {
+  return counted(fault_injector::unpin(p), books_->pins, -1);
+}
 
 weir::driver::result<weir::driver::stream_handle> bookkeeper::create_stream(int device, weir::driver::stream_kind k,
                                                                             int priority) {

@@ -20,17 +20,21 @@ class child_process {
   child_process(char const* role, std::vector<std::string> words, int socket) {
     words.insert(words.begin(), {"soak", "--role", role});
     std::vector<char*> arguments;
-    for (auto& w : words) arguments.push_back(w.data());
+    for (auto& w : words)
+      arguments.push_back(w.data());
     arguments.push_back(nullptr);
     posix_spawn_file_actions_t files;
     ::posix_spawn_file_actions_init(&files);
-    if (socket >= 0) ::posix_spawn_file_actions_adddup2(&files, socket, its_socket);
+    if (socket >= 0)
+      ::posix_spawn_file_actions_adddup2(&files, socket, its_socket);
     int const refused = ::posix_spawn(&id_, "/proc/self/exe", &files, nullptr, arguments.data(), environ);
     ::posix_spawn_file_actions_destroy(&files);
-    if (refused) throw std::runtime_error("a process was refused: " + std::to_string(refused));
+    if (refused)
+      throw std::runtime_error("a process was refused: " + std::to_string(refused));
   }
   ~child_process() {
-    if (id_ > 0) kill(), end();
+    if (id_ > 0)
+      kill(), end();
   }
   child_process(child_process const&) = delete;
   void kill() const noexcept { ::kill(id_, SIGKILL); }
@@ -38,7 +42,8 @@ class child_process {
     int status = -1;
     bool const known = ::waitpid(id_, &status, 0) == id_;
     id_ = 0;
-    if (!known) return -1;
+    if (!known)
+      return -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
   }
 

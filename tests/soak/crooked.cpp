@@ -27,7 +27,8 @@ opened open_machine() {
   auto const choice = devices_from_environment();
   if (choice.which != machine_choice::kind::simulated) {
     auto found = weir::driver::open_cuda();
-    if (found.machine) return {std::move(found.machine), std::move(found.why)};
+    if (found.machine)
+      return {std::move(found.machine), std::move(found.why)};
     if (choice.which == machine_choice::kind::cuda)
       throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU",
                           source_location::current());
@@ -36,8 +37,12 @@ opened open_machine() {
 }
 
 crooked::asking::asking(noted& n) noexcept : before_(std::exchange(notes_of_thread, &n)) {}
-crooked::asking::~asking() { notes_of_thread = before_; }
-bool crooked::deciding() noexcept { return notes_of_thread != nullptr; }
+crooked::asking::~asking() {
+  notes_of_thread = before_;
+}
+bool crooked::deciding() noexcept {
+  return notes_of_thread != nullptr;
+}
 
 void crooked::count(int device, weir::driver::stream_handle s) {
   std::lock_guard const hold(lock_);
@@ -51,7 +56,8 @@ std::uint64_t crooked::given(stream_key s) const {
 }
 
 weir::driver::status crooked::record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
-  if (lies(lie::records_nothing)) return {};
+  if (lies(lie::records_nothing))
+    return {};
   {
     std::lock_guard const hold(lock_);
     last_record_[e] = {{device, s}, given_[{device, s}]};
@@ -65,41 +71,48 @@ weir::driver::status crooked::wait(int device, weir::driver::stream_handle s, we
     auto const& last = last_record_[e];
     notes_of_thread->waits.push_back({last.on, last.position});
   }
-  if (lies(lie::drops_waits)) return {};
+  if (lies(lie::drops_waits))
+    return {};
   return fault_injector::wait(device, s, e);
 }
 
 weir::driver::status crooked::query_event(weir::driver::event_handle e) {
   weir::driver::status const said = lies(lie::answers_early) ? weir::driver::status{} : fault_injector::query_event(e);
-  if (deciding() && said.ok()) ++notes_of_thread->yes;
+  if (deciding() && said.ok())
+    ++notes_of_thread->yes;
   return said;
 }
 
 weir::driver::status crooked::synchronize_event(weir::driver::event_handle e) {
-  if (lies(lie::returns_early)) return {};
+  if (lies(lie::returns_early))
+    return {};
   return fault_injector::synchronize_event(e);
 }
 
 weir::driver::result<weir::driver::memory_handle> crooked::create(int device, std::size_t bytes) {
   auto const made = fault_injector::create(device, bytes);
-  if (made.ok() && deciding()) ++notes_of_thread->created;
+  if (made.ok() && deciding())
+    ++notes_of_thread->created;
   return made;
 }
 
 weir::driver::status crooked::map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) {
   auto const said = fault_injector::map(at, bytes, h);
-  if (said.ok()) mapped_.fetch_add(1);
+  if (said.ok())
+    mapped_.fetch_add(1);
   return said;
 }
 
 weir::driver::status crooked::unmap(weir::driver::address at, std::size_t bytes) {
   auto const said = fault_injector::unmap(at, bytes);
-  if (said.ok()) unmapped_.fetch_add(1);
+  if (said.ok())
+    unmapped_.fetch_add(1);
   return said;
 }
 
 weir::driver::status crooked::grant(weir::driver::address at, std::size_t bytes, int device) {
-  if (lies(lie::skips_grants) && grants_.fetch_add(1) % grants_between_lies == grants_between_lies - 1) return {};
+  if (lies(lie::skips_grants) && grants_.fetch_add(1) % grants_between_lies == grants_between_lies - 1)
+    return {};
   return fault_injector::grant(at, bytes, device);
 }
 

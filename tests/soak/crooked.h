@@ -39,7 +39,10 @@ using stream_key = std::pair<int, driver::stream_handle>;  // device, stream
 // weir's queries during a decision about one block.
 struct noted {
   // covered: operations of that stream before its event
-  struct wait { stream_key on; std::uint64_t covered; };
+  struct wait {
+    stream_key on;
+    std::uint64_t covered;
+  };
   std::vector<wait> waits;
   int yes = 0;      // complete events
   int created = 0;  // handles
@@ -84,7 +87,10 @@ class crooked : public weir::driver::fault_injector {
   void touched(int device, weir::driver::stream_handle, std::span<weir::driver::touch const>) override;
 
  private:
-  struct recorded { stream_key on{-1, weir::driver::stream_handle::none}; std::uint64_t position = 0; };
+  struct recorded {
+    stream_key on{-1, weir::driver::stream_handle::none};
+    std::uint64_t position = 0;
+  };
   void count(int device, weir::driver::stream_handle s);
   static bool deciding() noexcept;
   bool lies(lie l) const noexcept {
@@ -95,7 +101,7 @@ class crooked : public weir::driver::fault_injector {
   base::atomic<bool> armed_{false};
   base::atomic<std::uint64_t> unmapped_{0}, mapped_{0}, grants_{0};
   mutable std::mutex lock_;
-  std::map<stream_key, std::uint64_t> given_;                          // under lock_
+  std::map<stream_key, std::uint64_t> given_;                             // under lock_
   std::unordered_map<weir::driver::event_handle, recorded> last_record_;  // under lock_
 };
 

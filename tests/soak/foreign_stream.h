@@ -15,7 +15,8 @@ class foreign_stream {
     auto const kind =
         flags == stream_flags::blocking ? driver::stream_kind::blocking : driver::stream_kind::independent;
     auto const made = machine.create_stream(device, kind, 0);
-    if (!made.ok()) throw std::runtime_error("a stream of the program could not be made");
+    if (!made.ok())
+      throw std::runtime_error("a stream of the program could not be made");
     handle_ = made.value;
   }
   ~foreign_stream() { (void)machine_.destroy_stream(device_, handle_); }  // its work still runs

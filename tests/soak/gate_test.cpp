@@ -34,7 +34,8 @@ struct rig {
     in.emplace(*runs);
     watchdog = std::thread([this] {
       std::unique_lock hold(lock);
-      if (changed.wait_for(hold, std::chrono::seconds(60), [this] { return over; })) return;
+      if (changed.wait_for(hold, std::chrono::seconds(60), [this] { return over; }))
+        return;
       std::fprintf(stderr, "gate_test: nothing came for 60 s\n");
       std::_Exit(1);
     });
@@ -71,7 +72,8 @@ struct rig {
   // Returns: whether the held stream stays incomplete over many queries.
   bool stays(lane& l) {
     for (int i = 0; i < 300; ++i) {
-      if (keeper->query_stream(l.key.first, l.key.second).ok()) return false;
+      if (keeper->query_stream(l.key.first, l.key.second).ok())
+        return false;
     }
     return true;
   }
@@ -101,10 +103,14 @@ std::byte* block_on(lane& l, std::size_t bytes, noted* notes = nullptr) {
   crooked::asking const in(notes ? *notes : unread);
   return static_cast<std::byte*>(allocate(l.on, bytes));
 }
-bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) { return a < b + bytes && b < a + bytes; }
+bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) {
+  return a < b + bytes && b < a + bytes;
+}
 
 // Room for the tallies and one `big`.
-options only_one(int lanes) { return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB}; }
+options only_one(int lanes) {
+  return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB};
+}
 
 TEST(gate, held_memory_serves_its_own_stream_only) {
   rig r;
@@ -158,7 +164,8 @@ TEST(gate, a_wait_beyond_the_last_use_is_counted) {
   auto const last_use = r.keeper->given(a.key);
   deallocate(p);
   auto* const small = block_on(a, 4096);
-  for (int i = 0; i < 5; ++i) stamp(a.on, small, 4096, 7, 0);
+  for (int i = 0; i < 5; ++i)
+    stamp(a.on, small, 4096, 7, 0);
   noted notes;
   ASSERT_TRUE(overlap(p, block_on(b, big, &notes), big));
   ASSERT_EQ(notes.waits.size(), 1u);
@@ -228,10 +235,13 @@ void used_elsewhere(int way) {
   stamp(home.on, p, big, 1, 0);
   user.on.wait(home.on.ref());
   r.hold_(user);
-  if (way == 0) record_stream(p, user.on);
+  if (way == 0)
+    record_stream(p, user.on);
   verify(user.on, p, big, 1, 0, user.found);
-  if (way == 2) deallocate(user.on, p);
-  else deallocate(p);
+  if (way == 2)
+    deallocate(user.on, p);
+  else
+    deallocate(p);
   auto* const q = block_on(home, big);
   EXPECT_FALSE(overlap(p, q, big)) << "its own stream got it although another one is not done";
   stamp(home.on, q, big, 2, 0);
@@ -239,16 +249,23 @@ void used_elsewhere(int way) {
   EXPECT_EQ(r.keeper->closed(), 1u);
   EXPECT_EQ(r.mismatches({&home, &user}), 0u);
 }
-TEST(gate, memory_marked_for_a_held_stream_does_not_serve_its_home) { used_elsewhere(0); }
-TEST(gate, memory_a_held_launch_declares_does_not_serve_its_home) { used_elsewhere(1); }
-TEST(gate, memory_with_a_held_last_use_does_not_serve_its_home) { used_elsewhere(2); }
+TEST(gate, memory_marked_for_a_held_stream_does_not_serve_its_home) {
+  used_elsewhere(0);
+}
+TEST(gate, memory_a_held_launch_declares_does_not_serve_its_home) {
+  used_elsewhere(1);
+}
+TEST(gate, memory_with_a_held_last_use_does_not_serve_its_home) {
+  used_elsewhere(2);
+}
 
 TEST(gate, a_held_copys_pinned_source_does_not_serve_the_host) {
   rig r;
   lane a;
   auto* const to = block_on(a, 1_MiB);
   buffer from = pinned(1_MiB);
-  for (std::size_t i = 0; i < 1_MiB / 4; ++i) from.data<std::uint32_t>()[i] = stamped(5, i);
+  for (std::size_t i = 0; i < 1_MiB / 4; ++i)
+    from.data<std::uint32_t>()[i] = stamped(5, i);
   r.hold_(a);
   copy(a.on, to, from.data(), 1_MiB, non_blocking);
   verify(a.on, to, 1_MiB, 5, 0, a.found);
@@ -276,7 +293,8 @@ TEST(gate, pages_under_a_held_use_are_unmapped_when_it_is_done) {
     runtime_guard const in(*r.runs);
     gave = empty_cache(device(0));
   });
-  while (r.keeper->host_waits() == before) std::this_thread::yield();
+  while (r.keeper->host_waits() == before)
+    std::this_thread::yield();
   EXPECT_EQ(r.keeper->unmapped(), 0u);
   r.keeper->keep_closed(false);
   r.keeper->open_all();
@@ -288,7 +306,8 @@ TEST(gate, pages_under_a_held_use_are_unmapped_when_it_is_done) {
 
 TEST(gate, the_source_of_a_held_peer_copy_is_not_reused) {
   rig r;
-  if (device_count() < 2) GTEST_SKIP() << "needs 2 devices; there are " << device_count();
+  if (device_count() < 2)
+    GTEST_SKIP() << "needs 2 devices; there are " << device_count();
   lane a(0), b(1), c(0);  // created before any hold, because each waits for its stream
   auto *const from = block_on(a, big), *const to = block_on(b, big);
   stamp(a.on, from, big, 1, 0);
@@ -307,7 +326,8 @@ TEST(gate, the_source_of_a_held_peer_copy_is_not_reused) {
   ASSERT_EQ(r.keeper->gates_of(b.key).size(), 1u) << "the host waited, so that nothing was held any more";
   r.keeper->open_all();
   // without weir's knowledge
-  for (lane* l : {&a, &b}) ASSERT_TRUE(r.keeper->inner().synchronize_stream(l->key.first, l->key.second).ok());
+  for (lane* l : {&a, &b})
+    ASSERT_TRUE(r.keeper->inner().synchronize_stream(l->key.first, l->key.second).ok());
   EXPECT_TRUE(overlap(from, block_on(c, big), big))
       << "once the copy is done its source serves others before new memory does";
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
@@ -326,8 +346,15 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
   // so that streams wait for each other
   rig r(options{.device_limit = seed % 2 ? 12_MiB : 0, .fence_interval = 1_MiB});
   std::vector<std::unique_ptr<lane>> lanes;
-  for (int i = 0; i < 4; ++i) lanes.push_back(std::make_unique<lane>());
-  struct live_block { std::byte* at; std::size_t bytes; std::uint64_t id; lane* home; gatekeeper::gates others; };
+  for (int i = 0; i < 4; ++i)
+    lanes.push_back(std::make_unique<lane>());
+  struct live_block {
+    std::byte* at;
+    std::size_t bytes;
+    std::uint64_t id;
+    lane* home;
+    gatekeeper::gates others;
+  };
   std::vector<live_block> live;
   std::map<std::byte*, memory_of_past> past;
   std::uint64_t next_id = 1;
@@ -344,7 +371,8 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
     }
     gatekeeper::gates needed;
     for (auto const& [from, was] : past) {
-      if (from < at + bytes && at < from + was.bytes) needed.merge(r.keeper->still_closed(was.behind));
+      if (from < at + bytes && at < from + was.bytes)
+        needed.merge(r.keeper->still_closed(was.behind));
     }
     auto const has = r.keeper->gates_of(l.key);
     for (auto const g : needed) {
@@ -352,7 +380,8 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
     }
     handed += !needed.empty();
     waits += notes.waits.size();
-    if (!notes.waits.empty()) over_held += has.size() - needed.size();
+    if (!notes.waits.empty())
+      over_held += has.size() - needed.size();
     std::erase_if(past, [&](auto const& one) { return one.first < at + bytes && at < one.first + one.second.bytes; });
     live.push_back({at, bytes, next_id++, &l, {}});
     stamp(l.on, at, bytes, live.back().id, 0);
@@ -378,14 +407,16 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
       verify(user.on, b.at, b.bytes, b.id, 0, user.found);
       b.others.merge(r.keeper->gates_of(user.key));
     } else if (dice < 90) {
-      if (r.keeper->closed() < 3) r.hold_(*lanes[below(4)]);
+      if (r.keeper->closed() < 3)
+        r.hold_(*lanes[below(4)]);
     } else if (dice < 97) {
       r.keeper->open_all();
     } else {
       lanes[below(4)]->on.synchronize();
     }
   }
-  while (!live.empty()) drop(live.size() - 1);
+  while (!live.empty())
+    drop(live.size() - 1);
   EXPECT_EQ(r.mismatches({lanes[0].get(), lanes[1].get(), lanes[2].get(), lanes[3].get()}), 0u);
 }
 
@@ -399,13 +430,15 @@ TEST(gate, held_memory_goes_to_streams_behind_the_same_gates) {
   auto const due = [&] {
     return seed < first + asked || (!one && (handed == 0 || waits == 0) && seed < first + 20 * asked);
   };
-  for (; due() && !HasFatalFailure(); ++seed) run_program(seed, handed, waits, over_held);
+  for (; due() && !HasFatalFailure(); ++seed)
+    run_program(seed, handed, waits, over_held);
   std::printf(
       "%llu programs: %llu blocks handed over behind a closed gate, %llu waits inserted, which held a stream by %llu "
       "gates more than the memory asked for\n",
       static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(handed),
       static_cast<unsigned long long>(waits), static_cast<unsigned long long>(over_held));
-  if (one) return;
+  if (one)
+    return;
   EXPECT_GT(handed, 0u);
   EXPECT_GT(waits, 0u);
 }

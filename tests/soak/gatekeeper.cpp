@@ -8,7 +8,8 @@ gatekeeper::gates gatekeeper::still_closed(gates const& some) const {
   std::lock_guard const hold(book_);
   gates out;
   for (auto const g : some) {
-    if (closed_.contains(g)) out.insert(g);
+    if (closed_.contains(g))
+      out.insert(g);
   }
   return out;
 }
@@ -17,7 +18,8 @@ gatekeeper::gates gatekeeper::gates_of(stream_key s) const {
   gates all;
   {
     std::lock_guard const hold(book_);
-    if (auto const found = behind_.find(s); found != behind_.end()) all = found->second;
+    if (auto const found = behind_.find(s); found != behind_.end())
+      all = found->second;
   }
   return still_closed(all);
 }
@@ -33,17 +35,20 @@ void gatekeeper::open_all() {
     std::lock_guard const hold(book_);
     all = closed_;
   }
-  for (auto const g : all) open_gate(g);
+  for (auto const g : all)
+    open_gate(g);
 }
 
 void gatekeeper::host_waits_now() {
   host_waits_.fetch_add(1);
-  if (!keep_closed_.load()) open_all();
+  if (!keep_closed_.load())
+    open_all();
 }
 
 weir::driver::result<weir::driver::gate_handle> gatekeeper::hold(int device, weir::driver::stream_handle s) {
   auto const made = crooked::hold(device, s);
-  if (!made.ok()) return made;
+  if (!made.ok())
+    return made;
   std::lock_guard const hold(book_);
   closed_.insert(made.value);
   behind_[{device, s}].insert(made.value);
@@ -61,14 +66,16 @@ weir::driver::status gatekeeper::record(int device, weir::driver::stream_handle 
   auto now = gates_of({device, s});
   auto const said = crooked::record(device, s, e);
   std::lock_guard const hold(book_);
-  if (said.ok()) recorded_[e] = std::move(now);
+  if (said.ok())
+    recorded_[e] = std::move(now);
   return said;
 }
 
 weir::driver::status gatekeeper::wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
   auto const said = crooked::wait(device, s, e);
   std::lock_guard const hold(book_);
-  if (said.ok()) behind_[{device, s}].insert(recorded_[e].begin(), recorded_[e].end());
+  if (said.ok())
+    behind_[{device, s}].insert(recorded_[e].begin(), recorded_[e].end());
   return said;
 }
 

@@ -17,7 +17,7 @@ class gatekeeper final : public crooked {
   gates still_closed(gates const&) const;
   std::size_t closed() const;
   void open_all();
-  int host_waits() const noexcept { return host_waits_.load(); }  // started so far; each may have opened gates
+  int host_waits() const noexcept { return host_waits_.load(); }    // started so far; each may have opened gates
   void keep_closed(bool yes) noexcept { keep_closed_.store(yes); }  // a host wait then opens no gates: the test does
 
   weir::driver::result<weir::driver::gate_handle> hold(int device, weir::driver::stream_handle) override;

@@ -16,9 +16,11 @@ namespace {
 
 std::int64_t entries(char const* folder) {
   DIR* const d = ::opendir(folder);
-  if (!d) return -1;
+  if (!d)
+    return -1;
   std::int64_t n = 0;
-  while (dirent const* const e = ::readdir(d)) n += e->d_name[0] != '.';
+  while (dirent const* const e = ::readdir(d))
+    n += e->d_name[0] != '.';
   ::closedir(d);
   return n;
 }
@@ -30,7 +32,8 @@ pages pages_now() {
   pages p;
   if (std::FILE* const f = std::fopen("/proc/self/statm", "r")) {
     long long all = 0, resident = 0;
-    if (std::fscanf(f, "%lld %lld", &all, &resident) == 2) p = {all, resident};
+    if (std::fscanf(f, "%lld %lld", &all, &resident) == 2)
+      p = {all, resident};
     std::fclose(f);
   }
   return p;
@@ -64,7 +67,8 @@ constexpr std::int64_t stacks_kept = 40 << 20;
 template <class Range, class Value>
 auto median_of(Range const& in, Value value) {
   std::vector<decltype(value(in[0]))> all;
-  for (auto const& one : in) all.push_back(value(one));
+  for (auto const& one : in)
+    all.push_back(value(one));
   auto const middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
   std::nth_element(all.begin(), middle, all.end());
   return *middle;
@@ -104,13 +108,16 @@ sample sample_now(books const& b) {
 // By acts, not by time: a machine that is busy with other things plays few.
 std::vector<growth> growth_of(std::vector<sample> const& all) {
   constexpr std::size_t least_samples = 3;
-  if (all.empty()) return {};
+  if (all.empty())
+    return {};
   std::uint64_t const from = all.front().ends, acts_of_all = all.back().ends - from + 1;
   std::array<std::vector<sample>, 4> quarters;
-  for (sample const& s : all) quarters[(s.ends - from) * 4 / acts_of_all].push_back(s);
+  for (sample const& s : all)
+    quarters[(s.ends - from) * 4 / acts_of_all].push_back(s);
   std::array<double, 4> acts{};
   for (std::size_t q = 0; q < 4; ++q) {
-    if (quarters[q].size() < least_samples) return {};
+    if (quarters[q].size() < least_samples)
+      return {};
     acts[q] = static_cast<double>(median_of(quarters[q], [](sample const& s) { return s.ends; }));
   }
   std::vector<growth> out;
@@ -133,7 +140,8 @@ std::vector<growth> growth_of(std::vector<sample> const& all) {
     g.rarest = quarters[3].back().rarest - quarters[0].front().rarest;
     if (!g.same) {
       g.bound = static_cast<std::int64_t>(g.rarest / 2) * unit_of(m);
-      if (m == measure::resident || m == measure::virtual_bytes) g.bound += stacks_kept;
+      if (m == measure::resident || m == measure::virtual_bytes)
+        g.bound += stacks_kept;
     }
     out.push_back(g);
   }
@@ -148,7 +156,8 @@ void call_times::add(std::chrono::nanoseconds took) noexcept {
   ++count_;
 }
 void call_times::add(call_times const& other) noexcept {
-  for (std::size_t i = 0; i < times_.size(); ++i) times_[i] += other.times_[i];
+  for (std::size_t i = 0; i < times_.size(); ++i)
+    times_[i] += other.times_[i];
   count_ += other.count_;
 }
 
@@ -157,7 +166,8 @@ double call_times::quantile_ns(double q) const noexcept {
   std::uint64_t below = 0;
   for (std::size_t i = 0; i < times_.size(); ++i) {
     below += times_[i];
-    if (below <= rank) continue;
+    if (below <= rank)
+      continue;
     auto const scale = static_cast<double>(std::uint64_t{1} << (i / steps)) / steps;
     return (steps + static_cast<double>(i % steps) + 0.5) * scale;
   }

@@ -62,7 +62,8 @@ struct growth {
   double early = 0, late = 0;  // units an act, from the first quarter to the second, from the third to the last
   bool judged() const noexcept { return same || rarest >= least_acts; }
   bool too_much() const noexcept {
-    if (same) return least[3] > most[0];
+    if (same)
+      return least[3] > most[0];
     return judged() && median[3] - median[0] > std::max(bound, median[0] / part) && late > steady * early &&
            least[3] > most[1];
   }

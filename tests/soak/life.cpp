@@ -18,7 +18,9 @@
 namespace weir::soak {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
 constexpr std::int64_t patience_ns = 60'000'000'000;      // of one act: it waits for 20 s at most for a process
 constexpr int large_block = 128 << 10;                    // bytes of the heap that have pages of their own
 constexpr std::int64_t most_of_captures = 8 << 20;        // bytes, of one actor's captures: four pages
@@ -53,7 +55,8 @@ bool found_by(leak l, measure m) noexcept {
 }
 
 bool life_outcome::found(leak l) const noexcept {
-  if (l == leak::time) return std::any_of(slowed.begin(), slowed.end(), [](auto const& s) { return s.too_much(); });
+  if (l == leak::time)
+    return std::any_of(slowed.begin(), slowed.end(), [](auto const& s) { return s.too_much(); });
   return std::any_of(grew.begin(), grew.end(), [l](growth const& g) { return found_by(l, g.of) && g.too_much(); });
 }
 bool life_outcome::clean() const noexcept {
@@ -80,8 +83,10 @@ life::life(life_plan p) : plan_(std::move(p)) {
   driver_ = owned.get();
   runtime_ = make_runtime(std::move(owned), {.device_limit = limit_}, why);
   runtime_guard const in(*runtime_);
-  for (int d = 0; d < devices_; ++d) lasting_.push_back(std::make_unique<lasting>(d));
-  for (int n = 0; n < plan_.actors; ++n) actors_.push_back(std::make_unique<actor>(*this, n));
+  for (int d = 0; d < devices_; ++d)
+    lasting_.push_back(std::make_unique<lasting>(d));
+  for (int n = 0; n < plan_.actors; ++n)
+    actors_.push_back(std::make_unique<actor>(*this, n));
 }
 
 life::~life() {
@@ -97,7 +102,8 @@ std::unique_ptr<runtime> life::another_runtime() {
 
 void life::failed(std::string what) {
   std::lock_guard const hold(lock_);
-  if (failure_.empty()) failure_ = std::move(what);
+  if (failure_.empty())
+    failure_ = std::move(what);
 }
 
 bool life::rests(actor& a) {
@@ -117,7 +123,8 @@ void life::watch() {
     for (auto const& a : actors_) {
       auto const* const act = a->doing_.load();
       std::int64_t const since = a->since_ns_.load();
-      if (!act || a->doing_.load() != act || now_ns() - since < patience_ns) continue;
+      if (!act || a->doing_.load() != act || now_ns() - since < patience_ns)
+        continue;
       std::fprintf(stderr, "soak: HANGS: actor %d has been in %s for 60 s\nrepeat: soak life --seed %llu\n", a->number_,
                    std::string(*act).c_str(), static_cast<unsigned long long>(plan_.seed));
       std::_Exit(5);
@@ -127,7 +134,8 @@ void life::watch() {
 
 // An importer lets go of what its owner gave back when it next receives, so one more buffer is sent.
 void life::give_back_what_is_shared() {
-  for (int d = 0; d < devices_; ++d) share_pool({.on = d}).trim();
+  for (int d = 0; d < devices_; ++d)
+    share_pool({.on = d}).trim();
   auto const [a, b] = os::make_sockets();
   share_channel from(a), to(b);
   {
@@ -140,10 +148,13 @@ void life::give_back_what_is_shared() {
 
 // Returns: what is wrong at rest; empty: nothing.
 std::string life::take_sample() {
-  for (auto& b : left_) deallocate(b.exchange(nullptr));
-  for (int d = 0; d < devices_; ++d) synchronize(d);
+  for (auto& b : left_)
+    deallocate(b.exchange(nullptr));
+  for (int d = 0; d < devices_; ++d)
+    synchronize(d);
   give_back_what_is_shared();
-  for (int d = 0; d < devices_; ++d) empty_cache(d);
+  for (int d = 0; d < devices_; ++d)
+    empty_cache(d);
   empty_pinned_cache();
   ::malloc_trim(0);
   std::string said;
@@ -167,7 +178,8 @@ std::string life::take_sample() {
   }
   std::vector<std::uint64_t> played(actor::acts().size());
   for (auto const& a : actors_) {
-    for (std::size_t i = 0; i < played.size(); ++i) played[i] += a->played_[i];
+    for (std::size_t i = 0; i < played.size(); ++i)
+      played[i] += a->played_[i];
   }
   s.ends = std::accumulate(played.begin(), played.end(), std::uint64_t{0});
   std::erase(played, 0u);
@@ -184,27 +196,34 @@ life_outcome life::outcome() const {
   o.machine = description_;
   for (std::size_t c = 0; c < calls; ++c) {
     slowdown s{name_of(static_cast<call>(c)), {}, {}};
-    for (auto const& a : actors_) s.first.add(a->first_[c]), s.last.add(a->last_[c]);
-    if (s.first.count() + s.last.count()) o.slowed.push_back(s);
+    for (auto const& a : actors_)
+      s.first.add(a->first_[c]), s.last.add(a->last_[c]);
+    if (s.first.count() + s.last.count())
+      o.slowed.push_back(s);
   }
   auto const& empty = o.slowed.empty() ? slowdown{} : o.slowed.back();  // the last kind
   double const busier = empty.judged() ? empty.last.quantile_ns(0.5) / empty.first.quantile_ns(0.5) : 1;
-  for (auto& s : o.slowed) s.busier = std::max(1.0, busier);
+  for (auto& s : o.slowed)
+    s.busier = std::max(1.0, busier);
   auto const all = actor::acts();
   for (std::size_t i = 0; i < all.size(); ++i) {
     life_outcome::played p{all[i].name};
-    for (auto const& a : actors_) p.times += a->played_[i], p.refused += a->refused_[i];
-    if (p.times) o.acts.push_back(p);
+    for (auto const& a : actors_)
+      p.times += a->played_[i], p.refused += a->refused_[i];
+    if (p.times)
+      o.acts.push_back(p);
   }
   return o;
 }
 
 life_outcome life::run(std::function<void(double, sample const&)> const& tick) {
   runtime_guard const in(*runtime_);
-  if (devices_ > 1) (void)weir::links();
+  if (devices_ > 1)
+    (void)weir::links();
   std::vector<std::thread> threads;
   began_ns_ = now_ns();
-  for (auto const& a : actors_) threads.emplace_back([&] { a->run(); });
+  for (auto const& a : actors_)
+    threads.emplace_back([&] { a->run(); });
   std::thread watcher([this] { watch(); });
   double const between = std::min(plan_.seconds / fewest_rests, longest_between);
   samples_.reserve(static_cast<std::size_t>(2 * plan_.seconds / between));  // what this run keeps is no growth
@@ -219,23 +238,28 @@ life_outcome life::run(std::function<void(double, sample const&)> const& tick) {
     hold.unlock();
     if (!broken) {
       try {
-        if (auto const said = take_sample(); !said.empty()) failed(said);
+        if (auto const said = take_sample(); !said.empty())
+          failed(said);
       } catch (std::exception const& e) {
         failed(std::string("at rest: ") + e.what());
       }
     }
-    if (!samples_.empty()) tick(share(), samples_.back());
+    if (!samples_.empty())
+      tick(share(), samples_.back());
     hold.lock();
     broken = !failure_.empty();
     pause_.store(false);
-    if (share() >= 1 || broken) over_.store(true);
+    if (share() >= 1 || broken)
+      over_.store(true);
     resting_ = 0;
     ++rest_;
     hold.unlock();
     changed_.notify_all();
-    if (over_.load()) break;
+    if (over_.load())
+      break;
   }
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   watcher.join();
   life_outcome o = outcome();
   o.failure = failure_;

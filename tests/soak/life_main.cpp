@@ -24,11 +24,13 @@ life_plan read(int argc, char** argv) {
   if (char const* const length = std::getenv("WEIR_TEST_LIFE_SECONDS"); length && *length) {
     char* end = nullptr;
     p.seconds = std::strtod(length, &end);
-    if (*end || !(p.seconds > 0)) usage(std::string("WEIR_TEST_LIFE_SECONDS=") + length + " is no number of seconds");
+    if (*end || !(p.seconds > 0))
+      usage(std::string("WEIR_TEST_LIFE_SECONDS=") + length + " is no number of seconds");
   }
   for (int i = 0; i < argc; i += 2) {
     std::string const name = argv[i];
-    if (i + 1 >= argc) usage(name + " needs a value");
+    if (i + 1 >= argc)
+      usage(name + " needs a value");
     char const* const text = argv[i + 1];
     char* end = nullptr;
     double const value = std::strtod(text, &end);
@@ -37,9 +39,11 @@ life_plan read(int argc, char** argv) {
       p.only = text;
     } else if (name == "--leak") {
       for (leak const l : all_leaks) {
-        if (name_of(l) == text) p.planted = l;
+        if (name_of(l) == text)
+          p.planted = l;
       }
-      if (p.planted == leak::none) usage(std::string("there is no leak ") + text);
+      if (p.planted == leak::none)
+        usage(std::string("there is no leak ") + text);
     } else if (!is_number) {
       usage(name + " " + text + " is no number");
     } else if (name == "--minutes") {
@@ -54,15 +58,19 @@ life_plan read(int argc, char** argv) {
       usage("there is no option " + name);
     }
   }
-  if (p.actors < 1 || !(p.seconds > 0)) usage("a run has one actor or more, and a length");
+  if (p.actors < 1 || !(p.seconds > 0))
+    usage("a run has one actor or more, and a length");
   return p;
 }
 
 int play(char const* role, char** words) {
   try {
-    if (std::strcmp(role, "rank") == 0) return rank_role(words);
-    if (std::strcmp(role, "reader") == 0) return reader_role(words);
-    if (std::strcmp(role, "busy") == 0) return busy_role(words);
+    if (std::strcmp(role, "rank") == 0)
+      return rank_role(words);
+    if (std::strcmp(role, "reader") == 0)
+      return reader_role(words);
+    if (std::strcmp(role, "busy") == 0)
+      return busy_role(words);
   } catch (std::exception const& e) {
     std::fprintf(stderr, "soak: the process of the role %s: %s\n", role, e.what());
   }
@@ -71,9 +79,12 @@ int play(char const* role, char** words) {
 
 std::string in_words(double ns) {
   char out[32];
-  if (ns < 1e4) std::snprintf(out, sizeof out, "%.0f ns", ns);
-  else if (ns < 1e7) std::snprintf(out, sizeof out, "%.1f us", ns * 1e-3);
-  else std::snprintf(out, sizeof out, "%.1f ms", ns * 1e-6);
+  if (ns < 1e4)
+    std::snprintf(out, sizeof out, "%.0f ns", ns);
+  else if (ns < 1e7)
+    std::snprintf(out, sizeof out, "%.1f us", ns * 1e-3);
+  else
+    std::snprintf(out, sizeof out, "%.1f ms", ns * 1e-6);
   return out;
 }
 
@@ -118,8 +129,10 @@ life_outcome live(life_plan const& p) {
   life l(p);
   double said = 0;
   return l.run([&](double share, sample const& s) {
-    if (share < said) return;
-    while (said <= share) said += 0.1;
+    if (share < said)
+      return;
+    while (said <= share)
+      said += 0.1;
     std::fprintf(stderr, "soak: %3.0f %%, %llu acts", share * 100, static_cast<unsigned long long>(s.ends));
     for (measure const m : {measure::host_bytes, measure::resident, measure::used_addresses})
       std::fprintf(stderr, ", %.1f MiB %s", static_cast<double>(s.at(m)) / (1 << 20), std::string(name_of(m)).c_str());
@@ -136,7 +149,8 @@ int life_main(int argc, char** argv) {
     o = live(p);
   }
   std::printf("%s\n", table(p, o).c_str());
-  if (!o.failure.empty()) std::printf("BROKEN: %s\n", o.failure.c_str());
+  if (!o.failure.empty())
+    std::printf("BROKEN: %s\n", o.failure.c_str());
   if (p.planted != leak::none) {
     std::printf("a leak of %s %s after %.1f s\n", std::string(name_of(p.planted)).c_str(),
                 o.found(p.planted) ? "was found" : "WAS NOT FOUND", o.seconds);
@@ -151,6 +165,8 @@ int life_main(int argc, char** argv) {
   return 0;
 }
 
-int role_main(int argc, char** argv) { return argc > 1 ? play(argv[1], argv + 2) : 2; }
+int role_main(int argc, char** argv) {
+  return argc > 1 ? play(argv[1], argv + 2) : 2;
+}
 
 }  // namespace weir::soak

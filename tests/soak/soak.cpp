@@ -16,15 +16,19 @@
 namespace weir::soak {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
 constexpr std::int64_t patience_ns = 90'000'000'000;  // without any operation: stuck
 
 template <class Map, class Key>
 auto overlapping(Map& all, Key at, std::size_t bytes) {
   auto first = all.upper_bound(at);
-  if (first != all.begin() && at < std::prev(first)->first + std::prev(first)->second.bytes) --first;
+  if (first != all.begin() && at < std::prev(first)->first + std::prev(first)->second.bytes)
+    --first;
   auto last = first;
-  while (last != all.end() && last->first < at + bytes) ++last;
+  while (last != all.end() && last->first < at + bytes)
+    ++last;
   return std::pair(first, last);
 }
 
@@ -35,7 +39,8 @@ soak::soak(plan p) : plan_(p) {
   simulated_ = machine->simulated();
   devices_ = machine->device_count();
   description_ = why;
-  if (!plan_.limit) plan_.limit = simulated_ ? 66_MiB : 640_MiB;
+  if (!plan_.limit)
+    plan_.limit = simulated_ ? 66_MiB : 640_MiB;
   auto owned = std::make_unique<crooked>(std::move(machine), plan_.told);
   machine_ = owned.get();
   options o;
@@ -46,7 +51,8 @@ soak::soak(plan p) : plan_(p) {
 soak::~soak() {
   stop_.store(true);
   for (auto& t : threads_) {
-    if (t.joinable()) t.join();
+    if (t.joinable())
+      t.join();
   }
   runtime_guard const in(*runtime_);
   lanes_.clear();
@@ -57,7 +63,8 @@ void soak::start() {
   lanes_.resize(static_cast<std::size_t>(plan_.threads * devices_ * plan_.streams));
   ledger_.resize(static_cast<std::size_t>(devices_));
   inbox_.resize(static_cast<std::size_t>(plan_.threads));
-  if (devices_ > 1) (void)links();
+  if (devices_ > 1)
+    (void)links();
   for (int w = 0; w < plan_.threads; ++w) {
     for (int d = 0; d < devices_; ++d) {
       for (int s = 0; s < plan_.streams; ++s) {
@@ -90,7 +97,8 @@ bool soak::over() {
     std::_Exit(5);
   }
   bool const found = plan_.told != lie::none && mismatches_.load() > 0;
-  if (progress() < 1 && !stop_.load() && !found && !(plan_.soon && enough())) return false;
+  if (progress() < 1 && !stop_.load() && !found && !(plan_.soon && enough()))
+    return false;
   stop_.store(true);
   return true;
 }
@@ -100,27 +108,35 @@ bool soak::enough() const {
   for (std::size_t i = 0; i < paths; ++i) {
     auto const p = static_cast<path>(i);
     // a refused allocation has used the ladder
-    if (p != path::ladder && possible(p, devices_) && o.times[i] < plan_.least) return false;
+    if (p != path::ladder && possible(p, devices_) && o.times[i] < plan_.least)
+      return false;
   }
   return true;
 }
 
-double soak::progress() const { return static_cast<double>(now_ns() - began_ns_) * 1e-9 / plan_.seconds; }
+double soak::progress() const {
+  return static_cast<double>(now_ns() - began_ns_) * 1e-9 / plan_.seconds;
+}
 
 void soak::caught(std::string what, std::uint64_t mismatches) {
   std::lock_guard const hold(lock_);
   mismatches_.fetch_add(mismatches ? mismatches : 1);
-  if (first_mismatch_.empty()) first_mismatch_ = std::move(what);
-  if (caught_after_ < 0) caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
+  if (first_mismatch_.empty())
+    first_mismatch_ = std::move(what);
+  if (caught_after_ < 0)
+    caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
 }
 
 void soak::failed(std::string what, bool lost) {
   std::lock_guard const hold(lock_);
   if (lost && !lost_.exchange(true) && caught_after_ < 0)
     caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
-  if (!lost && caught_after_ < 0) caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
-  if (!lost && failure_.empty()) failure_ = std::move(what);
-  else if (lost && first_mismatch_.empty()) first_mismatch_ = std::move(what);
+  if (!lost && caught_after_ < 0)
+    caught_after_ = static_cast<double>(now_ns() - began_ns_) * 1e-9;
+  if (!lost && failure_.empty())
+    failure_ = std::move(what);
+  else if (lost && first_mismatch_.empty())
+    first_mismatch_ = std::move(what);
   stop_.store(true);
 }
 
@@ -128,7 +144,8 @@ void soak::failed(std::string what, bool lost) {
 void soak::gave_back(held const& h) {
   lane const& home = lane_of(h.worker, h.device, h.stream);
   freed f{h.bytes, home.key, {{home.key, machine_->given(home.key)}}};
-  for (lane const* l : h.others) f.last_use.emplace_back(l->key, machine_->given(l->key));
+  for (lane const* l : h.others)
+    f.last_use.emplace_back(l->key, machine_->given(l->key));
   std::lock_guard const hold(lock_);
   auto& of_device = ledger_[static_cast<std::size_t>(h.device)];
   auto const [first, last] = overlapping(of_device, h.at, h.bytes);
@@ -150,7 +167,8 @@ void soak::handed_out(held const& h, stream_key home, noted const& notes) {
     for (auto part = first; part != last; ++part) {  // a large block overlaps several
       for (auto const& w : notes.waits) {
         for (auto const& [key, position] : part->second.last_use) {
-          if (w.on != key || w.covered < position) continue;
+          if (w.on != key || w.covered < position)
+            continue;
           waited = true;
           beyond += w.covered - position;
         }
@@ -167,7 +185,8 @@ void soak::handed_out(held const& h, stream_key home, noted const& notes) {
 
 outcome soak::so_far() const {
   outcome o;
-  for (std::size_t i = 0; i < paths; ++i) o.times[i] = times_[i].load();
+  for (std::size_t i = 0; i < paths; ++i)
+    o.times[i] = times_[i].load();
   o.times[static_cast<std::size_t>(path::unmapped)] = machine_->unmapped();
   o.mismatches = mismatches_.load();
   o.operations = operations_.load();
@@ -178,7 +197,8 @@ outcome soak::so_far() const {
 }
 
 outcome soak::finish() {
-  for (auto& t : threads_) t.join();
+  for (auto& t : threads_)
+    t.join();
   threads_.clear();
   outcome o = so_far();
   o.lost = lost_.load();
@@ -188,7 +208,8 @@ outcome soak::finish() {
   std::uint64_t on_devices = 0;
   try {
     for (auto& box : inbox_) {
-      for (held const& h : box) deallocate(h.at);
+      for (held const& h : box)
+        deallocate(h.at);
       box.clear();
     }
     for (int d = 0; d < devices_ && !o.lost; ++d) {
@@ -196,7 +217,8 @@ outcome soak::finish() {
       o.times[static_cast<std::size_t>(path::ladder)] += memory_stats(d).num_alloc_retries;
     }
     for (lane& l : lanes_) {
-      if (o.lost) break;
+      if (o.lost)
+        break;
       tally found{};
       copy(*l.on, &found, l.found, sizeof found);
       o.launched += l.launched;
@@ -217,7 +239,8 @@ outcome soak::finish() {
   o.mismatches = std::max(mismatches_.load(), on_devices);
   if (auto* const control = driver::sim::controls_of(machine_->inner())) {
     auto const findings = control->findings();
-    if (!findings.empty()) failed("the simulated machine says: " + findings.front(), false);
+    if (!findings.empty())
+      failed("the simulated machine says: " + findings.front(), false);
   }
   std::lock_guard const hold(lock_);
   o.first_mismatch = first_mismatch_;

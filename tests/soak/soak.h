@@ -50,9 +50,9 @@ struct plan {
   int threads = 4, streams = 4;  // streams: of each thread on each device
   double seconds = 480;
   std::uint64_t seed = 1, least = 1000;
-  bool soon = false;             // ends when each path was taken `least` times
+  bool soon = false;  // ends when each path was taken `least` times
   lie told = lie::none;
-  std::size_t limit = 0;         // bytes a device; 0: chosen for the machine
+  std::size_t limit = 0;  // bytes a device; 0: chosen for the machine
 };
 
 struct outcome {
@@ -62,7 +62,7 @@ struct outcome {
   std::uint64_t operations = 0;
   // allocations behind a device wait, and operations that their waits covered beyond the last use
   std::uint64_t waits = 0, over_wait = 0;
-  double seconds = 0, caught_after = -1;     // of the first mismatch, or the loss of a device
+  double seconds = 0, caught_after = -1;  // of the first mismatch, or the loss of a device
   int devices = 0;
   bool lost = false;
   std::string machine, first_mismatch, failure;  // failure: a worker's exception
@@ -77,7 +77,8 @@ class soak {
   template <class Tick>
   outcome run(Tick tick) {
     start();
-    while (!over()) tick(progress(), so_far());
+    while (!over())
+      tick(progress(), so_far());
     return finish();
   }
 
@@ -104,7 +105,7 @@ class soak {
   };
 
   void start();
-  bool over();                  // sleeps briefly
+  bool over();  // sleeps briefly
   double progress() const;
   outcome so_far() const;
   bool enough() const;
@@ -130,11 +131,11 @@ class soak {
   std::atomic<std::uint64_t> operations_{0}, mismatches_{0}, next_id_{1}, waits_{0}, over_wait_{0};
   std::atomic<bool> stop_{false}, lost_{false};
   mutable std::mutex lock_;
-  std::vector<std::map<std::byte*, freed>> ledger_;    // by device. under lock_
-  std::vector<std::vector<held>> inbox_;               // by worker. under lock_
-  std::map<std::byte*, std::size_t> pinned_free_;      // under lock_
-  std::string first_mismatch_, failure_, description_; // under lock_
-  double caught_after_ = -1;                           // under lock_
+  std::vector<std::map<std::byte*, freed>> ledger_;     // by device. under lock_
+  std::vector<std::vector<held>> inbox_;                // by worker. under lock_
+  std::map<std::byte*, std::size_t> pinned_free_;       // under lock_
+  std::string first_mismatch_, failure_, description_;  // under lock_
+  double caught_after_ = -1;                            // under lock_
   std::int64_t began_ns_ = 0, moved_ns_ = 0;
   std::uint64_t moved_operations_ = 0;
   std::vector<std::thread> threads_;

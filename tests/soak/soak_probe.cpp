@@ -2,10 +2,10 @@
 // With --soon it ends as soon as each path was taken often enough.
 //   soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] [--only LIE|none]
 // Exit status: 0 valid and clean, 1 not, 2 bad option. WEIR_DEVICES chooses the machine.
-#include <span>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <span>
 
 #include <cstdio>
 #include <cstdlib>
@@ -41,19 +41,29 @@ arguments read(int argc, char** argv) {
   arguments a;
   for (int i = 1; i < argc; i += 2) {
     std::string const name = argv[i];
-    if (i + 1 >= argc) usage(name + " needs a value");
+    if (i + 1 >= argc)
+      usage(name + " needs a value");
     char* end = nullptr;
     double const value = std::strtod(argv[i + 1], &end);
     bool const is_number = *end == 0 && value >= 0;
-    if (name == "--only") a.only = argv[i + 1];
-    else if (!is_number) usage(name + " " + argv[i + 1] + " is no number");
-    else if (name == "--minutes") a.of_run.seconds = value * 60;
-    else if (name == "--seconds") a.of_run.seconds = value;
-    else if (name == "--least") a.of_run.least = static_cast<std::uint64_t>(value);
-    else if (name == "--soon") a.of_run.soon = value != 0;
-    else if (name == "--seed") a.of_run.seed = static_cast<std::uint64_t>(value);
-    else if (name == "--budget") a.budget = value;
-    else usage("there is no option " + name);
+    if (name == "--only")
+      a.only = argv[i + 1];
+    else if (!is_number)
+      usage(name + " " + argv[i + 1] + " is no number");
+    else if (name == "--minutes")
+      a.of_run.seconds = value * 60;
+    else if (name == "--seconds")
+      a.of_run.seconds = value;
+    else if (name == "--least")
+      a.of_run.least = static_cast<std::uint64_t>(value);
+    else if (name == "--soon")
+      a.of_run.soon = value != 0;
+    else if (name == "--seed")
+      a.of_run.seed = static_cast<std::uint64_t>(value);
+    else if (name == "--budget")
+      a.budget = value;
+    else
+      usage("there is no option " + name);
   }
   return a;
 }
@@ -93,7 +103,8 @@ struct told {
 told tell(arguments const& a, lie l) {
   told out{l, died, {}};
   int ends[2];
-  if (::pipe(ends) != 0) return out;
+  if (::pipe(ends) != 0)
+    return out;
   std::string const seconds = std::to_string(a.budget), seed = std::to_string(a.of_run.seed), name(name_of(l));
   char const* const command[] = {"soak",          "--only", name.c_str(), "--budget",
                                  seconds.c_str(), "--seed", seed.c_str(), nullptr};
@@ -109,11 +120,13 @@ told tell(arguments const& a, lie l) {
   ::close(ends[1]);
   if (refused == 0) {
     char some[512];
-    for (ssize_t n; (n = ::read(ends[0], some, sizeof some)) > 0;) out.said.append(some, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = ::read(ends[0], some, sizeof some)) > 0;)
+      out.said.append(some, static_cast<std::size_t>(n));
     int status = 0;
     ::waitpid(child, &status, 0);
     out.status = WIFEXITED(status) ? WEXITSTATUS(status) : died;
-    if (WIFSIGNALED(status)) out.said += "killed by signal " + std::to_string(WTERMSIG(status));
+    if (WIFSIGNALED(status))
+      out.said += "killed by signal " + std::to_string(WTERMSIG(status));
   } else {
     out.said = std::strerror(refused);
   }
@@ -125,9 +138,11 @@ class bar {
  public:
   void operator()(double share, outcome const& o) {
     bool const person = ::isatty(2) == 1;
-    if (!person && share < next_) return;
+    if (!person && share < next_)
+      return;
     next_ = share + 0.05;
-    if (!person && o.seconds < said_ + 5) return;
+    if (!person && o.seconds < said_ + 5)
+      return;
     said_ = o.seconds;
     int const full = static_cast<int>((share < 1 ? share : 1) * 30);
     std::fprintf(stderr, "%s[%-30.*s] %3.0f s  %llu operations, %llu mismatches%s", person ? "\r" : "", full,
@@ -148,7 +163,8 @@ void print_lie(told const& t) {
                           : t.status == caught_nothing ? "NOT CAUGHT"
                                                        : "DIED";
   std::printf("  %-24s %12s  %s\n", std::string(name_of(t.l)).c_str(), seconds.c_str(), how);
-  if (!t.caught()) std::printf("    %s\n", t.said.c_str());
+  if (!t.caught())
+    std::printf("    %s\n", t.said.c_str());
   std::fflush(stdout);
 }
 
@@ -168,7 +184,8 @@ int run(arguments const& a) {
   }
   soak s(a.of_run);
   outcome const o = s.run(bar{});
-  if (::isatty(2)) std::fprintf(stderr, "\n");
+  if (::isatty(2))
+    std::fprintf(stderr, "\n");
   std::printf("%s", table(a.of_run, o).c_str());
   bool enough = true;
   for (std::size_t i = 0; i < paths; ++i)
@@ -185,10 +202,13 @@ int run(arguments const& a) {
 
 int main(int argc, char** argv) {
   using namespace weir::soak;
-  if (argc > 1 && std::strcmp(argv[1], "life") == 0) return life_main(argc - 1, argv + 1);
-  if (argc > 1 && std::strcmp(argv[1], "--role") == 0) return role_main(argc - 1, argv + 1);
+  if (argc > 1 && std::strcmp(argv[1], "life") == 0)
+    return life_main(argc - 1, argv + 1);
+  if (argc > 1 && std::strcmp(argv[1], "--role") == 0)
+    return role_main(argc - 1, argv + 1);
   auto const a = read(argc, argv);
-  if (a.only.empty()) return run(a);
+  if (a.only.empty())
+    return run(a);
   if (a.only == "none") {
     soak s(a.of_run);
     outcome const o = s.run([](double, outcome const&) {});
@@ -196,7 +216,8 @@ int main(int argc, char** argv) {
     return o.clean() ? 0 : 1;
   }
   for (lie const l : all_lies) {
-    if (name_of(l) == a.only) lie_here(a, l);
+    if (name_of(l) == a.only)
+      lie_here(a, l);
   }
   usage("there is no lie " + a.only);
 }

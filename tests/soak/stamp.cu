@@ -23,8 +23,10 @@ WEIR_HOST_DEVICE inline void pause(unsigned cycles, std::size_t lane) {
   while (clock64() - from < cycles) {}
   (void)lane;
 #else
-  if (lane != 0) return;  // a simulated device runs its lanes one after the other
-  for (unsigned n = 0; n < cycles; ++n) asm volatile("");
+  if (lane != 0)
+    return;  // a simulated device runs its lanes one after the other
+  for (unsigned n = 0; n < cycles; ++n)
+    asm volatile("");
 #endif
 }
 
@@ -35,7 +37,8 @@ struct stamper {
   unsigned delay;
   WEIR_HOST_DEVICE void operator()(std::size_t lane) const {
     pause(delay, lane);
-    for (std::size_t i = lane; i < count; i += lanes) words[i] = stamped(id, i);
+    for (std::size_t i = lane; i < count; i += lanes)
+      words[i] = stamped(id, i);
   }
 };
 
@@ -50,12 +53,15 @@ struct verifier {
     unsigned long long wrong = 0;
     for (std::size_t i = lane; i < count; i += lanes) {
       std::uint32_t const found = words[i];
-      if (found == stamped(id, i)) continue;
+      if (found == stamped(id, i))
+        continue;
       ++wrong;
       to->expected = id, to->found = found, to->word = i;
     }
-    if (wrong) add(&to->mismatches, wrong);
-    if (lane == 0) add(&to->reported, 1);
+    if (wrong)
+      add(&to->mismatches, wrong);
+    if (lane == 0)
+      add(&to->reported, 1);
   }
 };
 

@@ -7,8 +7,8 @@ namespace weir::soak {
 
 // In device memory, one for each verifying stream: the results of its verifications.
 struct tally {
-  unsigned long long reported;    // verifications that ran
-  unsigned long long mismatches;  // words that did not hold what was stamped there
+  unsigned long long reported;               // verifications that ran
+  unsigned long long mismatches;             // words that did not hold what was stamped there
   unsigned long long expected, found, word;  // of the last mismatch that the machine saw
 };
 

@@ -59,9 +59,12 @@ std::string table(plan const& p, outcome const& o) {
                 static_cast<unsigned long long>(o.waits),
                 o.waits ? static_cast<double>(o.over_wait) / static_cast<double>(o.waits) : 0.0);
   out += line;
-  if (o.lost) out += "  A DEVICE WAS LOST\n";
-  if (!o.first_mismatch.empty()) out += "  first: " + o.first_mismatch + "\n";
-  if (!o.failure.empty()) out += "  failure: " + o.failure + "\n";
+  if (o.lost)
+    out += "  A DEVICE WAS LOST\n";
+  if (!o.first_mismatch.empty())
+    out += "  first: " + o.first_mismatch + "\n";
+  if (!o.failure.empty())
+    out += "  failure: " + o.failure + "\n";
   return out;
 }
 

@@ -14,7 +14,8 @@ constexpr std::size_t sizes_of_sim[] = {512, 4 << 10, 24 << 10, 48 << 10, 64 << 
 constexpr std::size_t sizes_of_gpu[] = {512, 16 << 10, 48 << 10, 256 << 10, 1 << 20, 2 << 20, 6 << 20};
 
 void stamp_on_host(std::uint32_t* words, std::size_t bytes, std::uint64_t id) {
-  for (std::size_t i = 0; i < bytes / 4; ++i) words[i] = stamped(id, i);
+  for (std::size_t i = 0; i < bytes / 4; ++i)
+    words[i] = stamped(id, i);
 }
 
 }  // namespace
@@ -30,8 +31,10 @@ worker::worker(soak& in, int number)
 void worker::run() {
   runtime_guard const in(*in_.runtime_);
   try {
-    while (!in_.stop_.load()) step();
-    while (!mine_.empty()) free_verified(pick());
+    while (!in_.stop_.load())
+      step();
+    while (!mine_.empty())
+      free_verified(pick());
   } catch (device_lost const& e) {
     in_.failed(e.what(), true);
   } catch (std::exception const& e) {
@@ -41,22 +44,36 @@ void worker::run() {
 
 void worker::step() {
   in_.operations_.fetch_add(1, std::memory_order_relaxed);
-  if (++steps_ % 128 == 0) fetch();
-  if (steps_ % 16 == 0) take_over();
+  if (++steps_ % 128 == 0)
+    fetch();
+  if (steps_ % 16 == 0)
+    take_over();
   std::size_t const dice = below(1000);
   // Allocates more than it frees, until its share of a device is full.
-  if (mine_.empty() || dice < 420) return make();
-  if (dice < 470) return check();
-  if (dice < 590) return share();
-  if (dice < 690) return drop();
-  if (dice < 760) return hand_over();
-  if (dice < 810) return to_peer();
-  if (dice < 840) return read_from_peer();
-  if (dice < 880) return staged_in();
-  if (dice < 910) return staged_out();
-  if (dice < 955) return pinned_in();
-  if (dice < 991) return pinned_out();
-  if (dice < 994) return crowd();
+  if (mine_.empty() || dice < 420)
+    return make();
+  if (dice < 470)
+    return check();
+  if (dice < 590)
+    return share();
+  if (dice < 690)
+    return drop();
+  if (dice < 760)
+    return hand_over();
+  if (dice < 810)
+    return to_peer();
+  if (dice < 840)
+    return read_from_peer();
+  if (dice < 880)
+    return staged_in();
+  if (dice < 910)
+    return staged_out();
+  if (dice < 955)
+    return pinned_in();
+  if (dice < 991)
+    return pinned_out();
+  if (dice < 994)
+    return crowd();
   empty();
 }
 
@@ -76,7 +93,8 @@ std::optional<worker::held> worker::take(int device, int stream, std::size_t byt
     in_.count(path::refused);
   }
   if (!at) {
-    for (int n = 0; n < 4 && !mine_.empty(); ++n) free_verified(pick());
+    for (int n = 0; n < 4 && !mine_.empty(); ++n)
+      free_verified(pick());
     return std::nullopt;
   }
   held h{static_cast<std::byte*>(at), bytes, 0, number_, device, stream, {}};
@@ -85,8 +103,10 @@ std::optional<worker::held> worker::take(int device, int stream, std::size_t byt
 }
 
 void worker::give(held h) {
-  if (!h.others.empty()) in_.count(path::marked);
-  if (h.worker != number_) in_.count(path::other_thread);
+  if (!h.others.empty())
+    in_.count(path::marked);
+  if (h.worker != number_)
+    in_.count(path::other_thread);
   in_.gave_back(h);
   noted notes;
   crooked::asking const in(notes);
@@ -114,21 +134,25 @@ void worker::verify_on(lane& on, held const& h, unsigned delay) {
 
 // At the free, the last use is in progress or has not begun.
 void worker::free_verified(held h) {
-  if (h.worker == number_) verify_on(home_of(h), h, delay());
+  if (h.worker == number_)
+    verify_on(home_of(h), h, delay());
   give(std::move(h));
 }
 
 void worker::make() {
   int const device = static_cast<int>(below(bytes_.size()));
-  if (!has_room(device)) return drop();
+  if (!has_room(device))
+    return drop();
   // Sometimes so large that other blocks must go, or that no memory can serve it.
   bool const large = below(200) == 0;
   std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(60)) : some_bytes();
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), bytes);
-  if (!h) return;
+  if (!h)
+    return;
   h->id = in_.next_id_.fetch_add(1);
   stamp(*home_of(*h).on, h->at, h->bytes, h->id, delay() / 8);
-  if (large) return free_verified(std::move(*h));
+  if (large)
+    return free_verified(std::move(*h));
   keep(std::move(*h));
 }
 
@@ -148,12 +172,14 @@ void worker::share() {
     h.others.push_back(&reader);
   }
   verify_on(reader, h, delay());
-  if (below(3)) return give(std::move(h));
+  if (below(3))
+    return give(std::move(h));
   keep(std::move(h));
 }
 
 void worker::drop() {
-  if (!mine_.empty()) free_verified(pick());
+  if (!mine_.empty())
+    free_verified(pick());
 }
 
 void worker::hand_over() {
@@ -174,7 +200,8 @@ void worker::take_over() {
     lane& reader = lane_of(h.device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
     if (below(2)) {
       reader.on->wait(home_of(h).on->stamp());
-      if (&reader != &home_of(h)) h.others.push_back(&reader);
+      if (&reader != &home_of(h))
+        h.others.push_back(&reader);
       verify_on(reader, h, delay());
     }
     give(std::move(h));
@@ -182,12 +209,14 @@ void worker::take_over() {
 }
 
 void worker::to_peer() {
-  if (in_.devices_ < 2) return check();
+  if (in_.devices_ < 2)
+    return check();
   held from = pick();
   int const other =
       (from.device + 1 + static_cast<int>(below(static_cast<std::size_t>(in_.devices_ - 1)))) % in_.devices_;
   auto to = take(other, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), from.bytes);
-  if (!to) return keep(std::move(from));
+  if (!to)
+    return keep(std::move(from));
   lane &source = home_of(from), &target = home_of(*to);
   bool const by_source = below(2) != 0;
   {
@@ -198,17 +227,23 @@ void worker::to_peer() {
   in_.count(from.device < other ? path::peer_up : path::peer_down);
   to->id = from.id;
   verify_on(target, *to, delay());
-  if (below(2)) give(std::move(from));  // its bytes may still be waiting to be copied
-  else keep(std::move(from));
-  if (below(2) || !has_room(other)) give(std::move(*to));
-  else keep(std::move(*to));
+  if (below(2))
+    give(std::move(from));  // its bytes may still be waiting to be copied
+  else
+    keep(std::move(from));
+  if (below(2) || !has_room(other))
+    give(std::move(*to));
+  else
+    keep(std::move(*to));
 }
 
 void worker::read_from_peer() {
-  if (in_.devices_ < 2) return check();
+  if (in_.devices_ < 2)
+    return check();
   held h = pick();
   int const other = (h.device + 1 + static_cast<int>(below(static_cast<std::size_t>(in_.devices_ - 1)))) % in_.devices_;
-  if (!can_access_peer(other, h.device)) return keep(std::move(h));
+  if (!can_access_peer(other, h.device))
+    return keep(std::move(h));
   {
     noted notes;
     crooked::asking const in(notes);
@@ -219,14 +254,17 @@ void worker::read_from_peer() {
   h.others.push_back(&reader);
   verify_on(reader, h, delay());
   in_.count(path::peer_read);
-  if (below(2)) give(std::move(h));
-  else keep(std::move(h));
+  if (below(2))
+    give(std::move(h));
+  else
+    keep(std::move(h));
 }
 
 void worker::staged_in() {
   int const device = static_cast<int>(below(bytes_.size()));
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), some_bytes());
-  if (!h) return;
+  if (!h)
+    return;
   h->id = in_.next_id_.fetch_add(1);
   stamp_on_host(scratch_.data(), h->bytes, h->id);
   copy(*home_of(*h).on, h->at, scratch_.data(), h->bytes, non_blocking);
@@ -252,10 +290,13 @@ buffer worker::pin(std::size_t bytes) {
   auto* const at = b.data<std::byte>();
   std::lock_guard const hold(in_.lock_);
   auto first = in_.pinned_free_.upper_bound(at);
-  if (first != in_.pinned_free_.begin() && at < std::prev(first)->first + std::prev(first)->second) --first;
+  if (first != in_.pinned_free_.begin() && at < std::prev(first)->first + std::prev(first)->second)
+    --first;
   auto last = first;
-  while (last != in_.pinned_free_.end() && last->first < at + bytes) ++last;
-  if (first != last) in_.count(path::pinned_reuse);
+  while (last != in_.pinned_free_.end() && last->first < at + bytes)
+    ++last;
+  if (first != last)
+    in_.count(path::pinned_reuse);
   in_.pinned_free_.erase(first, last);
   return b;
 }
@@ -274,7 +315,8 @@ void worker::unpin(buffer& b) {
 void worker::pinned_in() {
   int const device = static_cast<int>(below(bytes_.size()));
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), some_bytes());
-  if (!h) return;
+  if (!h)
+    return;
   buffer from = pin(h->bytes);
   h->id = in_.next_id_.fetch_add(1);
   stamp_on_host(from.data<std::uint32_t>(), h->bytes, h->id);
@@ -309,7 +351,8 @@ void worker::crowd() {
                     streams = static_cast<std::size_t>(in_.plan_.streams), from = below(streams);
   auto const in_use = [&](std::size_t stream, unsigned delay) {
     auto h = take(device, static_cast<int>(stream % streams), bytes);
-    if (!h) return h;
+    if (!h)
+      return h;
     h->id = in_.next_id_.fetch_add(1);
     stamp(*home_of(*h).on, h->at, h->bytes, h->id, 0);
     verify_on(home_of(*h), *h, delay);
@@ -318,14 +361,17 @@ void worker::crowd() {
   std::vector<held> all;
   while (all.size() < 8) {
     auto h = in_use(from, all.empty() ? long_delay() : 0);  // later work waits too
-    if (!h) break;
+    if (!h)
+      break;
     all.push_back(std::move(*h));
   }
   std::size_t const n = all.size();
-  for (held& h : all) give(std::move(h));
+  for (held& h : all)
+    give(std::move(h));
   for (std::size_t i = 0; i < n; ++i) {
     auto h = in_use(from + 1, 0);
-    if (!h) return;
+    if (!h)
+      return;
     give(std::move(*h));
   }
 }
@@ -336,10 +382,13 @@ void worker::empty() {
   std::vector<held> others;
   while (!mine_.empty()) {
     held h = pick();
-    if (h.device == device_) free_verified(std::move(h));
-    else others.push_back(std::move(h));
+    if (h.device == device_)
+      free_verified(std::move(h));
+    else
+      others.push_back(std::move(h));
   }
-  for (held& h : others) keep(std::move(h));
+  for (held& h : others)
+    keep(std::move(h));
   noted notes;
   crooked::asking const in(notes);
   (void)empty_cache(device(device_));
@@ -347,7 +396,8 @@ void worker::empty() {
 
 void worker::compare(std::uint32_t const* words, std::size_t bytes, std::uint64_t id, char const* where) {
   std::uint64_t wrong = 0;
-  for (std::size_t i = 0; i < bytes / 4; ++i) wrong += words[i] != stamped(id, i);
+  for (std::size_t i = 0; i < bytes / 4; ++i)
+    wrong += words[i] != stamped(id, i);
   if (wrong)
     in_.caught("block " + std::to_string(id) + ": " + std::to_string(wrong) + " of " + std::to_string(bytes / 4) +
                    " words wrong in " + where,
@@ -360,7 +410,8 @@ void worker::fetch() {
   tally now{};
   copy(*l.on, &now, l.found, sizeof now);
   auto& seen = seen_[&l];
-  if (now.mismatches == seen) return;
+  if (now.mismatches == seen)
+    return;
   seen = now.mismatches;
   in_.caught("block " + std::to_string(now.expected) + " on gpu:" + std::to_string(l.key.first) + ": word " +
                  std::to_string(now.word) + " holds " + std::to_string(now.found),

@@ -13,12 +13,17 @@ using namespace weir;
 __global__ void write_late(int* x, int value) {
   unsigned long long from = 0, now = 0;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(from));
-  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  do
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   while (now - from < 60'000'000);  // ns
   *x = value;
 }
-__global__ void add_one(int* y, int const* x) { *y = *x + 1; }
-__global__ void times_ten(int* z, int const* y) { *z = *y * 10; }
+__global__ void add_one(int* y, int const* x) {
+  *y = *x + 1;
+}
+__global__ void times_ten(int* z, int const* y) {
+  *z = *y * 10;
+}
 
 struct values {
   int x = 0, y = 0, z = 0;
@@ -44,7 +49,8 @@ values one_launch_without_a_stream(stream_ref s) {
 
 // The pattern of a program that was written with cudaStreamCreate.
 TEST(bare_launch, is_ordered_with_blocking_streams_alone) {
-  if (runtime::current().is_simulated()) GTEST_SKIP() << "needs a GPU; tests/check/legacy_test.cpp is its like";
+  if (runtime::current().is_simulated())
+    GTEST_SKIP() << "needs a GPU; tests/check/legacy_test.cpp is its like";
   stream const blocking(0, stream_flags::blocking), apart(0);
   for (stream_ref const s : {blocking.ref(), default_stream(0)}) {
     values const v = one_launch_without_a_stream(s);
@@ -57,7 +63,9 @@ TEST(bare_launch, is_ordered_with_blocking_streams_alone) {
   EXPECT_EQ(early.y, 1) << "it ran before the writer";
 }
 #else
-TEST(bare_launch, is_ordered_with_blocking_streams_alone) { GTEST_SKIP() << "compiled without nvcc"; }
+TEST(bare_launch, is_ordered_with_blocking_streams_alone) {
+  GTEST_SKIP() << "compiled without nvcc";
+}
 #endif
 
 }  // namespace

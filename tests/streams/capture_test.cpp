@@ -77,7 +77,8 @@ std::vector<std::uint64_t> every() {
   std::vector<std::uint64_t> all{0};
   char const* const seed = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = seed ? std::strtoull(seed, nullptr, 0) : 1;
-  for (std::uint64_t i = 0; i < (seed ? 1u : 12u); ++i) all.push_back(first + i);
+  for (std::uint64_t i = 0; i < (seed ? 1u : 12u); ++i)
+    all.push_back(first + i);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(machine, beside_captures, testing::ValuesIn(every()), [](auto const& of) {
@@ -104,7 +105,8 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does) {
       std::vector<buffer> several;
       for (std::size_t bytes : {100_KiB, 3_MiB, 20_MiB, 512_KiB})
         several.emplace_back(bytes, buffer_options{.on = gpu});
-      for (int i = 0; i < 8; ++i) several.emplace_back(16u << i, buffer_options{.on = gpu});
+      for (int i = 0; i < 8; ++i)
+        several.emplace_back(16u << i, buffer_options{.on = gpu});
       EXPECT_THROW(buffer(60_MiB, {.on = gpu}), out_of_memory);  // the whole ladder: polls, waits, fences, unmaps
       copy(several[0].data(), other_host.data(), 4096);
       (void)pinned(3_MiB);
@@ -134,7 +136,8 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does) {
 struct at_the_wait final : driver::fault_injector::watcher {
   std::function<void()> does;
   void comes(driver::call c) noexcept override {
-    if (c == driver::call::synchronize_device && does) std::exchange(does, nullptr)();
+    if (c == driver::call::synchronize_device && does)
+      std::exchange(does, nullptr)();
   }
 };
 
@@ -175,14 +178,16 @@ TEST(captures_of_others, begin_when_the_device_was_waited_for) {
 TEST_P(beside_captures, a_capture_that_weir_did_not_begin_has_memory) {
   begin(s);
   std::vector<void*> inside;
-  for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) inside.push_back(allocate(s, bytes));
+  for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB})
+    inside.push_back(allocate(s, bytes));
   deallocate(inside[1]);
   EXPECT_EQ(allocate(s, 100_KiB), inside[1]) << "freed inside, it serves again inside";
   void* const elsewhere = allocate(t, 100_KiB);
   auto const g = end(s);
   void* const ordinary = allocate(s, 100_KiB);
   EXPECT_NE(ordinary, inside[1]);
-  for (void* const p : inside) deallocate(p);
+  for (void* const p : inside)
+    deallocate(p);
   deallocate(elsewhere), deallocate(ordinary);
   auto& memory = rt.get().part<memory::device_memory>().on(0);
   (void)empty_cache();
@@ -202,8 +207,10 @@ TEST_P(beside_captures, a_registered_stream_is_asked_before_a_cache) {
     external_stream const theirs(gpu, reinterpret_cast<CUstream_st*>(made.value));
     for (std::size_t bytes : {std::size_t{64}, 100_KiB}) {
       std::vector<void*> several;
-      for (int i = 0; i < 40; ++i) several.push_back(allocate(theirs, bytes));
-      for (void* const p : several) cached.insert(p), deallocate(p);
+      for (int i = 0; i < 40; ++i)
+        several.push_back(allocate(theirs, bytes));
+      for (void* const p : several)
+        cached.insert(p), deallocate(p);
       EXPECT_TRUE(cached.contains(several.front()));
     }
     for (int round = 0; round < 2; ++round) {
@@ -218,7 +225,8 @@ TEST_P(beside_captures, a_registered_stream_is_asked_before_a_cache) {
       void* const outside = allocate(theirs, 100_KiB);
       EXPECT_TRUE(cached.contains(outside)) << "it is captured no more";
       deallocate(outside);
-      for (void* const p : inside) deallocate(p);
+      for (void* const p : inside)
+        deallocate(p);
       drop(g.value);
     }
   }

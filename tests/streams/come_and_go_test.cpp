@@ -34,8 +34,10 @@ struct coming_and_going : testing::TestWithParam<bool> {  // deterministic
     size_t held = 0, reserved = 0;
     for (int i = 0; i < rounds; ++i) {
       round();
-      if (i % 50 == 0) synchronize();
-      if (i == warm) held = mallinfo2().uordblks, reserved = memory_reserved();
+      if (i % 50 == 0)
+        synchronize();
+      if (i == warm)
+        held = mallinfo2().uordblks, reserved = memory_reserved();
     }
     synchronize();
     EXPECT_LT(mallinfo2().uordblks, held + 100 * 1024) << "bytes of host memory";
@@ -78,9 +80,7 @@ TEST_P(coming_and_going, captures_into_one_memory) {
 // What an update replaces holds nothing.
 TEST_P(coming_and_going, blocks_freed_in_updates_of_one_graph) {
   graph_memory const shared;
-  auto const body = [&](void* before) {
-    return [this, before] { deallocate(before), deallocate(allocate(s, 1000)); };
-  };
+  auto const body = [&](void* before) { return [this, before] { deallocate(before), deallocate(allocate(s, 1000)); }; };
   auto g = graph::capture(s, body(allocate(s, 100_KiB)), {.memory = &shared});
   repeat([&] {
     g.launch(t);

@@ -81,7 +81,8 @@ TEST_P(copy_in_parts, says_what_was_enqueued_before_a_refusal) {
     machine.watch(nullptr);
     simulation::of(own).cancel_failure(id);
     synchronize();
-    if (what.empty()) break;
+    if (what.empty())
+      break;
     ++refused, after_a_part += made.n > 0;
     bool const says_nothing = what.find("Nothing was enqueued") != what.npos;
     EXPECT_EQ(says_nothing, made.n == 0) << "call " << k << ", after " << made.n << ": " << what;

@@ -21,11 +21,13 @@ class pipelines {
             .seed = seed,
             .peers = seed % 3 ? simulated::links::all : simulated::links::none},
            {.pinned_limit = pinned_limit}) {
-    for (int i = 0; i < 4; ++i) lanes_.emplace_back(device(i % 2));
+    for (int i = 0; i < 4; ++i)
+      lanes_.emplace_back(device(i % 2));
   }
 
   ~pipelines() {  // after a failure copies may still be on their way to pageable memory
-    for (auto& one : lanes_) one.ref().synchronize();
+    for (auto& one : lanes_)
+      one.ref().synchronize();
   }
 
   void run() {
@@ -34,18 +36,34 @@ class pipelines {
       switch (random_() % 6) {
         case 0: upload_from_pinned(); break;
         case 1: upload_from_pageable(); break;
-        case 2: if (!on_gpu_.empty()) move(); break;
-        case 3: if (!on_gpu_.empty()) download(true); break;
-        case 4: if (!on_gpu_.empty()) download(false); break;
-        case 5: if (!arriving_.empty()) look(random_() % arriving_.size()); break;
+        case 2:
+          if (!on_gpu_.empty())
+            move();
+          break;
+        case 3:
+          if (!on_gpu_.empty())
+            download(true);
+          break;
+        case 4:
+          if (!on_gpu_.empty())
+            download(false);
+          break;
+        case 5:
+          if (!arriving_.empty())
+            look(random_() % arriving_.size());
+          break;
       }
     }
-    while (!on_gpu_.empty() && !::testing::Test::HasFatalFailure()) download(random_() % 2);
-    while (!arriving_.empty() && !::testing::Test::HasFatalFailure()) look(0);
-    if (::testing::Test::HasFatalFailure()) return;
+    while (!on_gpu_.empty() && !::testing::Test::HasFatalFailure())
+      download(random_() % 2);
+    while (!arriving_.empty() && !::testing::Test::HasFatalFailure())
+      look(0);
+    if (::testing::Test::HasFatalFailure())
+      return;
     ASSERT_EQ(m_.control().findings(), std::vector<std::string>{});
     ASSERT_EQ(m_.pinned().validate(), std::vector<std::string>{});
-    for (int d = 0; d < 2; ++d) ASSERT_EQ(m_.memory(d).validate(), std::vector<std::string>{});
+    for (int d = 0; d < 2; ++d)
+      ASSERT_EQ(m_.memory(d).validate(), std::vector<std::string>{});
   }
 
  private:
@@ -124,7 +142,8 @@ class pipelines {
       to.pageable = std::make_unique<bytes_of_host>(to.expected.size());
     }
     to.done = copy(lane(l), const_cast<std::byte*>(to.bytes()), from.at.data(), to.expected.size(), non_blocking);
-    if (to_pinned && random_() % 8 == 0) return;  // unused: freed while it arrives
+    if (to_pinned && random_() % 8 == 0)
+      return;  // unused: freed while it arrives
     arriving_.push_back(std::move(to));
   }
 
@@ -144,7 +163,8 @@ class pipelines {
 
 TEST(copy_reuse, memory_freed_behind_copies_waits_for_them) {
   for (auto const seed : tests::seeds("copy_reuse", 1500)) {
-    if (::testing::Test::HasFatalFailure()) break;
+    if (::testing::Test::HasFatalFailure())
+      break;
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     pipelines(seed, seed % 4 == 0 ? 256_KiB : 0).run();
   }

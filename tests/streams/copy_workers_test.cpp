@@ -25,9 +25,11 @@ TEST_P(staging_workers, every_finished_task_has_copied_its_bytes) {
     tasks[i].dst = to.data() + i * part;
     tasks[i].src = from.data() + i * part;
     tasks[i].bytes = part * sizeof(int);
-    if (i % 3) workers.submit(tasks[i]);  // others are done by the thread that finishes them
+    if (i % 3)
+      workers.submit(tasks[i]);  // others are done by the thread that finishes them
   }
-  for (auto& one : tasks) workers.finish(one);
+  for (auto& one : tasks)
+    workers.finish(one);
   EXPECT_EQ(to, from);
 }
 
@@ -65,7 +67,8 @@ TEST_P(staging_workers, nontemporal_stores_bring_every_byte) {
   copy_workers workers(GetParam());
   constexpr std::size_t most = 66'000;
   std::vector<unsigned char> from(most);
-  for (std::size_t i = 0; i < most; ++i) from[i] = static_cast<unsigned char>(i * 2654435761u >> 13);
+  for (std::size_t i = 0; i < most; ++i)
+    from[i] = static_cast<unsigned char>(i * 2654435761u >> 13);
   auto const brings = [&](std::size_t into, std::size_t bytes, stores by) {
     std::vector<unsigned char> to(most, 0xee), want = to;
     std::copy_n(from.begin() + 3, bytes, want.begin() + static_cast<std::ptrdiff_t>(into));

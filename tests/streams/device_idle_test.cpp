@@ -34,7 +34,8 @@ TEST_F(device_idle, each_synchronization_looks) {
                                          }};
   for (std::size_t i = 0; i < std::size(waits); ++i) {
     deallocate(allocate(s, 8_MiB));
-    for (int look = 0; look < 3; ++look) waits[i](), let_time_pass();
+    for (int look = 0; look < 3; ++look)
+      waits[i](), let_time_pass();
     EXPECT_EQ(reserved(), 0u) << i;
   }
 }
@@ -50,7 +51,8 @@ TEST_F(device_idle, a_capture_goes_on_and_its_graph_keeps_its_memory) {
   });
   EXPECT_EQ(reserved(), g.footprint().reserved) << "what others left is gone";
   EXPECT_GE(reserved(), 8_MiB);
-  for (int look = 0; look < 3; ++look) synchronize(), let_time_pass();
+  for (int look = 0; look < 3; ++look)
+    synchronize(), let_time_pass();
   EXPECT_EQ(reserved(), g.footprint().reserved);
 }
 

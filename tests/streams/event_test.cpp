@@ -227,7 +227,6 @@ TEST(ended_machine, nothing_is_left_of_streams_and_events) {
   EXPECT_EQ(*left, std::vector<std::string>{});
 }
 
-
 TEST_F(events, a_forked_child_gets_a_typed_error) {
   stream a;
   event e;

@@ -31,7 +31,8 @@ struct graphs_here : testing::Test {
   bool becomes(Is is) {
     for (int i = 0; i < 200; ++i) {
       (void)empty_cache();
-      if (is()) return true;
+      if (is())
+        return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
@@ -55,7 +56,8 @@ struct graphs_here : testing::Test {
     };
   }
   static void expect_step(buffer const& at, unsigned char first) {
-    for (int i = 0; i < 16; ++i) EXPECT_EQ(at.data<unsigned char>()[i], first + i % 8) << i;
+    for (int i = 0; i < 16; ++i)
+      EXPECT_EQ(at.data<unsigned char>()[i], first + i % 8) << i;
   }
   void TearDown() override {
     s.synchronize(), t.synchronize();
@@ -78,7 +80,8 @@ TEST_F(graphs_here, ten_thousand_launches_among_allocations) {
     }
     g.launch(s);
     copy(s, spoilt.data(), a.data<char>() + a.size() - 1, 1, non_blocking);
-    if (i % 100) continue;
+    if (i % 100)
+      continue;
     copy(s, host.data(), out.data(), 16, non_blocking);
     s.synchronize();
     expect_step(host, 10);
@@ -92,7 +95,8 @@ TEST_F(graphs_here, an_update_changes_the_bytes) {
   buffer const out(s, 16), host = pinned(16);
   auto g = graph::capture(s, step(out, 1));
   for (unsigned char first : {1, 50, 100}) {
-    if (first > 1) g.update(s, step(out, first));
+    if (first > 1)
+      g.update(s, step(out, first));
     g.launch(s);
     copy(s, host.data(), out.data(), 16, non_blocking);
     s.synchronize();
@@ -167,8 +171,10 @@ TEST_F(graphs_here, pieces_of_freed_memory_serve_a_large_block) {
       copy(s, host.data(), out.data(), 32, non_blocking);
       s.synchronize();
       unsigned char const first = g == &a ? 10 : 60;
-      for (int i = 0; i < (g == &a ? 8 : 16); ++i) EXPECT_EQ(host.data<unsigned char>()[i], first + i) << i;
-      for (int i = 16; i < 32; ++i) EXPECT_EQ(host.data<unsigned char>()[i], first + 100) << i;
+      for (int i = 0; i < (g == &a ? 8 : 16); ++i)
+        EXPECT_EQ(host.data<unsigned char>()[i], first + i) << i;
+      for (int i = 16; i < 32; ++i)
+        EXPECT_EQ(host.data<unsigned char>()[i], first + 100) << i;
     }
   }
 }
@@ -214,7 +220,8 @@ TEST_F(graphs_here, a_launch_costs_what_the_drivers_costs) {
     double best = 1e18;
     for (int round = 0; round < 5; ++round) {
       auto const from = std::chrono::steady_clock::now();
-      for (int i = 0; i < launches; ++i) launch();
+      for (int i = 0; i < launches; ++i)
+        launch();
       best = std::min(best, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - from).count());
       s.synchronize();
     }

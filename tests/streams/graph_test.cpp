@@ -36,7 +36,8 @@ struct graphs : testing::TestWithParam<std::uint64_t> {  // 0: threads, else a s
     return memory().report().reserved;
   }
   void set(stream_ref on, void* p, std::size_t bytes, unsigned char value) {
-    launch(on, {writes(p, bytes)}, [](CUstream_st*) {}, [=] { std::memset(p, value, bytes); });
+    launch(
+        on, {writes(p, bytes)}, [](CUstream_st*) {}, [=] { std::memset(p, value, bytes); });
   }
   // What the stream sees there now.
   unsigned char seen(stream_ref on, void const* p) {
@@ -56,7 +57,8 @@ std::vector<std::uint64_t> every_machine_of_graphs() {
   std::vector<std::uint64_t> all{0};
   char const* const seed = std::getenv("WEIR_TEST_SEED");
   std::uint64_t const first = seed ? std::strtoull(seed, nullptr, 0) : 1;
-  for (std::uint64_t i = 0; i < (seed ? 1u : 8u); ++i) all.push_back(first + i);
+  for (std::uint64_t i = 0; i < (seed ? 1u : 8u); ++i)
+    all.push_back(first + i);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(machine, graphs, testing::ValuesIn(every_machine_of_graphs()), [](auto const& of) {
@@ -126,8 +128,9 @@ TEST_P(graphs, its_bytes_are_its_own_between_launches) {
     buffer const temporary(s, 1_MiB);
     set(s, temporary.data(), 1_MiB, 7);
     out = buffer(s, 1_MiB);
-    launch(s, {reads(temporary), writes(out)}, [](CUstream_st*) {},
-           [from = temporary.data(), to = out.data()] { std::memcpy(to, from, 1_MiB); });
+    launch(
+        s, {reads(temporary), writes(out)}, [](CUstream_st*) {},
+        [from = temporary.data(), to = out.data()] { std::memcpy(to, from, 1_MiB); });
   });
   std::size_t const holds = g.footprint().reserved;
   EXPECT_GE(holds, 2_MiB);
@@ -167,7 +170,8 @@ TEST_P(graphs, the_memory_goes_with_the_graph_and_its_launches) {
 
 // The launch is held back, so it still runs when the graph is gone and its memory is asked for.
 TEST_P(graphs, a_launch_under_way_keeps_the_memory_of_its_graph) {
-  if (GetParam() != 0) GTEST_SKIP() << "a seeded machine runs it at once";
+  if (GetParam() != 0)
+    GTEST_SKIP() << "a seeded machine runs it at once";
   buffer const seen_there = pinned(1);
   auto const gate = rt.get().machine().hold(0, streams::clock_of(t).handle());
   ASSERT_TRUE(gate.ok());
@@ -202,8 +206,9 @@ TEST_P(graphs, a_capture_waits_for_the_graph_before_it) {
     auto g = graph::capture(s, [&] {
       buffer const temporary(s, 20_MiB);
       set(s, temporary.data(), 20_MiB, static_cast<unsigned char>(i));
-      launch(s, {reads(temporary), writes(out)}, [](CUstream_st*) {},
-             [from = temporary.data(), to = out.data()] { std::memcpy(to, from, 1); });
+      launch(
+          s, {reads(temporary), writes(out)}, [](CUstream_st*) {},
+          [from = temporary.data(), to = out.data()] { std::memcpy(to, from, 1); });
     });
     g.launch(s);
   }
@@ -246,7 +251,8 @@ TEST_P(graphs, a_block_from_before_stays_with_the_graph) {
       for (int i = 0; i < 4; ++i) {
         void* const p = allocate(s, bytes);
         void* const q = allocate(t, bytes);
-        for (void* const held : {at_home, marked, by_name}) EXPECT_TRUE(p != held && q != held) << bytes;
+        for (void* const held : {at_home, marked, by_name})
+          EXPECT_TRUE(p != held && q != held) << bytes;
         deallocate(p), deallocate(q);
       }
       EXPECT_GE(memory_stats().pending_bytes.all.current, static_cast<std::int64_t>(3 * bytes));
@@ -323,25 +329,27 @@ TEST_P(graphs, graphs_that_take_turns_share_all_but_outputs) {
   std::vector<buffer> outputs;
   std::size_t one = 0;
   for (int i = 0; i < 8; ++i) {
-    all.push_back(graph::capture(
-        s,
-        [&] {
-          buffer const large(s, 6_MiB), small(s, 20_KiB);
-          set(s, large.data(), 6_MiB, 1);
-          t.wait(s);
-          buffer const of_fork(t, 2_MiB);
-          set(t, of_fork.data(), 2_MiB, 2);
-          s.wait(t);
-          outputs.emplace_back(s, 64_KiB);
-          set(s, outputs.back().data(), 64_KiB, static_cast<unsigned char>(10 + i));
-        },
-        {.memory = &shared}));
-    if (i == 0) one = shared.reserved();
+    all.push_back(graph::capture(s,
+                                 [&] {
+                                   buffer const large(s, 6_MiB), small(s, 20_KiB);
+                                   set(s, large.data(), 6_MiB, 1);
+                                   t.wait(s);
+                                   buffer const of_fork(t, 2_MiB);
+                                   set(t, of_fork.data(), 2_MiB, 2);
+                                   s.wait(t);
+                                   outputs.emplace_back(s, 64_KiB);
+                                   set(s, outputs.back().data(), 64_KiB, static_cast<unsigned char>(10 + i));
+                                 },
+                                 {.memory = &shared}));
+    if (i == 0)
+      one = shared.reserved();
   }
   EXPECT_LE(shared.reserved(), one + 7 * 64_KiB) << "an output more for each";
   EXPECT_EQ(all[3].footprint().reserved, shared.reserved());
-  for (auto& g : all) g.launch(s);
-  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(seen(s, outputs[i].data()), 10 + i);
+  for (auto& g : all)
+    g.launch(s);
+  for (std::size_t i = 0; i < 8; ++i)
+    EXPECT_EQ(seen(s, outputs[i].data()), 10 + i);
   all.clear();
   s.synchronize(), t.synchronize();
   EXPECT_GE(shared.reserved(), one) << "the program holds it still";
@@ -358,8 +366,10 @@ TEST_P(graphs, a_capture_begun_elsewhere_takes_the_routed_memory) {
   int asked = 0;
   std::optional<graph_memory_route> route(std::in_place, shared, gpu, [&](CUstream_st*) { return ++asked, wanted; });
   for (int i = 0; i < 4; ++i) {
-    if (i == 2) wanted = false;
-    if (i == 3) wanted = true, route.reset();
+    if (i == 2)
+      wanted = false;
+    if (i == 3)
+      wanted = true, route.reset();
     ASSERT_TRUE(machine.begin_capture(0, handle, driver::capture_mode::relaxed).ok());
     {
       buffer const large(s, 6_MiB), output(s, 2_MiB);
@@ -376,7 +386,8 @@ TEST_P(graphs, a_capture_begun_elsewhere_takes_the_routed_memory) {
   EXPECT_GE(of_all[2], of_all[1] + 8_MiB) << "the function refuses the stream";
   EXPECT_GE(of_all[3], of_all[2] + 8_MiB) << "the route has ended";
   EXPECT_EQ(asked, 3) << "once a capture";
-  for (driver::graph_handle const g : all) ASSERT_TRUE(machine.destroy_graph(g).ok());
+  for (driver::graph_handle const g : all)
+    ASSERT_TRUE(machine.destroy_graph(g).ok());
 }
 
 TEST_P(graphs, an_update_runs_the_new_work_in_the_same_memory) {
@@ -384,7 +395,8 @@ TEST_P(graphs, an_update_runs_the_new_work_in_the_same_memory) {
   auto const work = [&](unsigned char value, int times) {
     return [&, value, times] {
       buffer const temporary(s, 1_MiB);
-      for (int i = 0; i < times; ++i) set(s, temporary.data(), 1_MiB, 1);
+      for (int i = 0; i < times; ++i)
+        set(s, temporary.data(), 1_MiB, 1);
       set(s, out.data(), 1000, value);
     };
   };

@@ -22,7 +22,9 @@ namespace weir {
 namespace {
 
 // Bytes of the host's heap. A sanitizer has a heap of its own, which nothing is known of here.
-std::int64_t heap_bytes() { return static_cast<std::int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd); }
+std::int64_t heap_bytes() {
+  return static_cast<std::int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd);
+}
 std::int64_t many(std::int64_t otherwise) {
   return static_cast<std::int64_t>(
       tests::number_from_environment("WEIR_TEST_MANY", static_cast<std::uint64_t>(otherwise)));
@@ -32,8 +34,10 @@ struct growth : testing::Test {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard in{own};
   void SetUp() override {
-    if (tests::sanitized) GTEST_SKIP() << "the heap's bytes are not known here";
-    if (own.get().observer()) GTEST_SKIP() << "a checker keeps what it has seen";
+    if (tests::sanitized)
+      GTEST_SKIP() << "the heap's bytes are not known here";
+    if (own.get().observer())
+      GTEST_SKIP() << "a checker keeps what it has seen";
   }
 };
 
@@ -51,10 +55,12 @@ TEST_F(growth, ended_registrations_leave_eight_bytes_each) {
     void* const p = allocate(f, 4096);
     deallocate(p);
   };
-  for (int i = 0; i < 3000; ++i) one();
+  for (int i = 0; i < 3000; ++i)
+    one();
   std::int64_t const n = many(8000), before = heap_bytes();
   int const chunks = clock::detail::place(last).chunk;
-  for (std::int64_t i = 0; i < n; ++i) one();
+  for (std::int64_t i = 0; i < n; ++i)
+    one();
   std::int64_t grown = heap_bytes() - before;
   // the table of ids
   for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k)
@@ -81,7 +87,8 @@ TEST_F(growth, an_ended_current_stream_becomes_the_default_stream) {
   set_stream(*f);
   EXPECT_EQ(current_stream(0), stream_ref(*f));
   f.reset();
-  for (int i = 0; i < 2000; ++i) external_stream const other(0, nullptr);
+  for (int i = 0; i < 2000; ++i)
+    external_stream const other(0, nullptr);
   external_stream const last(0, nullptr);
   EXPECT_EQ(current_stream(0), default_stream(0));
 }
@@ -91,7 +98,8 @@ TEST_F(growth, late_thread_destructors_leave_nothing) {
   struct late {
     runtime* in = nullptr;
     ~late() {
-      if (!in) return;
+      if (!in)
+        return;
       runtime_guard const here_too(*in);
       deallocate(allocate(512));
     }
@@ -104,9 +112,11 @@ TEST_F(growth, late_thread_destructors_leave_nothing) {
       deallocate(allocate(512));
     }).join();
   };
-  for (int i = 0; i < 50; ++i) one();
+  for (int i = 0; i < 50; ++i)
+    one();
   std::int64_t const n = many(500), before = heap_bytes();
-  for (std::int64_t i = 0; i < n; ++i) one();
+  for (std::int64_t i = 0; i < n; ++i)
+    one();
   EXPECT_LE(heap_bytes() - before, 50 * n) << "bytes of " << n << " threads";
 }
 
@@ -119,9 +129,11 @@ TEST_F(growth, guards_that_outlive_their_thread_leave_no_note) {
     }).join();
     left.reset();
   };
-  for (int i = 0; i < 50; ++i) one();
+  for (int i = 0; i < 50; ++i)
+    one();
   std::int64_t const n = many(2000), before = heap_bytes();
-  for (std::int64_t i = 0; i < n; ++i) one();
+  for (std::int64_t i = 0; i < n; ++i)
+    one();
   EXPECT_LE(heap_bytes() - before, 4 * n) << "bytes of " << n << " guards";
 }
 

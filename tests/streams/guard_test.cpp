@@ -119,7 +119,6 @@ TEST_F(guards, two_runtimes_keep_their_own_current_devices) {
   EXPECT_EQ(current_device(), device(1));
 }
 
-
 TEST_F(guards, a_device_guard_sets_the_drivers_device_too) {
   set_device(0);
   auto const second = control.fail_call("make_current", 2, driver::code::failed);

@@ -74,7 +74,8 @@ TEST_F(history, every_way_to_take_memory_is_written) {
     deallocate(side, q);
   }
   for (device const d : {gpu, cpu}) {
-    for (auto const& l : memory_by_line(d)) EXPECT_EQ(l.bytes, 0) << l.where.line();
+    for (auto const& l : memory_by_line(d))
+      EXPECT_EQ(l.bytes, 0) << l.where.line();
   }
   EXPECT_EQ(memory_history().size(), 6u);
   EXPECT_EQ(memory_history(cpu).size(), 2u);
@@ -159,17 +160,22 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
         void* theirs = nullptr;
         if (std::lock_guard const hold(exchange); common.size() > 20)
           theirs = common.front().first, common.erase(common.begin());
-        if (theirs) deallocate(theirs);
+        if (theirs)
+          deallocate(theirs);
       }
     });
   }
-  for (auto& t : workers) t.join();
+  for (auto& t : workers)
+    t.join();
   std::int64_t live = 0, ever = 0, blocks = 0;
   for (auto const& own : held) {
-    for (auto const& [p, bytes] : own) live += static_cast<std::int64_t>(bytes), ++blocks;
+    for (auto const& [p, bytes] : own)
+      live += static_cast<std::int64_t>(bytes), ++blocks;
   }
-  for (auto const& [p, bytes] : common) live += static_cast<std::int64_t>(bytes), ++blocks;
-  for (std::int64_t const n : taken) ever += n;
+  for (auto const& [p, bytes] : common)
+    live += static_cast<std::int64_t>(bytes), ++blocks;
+  for (std::int64_t const n : taken)
+    ever += n;
   ASSERT_EQ(memory_by_line().size(), 1u);
   line_statistics const l = memory_by_line()[0];
   EXPECT_EQ(l.bytes, live);
@@ -178,9 +184,11 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
   EXPECT_GE(l.bytes_at_peak, live);
   EXPECT_EQ(memory_history().size(), 64u);
   for (auto const& own : held) {
-    for (auto const& [p, bytes] : own) deallocate(p);
+    for (auto const& [p, bytes] : own)
+      deallocate(p);
   }
-  for (auto const& [p, bytes] : common) deallocate(p);
+  for (auto const& [p, bytes] : common)
+    deallocate(p);
   EXPECT_EQ(memory_by_line()[0].bytes, 0);
   EXPECT_EQ(memory_by_line()[0].blocks, 0);
 }
@@ -189,7 +197,8 @@ TEST_F(history, the_end_of_its_thread_loses_nothing) {
   record_memory_history();
   std::thread([&] {
     runtime_guard const mine{machine};
-    for (int i = 0; i < 700; ++i) deallocate(allocate(64));
+    for (int i = 0; i < 700; ++i)
+      deallocate(allocate(64));
   }).join();
   EXPECT_EQ(memory_history().size(), 1400u);
 }
@@ -221,11 +230,13 @@ TEST_F(history, stacks_are_taken_on_request) {
 TEST_F(history, the_newest_events_are_kept_and_sums_count_all) {
   record_memory_history({.events = 100});
   std::vector<buffer> all;
-  for (std::size_t i = 0; i < 2000; ++i) all.push_back(buffer(100 + i));
+  for (std::size_t i = 0; i < 2000; ++i)
+    all.push_back(buffer(100 + i));
   unsigned const line = __LINE__ - 1;
   auto const kept = memory_history();
   ASSERT_EQ(kept.size(), 100u);
-  for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(kept[i].bytes, 2000 + i);
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    EXPECT_EQ(kept[i].bytes, 2000 + i);
   EXPECT_GE(observe::history::process().forgotten(), 1900u);  // pages that were mapped are events, too
   EXPECT_EQ(at_line(line).blocks, 2000);
   all.clear();
@@ -233,7 +244,9 @@ TEST_F(history, the_newest_events_are_kept_and_sums_count_all) {
   EXPECT_EQ(memory_history().size(), 100u);
 }
 
-TEST_F(history, room_for_no_event_is_refused) { EXPECT_THROW(record_memory_history({.events = 0}), invalid_use); }
+TEST_F(history, room_for_no_event_is_refused) {
+  EXPECT_THROW(record_memory_history({.events = 0}), invalid_use);
+}
 
 TEST_F(history, a_tracker_prints_new_and_vanished_blocks) {
   std::ostringstream out;
@@ -260,7 +273,6 @@ TEST_F(history, the_table_by_line_names_file_and_line) {
   EXPECT_NE(text.find("streams/history_test.cpp:" + std::to_string(__LINE__ - 3)), std::string::npos) << text;
 }
 
-
 TEST_F(history, lines_are_sorted_by_bytes_then_by_first_allocation) {
   record_memory_history();
   buffer const small(4096);
@@ -268,7 +280,8 @@ TEST_F(history, lines_are_sorted_by_bytes_then_by_first_allocation) {
   buffer const second(3_MiB);
   unsigned const line = __LINE__ - 3;
   std::vector<unsigned> order;
-  for (auto const& l : memory_by_line()) order.push_back(l.where.line());
+  for (auto const& l : memory_by_line())
+    order.push_back(l.where.line());
   EXPECT_EQ(order, (std::vector{line + 1, line + 2, line}));
 }
 

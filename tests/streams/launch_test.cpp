@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "simulator/checker/race_checker.h"
-#include "runtime/memory/device/device_memory.h"
 #include "runtime/core/parts.h"
+#include "runtime/memory/device/device_memory.h"
+#include "simulator/checker/race_checker.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
@@ -50,13 +50,13 @@ auto const no_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 TEST_F(launch_by_hand, work_runs_in_stream_order) {
   stream s, other;
   std::vector<int> log;
-  for (int i = 0; i < 5; ++i) launch(s, {}, no_gpu, [&log, i] { log.push_back(i); });
+  for (int i = 0; i < 5; ++i)
+    launch(s, {}, no_gpu, [&log, i] { log.push_back(i); });
   launch(other, {}, no_gpu, [&log] { log.push_back(100); });
   EXPECT_TRUE(log.empty());
   EXPECT_TRUE(sim.step(other));
   EXPECT_EQ(log, (std::vector{100}));
-  while (sim.step(s)) {
-  }
+  while (sim.step(s)) {}
   EXPECT_EQ(log, (std::vector{100, 0, 1, 2, 3, 4}));
 }
 
@@ -69,13 +69,14 @@ float read_after_reuse(simulation& sim, bool declared) {
   reader.ref().wait(home);
   float seen = 0;
   auto const read = [x, &seen] { seen = *x; };
-  if (declared) launch(reader, {reads(x)}, no_gpu, read);
-  else launch(reader, {}, no_gpu, read);
+  if (declared)
+    launch(reader, {reads(x)}, no_gpu, read);
+  else
+    launch(reader, {}, no_gpu, read);
   deallocate(x);
   auto* const y = static_cast<float*>(allocate(home, 4096));
   launch(home, {writes(y)}, no_gpu, [y] { *y = 2; });
-  while (sim.step(home)) {
-  }
+  while (sim.step(home)) {}
   sim.run();
   deallocate(y);
   return seen;
@@ -84,7 +85,8 @@ float read_after_reuse(simulation& sim, bool declared) {
 // On another stream.
 TEST_F(launch_by_hand, a_declared_use_keeps_memory_until_complete) {
   EXPECT_EQ(read_after_reuse(sim, true), 1);
-  if (driver::check::control_of(machine.get().machine())) return;  // then what is undeclared is out of reach
+  if (driver::check::control_of(machine.get().machine()))
+    return;  // then what is undeclared is out of reach
   EXPECT_EQ(read_after_reuse(sim, false), 2)
       << "undeclared, the place is taken again at once: this test could not fail";
 }
@@ -331,8 +333,14 @@ TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
     std::mt19937_64 random(seed);
     auto const below = [&](size_t n) { return static_cast<size_t>(random() % n); };
     std::vector<stream> streams;
-    for (int i = 0; i < 3; ++i) streams.emplace_back(device(0));
-    struct block { int* at; size_t n; int value; size_t home; };
+    for (int i = 0; i < 3; ++i)
+      streams.emplace_back(device(0));
+    struct block {
+      int* at;
+      size_t n;
+      int value;
+      size_t home;
+    };
     std::vector<block> live;
     std::vector<std::unique_ptr<int>> seen;
     std::vector<int> should;
@@ -347,7 +355,8 @@ TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
           break;
         }
         case 1: {
-          if (live.empty()) break;
+          if (live.empty())
+            break;
           block const b = live[below(live.size())];
           size_t const user = below(3);
           streams[user].ref().wait(streams[b.home]);
@@ -359,7 +368,8 @@ TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
           break;
         }
         default: {
-          if (live.empty()) break;
+          if (live.empty())
+            break;
           size_t const i = below(live.size());
           deallocate(live[i].at);
           live[i] = live.back();
@@ -368,8 +378,10 @@ TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
       }
     }
     synchronize(0);
-    for (size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(*seen[i], should[i]) << "reader " << i;
-    for (block const& b : live) deallocate(b.at);
+    for (size_t i = 0; i < seen.size(); ++i)
+      ASSERT_EQ(*seen[i], should[i]) << "reader " << i;
+    for (block const& b : live)
+      deallocate(b.at);
   }
 }
 
@@ -377,27 +389,33 @@ struct launch_death : fixture {};
 
 void throw_in(int how) {
   stream s;
-  if (how == 0) launch(s, {}, no_gpu, [] { throw std::runtime_error("no such word"); });
-  if (how == 1) launch_host(s, [] { throw std::runtime_error("no such word"); });
-  if (how == 2) parallel_for(s, 1, {}, [] WEIR_HOST_DEVICE(size_t) { throw std::runtime_error("no such word"); });
-  if (how == 3) launch(s, {}, no_gpu, [] { throw 7; });
+  if (how == 0)
+    launch(s, {}, no_gpu, [] { throw std::runtime_error("no such word"); });
+  if (how == 1)
+    launch_host(s, [] { throw std::runtime_error("no such word"); });
+  if (how == 2)
+    parallel_for(s, 1, {}, [] WEIR_HOST_DEVICE(size_t) { throw std::runtime_error("no such word"); });
+  if (how == 3)
+    launch(s, {}, no_gpu, [] { throw 7; });
   s.synchronize();
 }
 
 TEST_F(launch_death, work_that_throws_is_named_and_ends_the_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(throw_in(0),
-               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(
+      throw_in(0),
+      "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
   EXPECT_DEATH(
       throw_in(1),
       "weir-105: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(throw_in(2),
-               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(throw_in(3),
-               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception that is not a "
-               "std::exception");
+  EXPECT_DEATH(
+      throw_in(2),
+      "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+  EXPECT_DEATH(
+      throw_in(3),
+      "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception that is not a "
+      "std::exception");
 }
-
 
 TEST_F(launches, a_native_launchs_error_code_is_thrown) {
   stream s;

@@ -16,7 +16,8 @@ struct legacy_order : ::testing::Test {
   buffer const memory{default_stream(0), 3 * 4096};
 
   void SetUp() override {
-    for (stream_ref const s : {blocking.ref(), apart.ref(), legacy}) work(s);  // the first of its kind may block
+    for (stream_ref const s : {blocking.ref(), apart.ref(), legacy})
+      work(s);  // the first of its kind may block
     synchronize(0);
   }
   void work(stream_ref s) {

@@ -308,7 +308,6 @@ TEST_F(memory_api, asking_for_statistics_uses_no_device) {
   EXPECT_EQ(max_memory_allocated(), 0u);
 }
 
-
 // It sets no limit.
 TEST_F(memory_api, a_fraction_of_unknown_memory_is_refused) {
   buffer const a(1_MiB);

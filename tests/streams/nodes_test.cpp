@@ -41,7 +41,8 @@ class two_nodes final : public os::nodes {
     return !refuses;
   }
   std::vector<int> near(int node) override {
-    if (refuses) return {};
+    if (refuses)
+      return {};
     return from_to(32 * node, 32 * node + 31);
   }
   std::vector<int> allowed() override { return may; }
@@ -55,13 +56,15 @@ class two_nodes final : public os::nodes {
   std::vector<std::vector<int>> kept() const {  // of every thread, what it was told last
     std::vector<std::vector<int>> out;
     auto log = log_.lock();
-    for (auto const& [thread, all] : log->kept) out.push_back(all.back());
+    for (auto const& [thread, all] : log->kept)
+      out.push_back(all.back());
     return out;
   }
   int node_of(void const* p) const {
     auto log = log_.lock();
     for (auto one = log->preferred.rbegin(); one != log->preferred.rend(); ++one) {
-      if (p >= one->at && p < one->at + one->bytes) return one->node;
+      if (p >= one->at && p < one->at + one->bytes)
+        return one->node;
     }
     return -1;
   }
@@ -79,7 +82,8 @@ class two_nodes final : public os::nodes {
 
 struct machine_on_nodes : test::machine {
   machine_on_nodes() : test::machine({.devices = 2, .memory = 128_MiB, .peers = simulated::links::none}) {
-    for (int d : {0, 1}) pinned().lies_near(d, d);
+    for (int d : {0, 1})
+      pinned().lies_near(d, d);
   }
 };
 
@@ -93,7 +97,8 @@ TEST(nodes, pinned_pages_come_from_the_current_devices_node) {
     EXPECT_EQ(host.node_of(block[d]), d);
     EXPECT_EQ(host.node_of(static_cast<std::byte*>(block[d]) + 3_MiB - 1), d) << "to its end";
   }
-  for (void* const one : block) m.pinned().deallocate(one, taken_here);
+  for (void* const one : block)
+    m.pinned().deallocate(one, taken_here);
 }
 
 TEST(nodes, slots_are_near_the_device_that_copies) {
@@ -114,7 +119,8 @@ TEST(nodes, slots_are_near_the_device_that_copies) {
     EXPECT_EQ(comes, source);
     auto const all = host.preferred();
     EXPECT_GT(all.size(), before);
-    for (std::size_t i = before; i < all.size(); ++i) EXPECT_EQ(all[i].node, d);
+    for (std::size_t i = before; i < all.size(); ++i)
+      EXPECT_EQ(all[i].node, d);
     m.pinned().trim();
   }
 }
@@ -131,7 +137,8 @@ TEST(nodes, slots_between_devices_are_near_the_one_they_come_from) {
   copy(b.data(), a.data(), n);
   auto const all = host.preferred();
   ASSERT_GT(all.size(), before);
-  for (std::size_t i = before; i < all.size(); ++i) EXPECT_EQ(all[i].node, 1);
+  for (std::size_t i = before; i < all.size(); ++i)
+    EXPECT_EQ(all[i].node, 1);
   EXPECT_EQ(test::read_back(b.data(), n, 0), source);
 }
 
@@ -174,7 +181,8 @@ TEST(nodes, a_copy_is_done_by_the_crew_near_its_device) {
   }
   auto const kept = host.kept();  // its threads have ended
   EXPECT_EQ(static_cast<int>(kept.size()), threads) << "0 where there is one processor";
-  for (auto const& one : kept) EXPECT_EQ(one, from_to(32, 63));
+  for (auto const& one : kept)
+    EXPECT_EQ(one, from_to(32, 63));
 }
 
 // The node is unknown, the only one, or has too few processors.
@@ -233,7 +241,8 @@ class says_nodes final : public driver::fault_injector {
   bool simulated() const noexcept override { return false; }
   weir::driver::result<weir::driver::device_info> info(int device) override {
     ++asked;
-    if (refuses) return {{weir::driver::code::failed, 0}, {}};
+    if (refuses)
+      return {{weir::driver::code::failed, 0}, {}};
     auto about = fault_injector::info(device);
     about.value.numa_node = 3 - device;
     return about;
@@ -263,7 +272,8 @@ TEST(nodes, this_system_honours_thread_affinity) {
     CPU_ZERO(&may);
     ASSERT_EQ(sched_getaffinity(0, sizeof may, &may), 0);
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &may)) told = cpu;
+      if (CPU_ISSET(cpu, &may))
+        told = cpu;
     }
     EXPECT_FALSE(os::keep_this_thread_on({})) << "nowhere";
     ASSERT_TRUE(os::keep_this_thread_on({told}));

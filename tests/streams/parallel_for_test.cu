@@ -30,7 +30,8 @@ TEST(parallel_for, visits_every_index_once_and_no_other) {
     fill(b.data(), std::byte{0}, b.size());
     parallel_for(current_stream(), n, {updates(b)}, count_up{b.data<int>()});
     std::vector<int> const is = to_host(b);
-    for (size_t i = 0; i < n; ++i) ASSERT_EQ(is[i], static_cast<int>(i % 1000) + 1) << i << " of " << n;
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_EQ(is[i], static_cast<int>(i % 1000) + 1) << i << " of " << n;
     ASSERT_EQ(is[n], 0);
   }
 }
@@ -65,7 +66,8 @@ TEST(parallel_for, loops_are_ordered_by_their_streams) {
   }
   std::vector<float> is(n);
   copy(a, is.data(), y.data(), y.size());
-  for (float const v : is) ASSERT_EQ(v, 12);
+  for (float const v : is)
+    ASSERT_EQ(v, 12);
 }
 
 // The reader is behind a long queue when its block is freed and the place asked for again.
@@ -90,14 +92,21 @@ TEST(parallel_for, a_declared_use_keeps_memory_until_done) {
   }
   std::vector<float> is(n);
   copy(reader, is.data(), sum.data(), sum.size());
-  for (float const v : is) ASSERT_EQ(v, 20);
+  for (float const v : is)
+    ASSERT_EQ(v, 20);
 }
 
 TEST(launch, calls_one_of_its_two_forms) {
   stream s;
   bool const simulated = runtime::current().is_simulated();
   int on_gpu = 0, on_host = 0;
-  launch(s, {}, [&](CUstream_st* native) { ++on_gpu; EXPECT_EQ(native, s.ref().native()); }, [&on_host] { ++on_host; });
+  launch(
+      s, {},
+      [&](CUstream_st* native) {
+        ++on_gpu;
+        EXPECT_EQ(native, s.ref().native());
+      },
+      [&on_host] { ++on_host; });
   s.ref().synchronize();
   EXPECT_EQ(on_gpu, simulated ? 0 : 1);
   EXPECT_EQ(on_host, simulated ? 1 : 0);
@@ -105,10 +114,13 @@ TEST(launch, calls_one_of_its_two_forms) {
 
 // The stream goes on.
 TEST(native_launch, an_exception_comes_through) {
-  if (runtime::current().is_simulated()) GTEST_SKIP() << "no GPU: the native form is not called";
+  if (runtime::current().is_simulated())
+    GTEST_SKIP() << "no GPU: the native form is not called";
   stream s, home;
   void* const x = allocate(home, 4096);
-  EXPECT_THROW(launch(s, {reads(x)}, [](CUstream_st*) { throw std::out_of_range("mine"); }, [] {}), std::out_of_range);
+  EXPECT_THROW(launch(
+                   s, {reads(x)}, [](CUstream_st*) { throw std::out_of_range("mine"); }, [] {}),
+               std::out_of_range);
   parallel_for(s, 1024, {writes(x)}, fill{static_cast<float*>(x), 3});
   s.ref().synchronize();
   deallocate(x);
@@ -117,10 +129,12 @@ TEST(native_launch, an_exception_comes_through) {
 TEST(launch, host_functions_run_in_stream_order) {
   stream s;
   std::vector<int> log;
-  for (int i = 0; i < 20; ++i) launch_host(s, [&log, i] { log.push_back(i); });
+  for (int i = 0; i < 20; ++i)
+    launch_host(s, [&log, i] { log.push_back(i); });
   s.ref().synchronize();
   ASSERT_EQ(log.size(), 20u);
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(log[static_cast<size_t>(i)], i);
+  for (int i = 0; i < 20; ++i)
+    EXPECT_EQ(log[static_cast<size_t>(i)], i);
 }
 
 }  // namespace

@@ -20,13 +20,15 @@ struct value {
 
   value const& operator[](std::string const& key) const {
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
-      if (items[i]->text == key) return *items[i + 1];
+      if (items[i]->text == key)
+        return *items[i + 1];
     }
     throw std::runtime_error("no key " + key);
   }
   bool has(std::string const& key) const {
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
-      if (items[i]->text == key) return true;
+      if (items[i]->text == key)
+        return true;
     }
     return false;
   }
@@ -37,7 +39,8 @@ class reader {
   explicit reader(std::string bytes) : in_(std::move(bytes)) {}
 
   value read() {
-    if (take(2) != "\x80\x02") throw std::runtime_error("not protocol 2");
+    if (take(2) != "\x80\x02")
+      throw std::runtime_error("not protocol 2");
     for (;;) {
       switch (char const op = take(1)[0]; op) {
         case '.': return *stack_.back();
@@ -53,7 +56,8 @@ class reader {
         case '}': push(value::kind::dict); break;
         case '(': push(value::kind::mark); break;
         case '\x86': tuple(); break;
-        case 'e': case 'u': extend(); break;
+        case 'e':
+        case 'u': extend(); break;
         case 'q': memo_[integer(1)] = stack_.back(); break;
         case 'r': memo_[integer(4)] = stack_.back(); break;
         case 'h': stack_.push_back(memo_.at(integer(1))); break;
@@ -65,7 +69,8 @@ class reader {
 
  private:
   std::string take(std::size_t n) {
-    if (at_ + n > in_.size()) throw std::runtime_error("ends too early");
+    if (at_ + n > in_.size())
+      throw std::runtime_error("ends too early");
     at_ += n;
     return in_.substr(at_ - n, n);
   }
@@ -90,7 +95,8 @@ class reader {
   void extend() {
     std::size_t mark = stack_.size();
     while (stack_[--mark]->is != value::kind::mark) {}
-    if (stack_.size() - mark - 1 > 2000) throw std::runtime_error("more at once than the viewer takes");
+    if (stack_.size() - mark - 1 > 2000)
+      throw std::runtime_error("more at once than the viewer takes");
     value& whole = *stack_[mark - 1];
     whole.items.insert(whole.items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(mark) + 1, stack_.end());
     stack_.resize(mark);

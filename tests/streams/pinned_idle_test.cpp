@@ -65,7 +65,8 @@ TEST(pinned_idle, pages_stay_while_a_collective_is_under_way) {
   EXPECT_EQ(pool.statistics().reserved_bytes.all.current, std::int64_t(3_MiB));
   device_guard const on(1);
   ranks[1].all_reduce({b.data(), 100, float32});
-  for (int d : {0, 1}) synchronize(device(d));
+  for (int d : {0, 1})
+    synchronize(device(d));
   pool.deallocate(pool.allocate(64, 0, line_), line_);
   EXPECT_EQ(pool.statistics().reserved_bytes.all.current, std::int64_t(2_MiB));
 }
@@ -73,13 +74,15 @@ TEST(pinned_idle, pages_stay_while_a_collective_is_under_way) {
 TEST(pinned_nodes, cached_blocks_near_the_device_serve_first) {
   test::machine m;
   auto& pool = m.pinned();
-  for (int d : {0, 1}) pool.lies_near(d, d);
+  for (int d : {0, 1})
+    pool.lies_near(d, d);
   void* at[2];
   for (int d : {0, 1}) {
     device_guard const on(d);
     at[d] = pool.allocate(2_MiB, 0, line_);
   }
-  for (void* const one : at) pool.deallocate(one, line_);
+  for (void* const one : at)
+    pool.deallocate(one, line_);
   for (int round = 0; round < 2; ++round) {
     for (int d : {1, 0}) {
       device_guard const on(d);
@@ -93,7 +96,8 @@ TEST(pinned_nodes, cached_blocks_near_the_device_serve_first) {
   void* const far = pool.allocate(2_MiB, 0, line_);
   EXPECT_EQ(near, at[1]);
   EXPECT_EQ(far, at[0]) << "far is better than new";
-  for (void* const one : {near, far}) pool.deallocate(one, line_);
+  for (void* const one : {near, far})
+    pool.deallocate(one, line_);
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
 }
 

@@ -29,7 +29,8 @@ std::string flags_at(void const* at) {
   for (std::string line; std::getline(all, line);) {
     if (line.find('-') < 17 && std::isxdigit(static_cast<unsigned char>(line[0])) && line.find(':') != line.find('-'))
       here |= line.starts_with(first.str());
-    if (here && line.starts_with("VmFlags:")) return line.substr(8) + " ";
+    if (here && line.starts_with("VmFlags:"))
+      return line.substr(8) + " ";
   }
   return "";
 }
@@ -43,7 +44,8 @@ std::size_t present(std::byte* base, std::size_t bytes) {
 base::atomic<int> threads{0};
 bool refuses_threads = false;
 bool count_threads(os::call which) noexcept {
-  if (which != os::call::make_thread) return false;
+  if (which != os::call::make_thread)
+    return false;
   threads.fetch_add(1);
   return refuses_threads;
 }

@@ -116,7 +116,8 @@ TEST_F(pinned_pool, sizes_are_near_exact_and_share_no_cache_line) {
   EXPECT_LE(std::size_t(reserved()), 2_MiB + odd + 64_KiB);
   EXPECT_EQ(pool.statistics().requested_bytes.all.current, std::int64_t(odd + 2));
   expect_valid();
-  for (void* one : {a, b, c}) pool.deallocate(one, line_);
+  for (void* one : {a, b, c})
+    pool.deallocate(one, line_);
 }
 
 TEST_F(pinned_pool, alignment_is_kept_up_to_whole_mebibytes) {
@@ -214,7 +215,8 @@ TEST_F(pinned_pool, trim_gives_back_unused_memory_only) {
 
 // All works afterwards.
 TEST_F(pinned_pool, a_refused_pin_names_the_cpu) {
-  for (std::uint64_t k = 1; k <= 3; ++k) m.control().fail_call("pin", k, driver::code::out_of_memory);
+  for (std::uint64_t k = 1; k <= 3; ++k)
+    m.control().fail_call("pin", k, driver::code::out_of_memory);
   try {
     pool.allocate(1_MiB, 0, line_);
     FAIL() << "no out_of_memory";
@@ -397,8 +399,7 @@ TEST(pinned_faults, any_call_refused_loses_nothing) {
       try {
         scenario();
       } catch (out_of_memory const&) {
-      } catch (driver_error const&) {
-      }
+      } catch (driver_error const&) {}
       driver::fault_injector_of(m.driver())->forget_orders();
       EXPECT_EQ(pool.validate(), std::vector<std::string>{}) << "call " << k;
       EXPECT_EQ(pool.statistics().allocation.all.current, 0) << "call " << k;
@@ -425,15 +426,18 @@ TEST(pinned_threads, blocks_of_many_threads_never_overlap) {
         mine.emplace_back(p, n);
         if (mine.size() > 20) {
           auto const [q, bytes] = mine.front();
-          for (std::size_t b = 0; b < bytes; ++b) ASSERT_EQ(q[b], t + 1);
+          for (std::size_t b = 0; b < bytes; ++b)
+            ASSERT_EQ(q[b], t + 1);
           pool.deallocate(q, line_);
           mine.erase(mine.begin());
         }
       }
-      for (auto const& one : mine) pool.deallocate(one.first, line_);
+      for (auto const& one : mine)
+        pool.deallocate(one.first, line_);
     });
   }
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
   EXPECT_EQ(pool.statistics().allocated_bytes.all.current, 0);
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
 }

@@ -25,7 +25,8 @@ struct remembered : ::testing::Test {
   void fence(stream_ref on) { ASSERT_TRUE(streams::clock_of(on).fence().ok()); }  // stamps from now on are later ones
   bool waits() {  // is it kept for work that has not come to its end?
     auto const pending = [&] { return pool.statistics().pending_bytes.all.current != 0; };
-    if (!pending()) return false;
+    if (!pending())
+      return false;
     pool.trim();  // asks
     return pending();
   }
@@ -51,7 +52,8 @@ TEST_F(remembered, each_copy_is_noted_between_fences) {
 TEST_F(remembered, each_streams_use_is_noted_for_itself) {
   buffer theirs(all, {.on = device(0)});
   auto const read = [&](stream& on) { copy(on, &on == &s ? gpu.data() : theirs.data(), block, all, non_blocking); };
-  for (auto* on : {&s, &t, &s, &t}) read(*on);
+  for (auto* on : {&s, &t, &s, &t})
+    read(*on);
   s.synchronize();
   t.synchronize();
   for (stream* last : {&s, &t}) {
@@ -60,7 +62,8 @@ TEST_F(remembered, each_streams_use_is_noted_for_itself) {
     copy(*last, block, last == &s ? gpu.data() : theirs.data(), all, non_blocking);
     pool.deallocate(block, line_);
     (last == &s ? t : s).synchronize();
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(waits());  // however often the other one is asked
+    for (int i = 0; i < 3; ++i)
+      EXPECT_TRUE(waits());  // however often the other one is asked
     gate.open();
     last->synchronize();
     EXPECT_FALSE(waits());
@@ -75,13 +78,14 @@ TEST_F(remembered, each_streams_use_is_noted_for_itself) {
 // The list of a block's users is looked over at 4, 8, 16...: only ended streams may leave it.
 TEST_F(remembered, many_streams_uses_are_all_noted) {
   std::vector<stream> users;
-  for (int i = 0; i < 9; ++i) users.emplace_back(device(0));
-  auto const read = [&](std::size_t i) {
-    copy(users[i], gpu.data<std::byte>() + i * 4096, block, 4096, non_blocking);
-  };
+  for (int i = 0; i < 9; ++i)
+    users.emplace_back(device(0));
+  auto const read = [&](std::size_t i) { copy(users[i], gpu.data<std::byte>() + i * 4096, block, 4096, non_blocking); };
   held gate(m, users[0]);
-  for (std::size_t i = 0; i < users.size(); ++i) read(i);
-  for (std::size_t i = 1; i < users.size(); ++i) users[i].synchronize();
+  for (std::size_t i = 0; i < users.size(); ++i)
+    read(i);
+  for (std::size_t i = 1; i < users.size(); ++i)
+    users[i].synchronize();
   pool.deallocate(block, line_);
   EXPECT_TRUE(waits()) << "the first one still reads it";
   gate.open();
@@ -105,12 +109,15 @@ TEST_F(remembered, a_freed_block_is_refused_and_its_place_known_anew) {
 
 TEST_F(remembered, more_blocks_than_a_thread_remembers_are_all_noted) {
   std::vector<void*> many;
-  for (int i = 0; i < 20; ++i) many.push_back(pool.allocate(4096, 0, line_));
+  for (int i = 0; i < 20; ++i)
+    many.push_back(pool.allocate(4096, 0, line_));
   held gate(m, s);
   for (int round = 0; round < 2; ++round) {
-    for (void* const one : many) copy(s, gpu.data(), one, 4096, non_blocking);
+    for (void* const one : many)
+      copy(s, gpu.data(), one, 4096, non_blocking);
   }
-  for (void* const one : many) pool.deallocate(one, line_);
+  for (void* const one : many)
+    pool.deallocate(one, line_);
   EXPECT_EQ(pool.statistics().pending_bytes.all.current, 20 * 4096);
   pool.deallocate(block, line_);
 }
@@ -137,7 +144,8 @@ TEST_F(remembered, many_in_one_call_are_noted_in_every_block) {
   auto const source = pattern(8 * n, 3);
   std::memcpy(host, source.data(), source.size());
   std::vector<copy_item> items;
-  for (std::size_t i = 0; i < 8; ++i) items.push_back({gpu.data<std::byte>() + i * n, host + i * n, n});        // up
+  for (std::size_t i = 0; i < 8; ++i)
+    items.push_back({gpu.data<std::byte>() + i * n, host + i * n, n});  // up
   // within
   for (std::size_t i = 0; i < 8; ++i)
     items.push_back({gpu.data<std::byte>() + (i + 8) * n, gpu.data<std::byte>() + i * n, n});
@@ -166,11 +174,13 @@ TEST_F(remembered, threads_on_one_stream_note_the_newest_use) {
       runtime_guard const in(m.own);
       for (int k = 0; k < 50; ++k) {
         copy(s, gpu.data(), block, 4096, non_blocking);
-        if (k % 8 == i) fence(s);
+        if (k % 8 == i)
+          fence(s);
       }
     });
   }
-  for (auto& one : workers) one.join();
+  for (auto& one : workers)
+    one.join();
   s.synchronize();
   fence(s);
   held gate(m, s);

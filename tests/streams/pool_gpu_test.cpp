@@ -35,9 +35,7 @@ struct pools_here : ::testing::Test {
   bool const gpu_here = !own->is_simulated();
   size_t const bytes = gpu_here ? 8_GiB : 128_MiB;
 
-  void sound() {
-    EXPECT_EQ(own->get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
-  }
+  void sound() { EXPECT_EQ(own->get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{}); }
   static double seconds_of(auto work) {
     auto const from = std::chrono::steady_clock::now();
     work();
@@ -72,7 +70,8 @@ TEST_F(pools_here, large_blocks_come_back_whole) {
   sound();
   std::vector<unsigned char> host(each);
   for (int i = 0; i < 8; ++i) {
-    if (!all[static_cast<size_t>(i)]) continue;
+    if (!all[static_cast<size_t>(i)])
+      continue;
     copy(host.data(), all[static_cast<size_t>(i)], each);
     EXPECT_EQ(host[0], i + 1);
     EXPECT_EQ(std::memcmp(host.data(), host.data() + 1, each - 1), 0) << "block " << i;
@@ -86,7 +85,8 @@ TEST_F(pools_here, large_blocks_come_back_whole) {
 
 // Whole calls against a copy of as many bytes by the engine, pinned memory ready.
 TEST_F(pools_here, sleep_and_wake_go_at_the_links_speed) {
-  if (!gpu_here) GTEST_SKIP() << "no GPU: a simulated link has the host's speed";
+  if (!gpu_here)
+    GTEST_SKIP() << "no GPU: a simulated link has the host's speed";
   pool model("model");
   void* const p = model.allocate(bytes);
   fill(p, std::byte{5}, bytes);

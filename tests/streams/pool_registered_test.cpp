@@ -29,7 +29,8 @@ struct registered : ::testing::Test {
   static std::vector<memory_segment> segments_of(pool const& p) {
     std::vector<memory_segment> all;
     for (memory_segment const& s : memory_snapshot())
-      if (s.pool == p.number()) all.push_back(s);
+      if (s.pool == p.number())
+        all.push_back(s);
     return all;
   }
   template <class Error, class Do>
@@ -63,9 +64,11 @@ TEST_F(registered, serves_all_sizes_from_its_handle_alone) {
   for (int round = 0; round < 3; ++round)
     for (size_t const bytes : {size_t{100}, size_t{5000}, size_t{40000}, 300_KiB, 3_MiB})
       all.push_back(gradients.allocate(bytes));
-  for (void* const p : all) EXPECT_LT(reinterpret_cast<std::uintptr_t>(p) - whole.address, whole.bytes);
+  for (void* const p : all)
+    EXPECT_LT(reinterpret_cast<std::uintptr_t>(p) - whole.address, whole.bytes);
   EXPECT_EQ(gradients.statistics().reserved, 16_MiB);
-  for (void* const p : all) deallocate(p);
+  for (void* const p : all)
+    deallocate(p);
   synchronize();
   void* const most = gradients.allocate(15_MiB);
   deallocate(most);
@@ -81,7 +84,8 @@ TEST_F(registered, serves_every_stream_of_its_device) {
       fill(other, all.back(), std::byte{7}, bytes);
     }
   EXPECT_EQ(gradients.statistics().blocks, 60);
-  for (void* const p : all) deallocate(p);
+  for (void* const p : all)
+    deallocate(p);
   EXPECT_EQ(gradients.statistics().reserved, 16_MiB);
 }
 
@@ -93,11 +97,14 @@ TEST_F(registered, lends_to_streams_without_an_out_of_memory) {
   fill(first, large, std::byte{1}, 15_MiB);
   deallocate(large);
   std::vector<void*> all;
-  for (size_t const bytes : {size_t{100}, size_t{5000}, 300_KiB}) all.push_back(gradients.allocate(second, bytes));
+  for (size_t const bytes : {size_t{100}, size_t{5000}, 300_KiB})
+    all.push_back(gradients.allocate(second, bytes));
   auto const now = memory_stats();
   EXPECT_EQ(now.num_alloc_retries, 0u);
-  for (auto const n : now.recovered_by) EXPECT_EQ(n, 0u);
-  for (void* const p : all) deallocate(p);
+  for (auto const n : now.recovered_by)
+    EXPECT_EQ(n, 0u);
+  for (void* const p : all)
+    deallocate(p);
 }
 
 // What another stream may still use is not free: a device wait for it counts, as in any pool.
@@ -127,12 +134,14 @@ TEST_F(registered, keeps_its_pages_where_they_are) {
   EXPECT_EQ(empty_cache(), 0u);
   std::vector<void*> all;  // others want more than is left
   try {
-    for (;;) all.push_back(allocate(1_MiB));
+    for (;;)
+      all.push_back(allocate(1_MiB));
   } catch (out_of_memory const&) {}
   EXPECT_EQ(all.size(), 16u);
   ASSERT_EQ(segments_of(gradients).size(), 1u);
   EXPECT_EQ(segments_of(gradients)[0].address, whole.address);
-  for (void* const p : all) deallocate(p);
+  for (void* const p : all)
+    deallocate(p);
 }
 
 TEST_F(registered, is_full_at_its_limit_by_name) {
@@ -207,7 +216,9 @@ TEST_F(registered, is_refused_what_would_move_it) {
   EXPECT_EQ(refused<invalid_use>([&] { gradients.set_limit(1_MiB); }),
             "pool::set_limit: pool gradients, which is registered");
   pool other("activations");
-  EXPECT_EQ(refused<invalid_use>([&] { spill const s({&other, &gradients}); }),
+  EXPECT_EQ(refused<invalid_use>([&] {
+              spill const s({&other, &gradients});
+            }),
             "spill: pool gradients, which is registered");
   spill const s({&other});  // nothing was noted
   EXPECT_FALSE(gradients.is_asleep());
@@ -216,9 +227,8 @@ TEST_F(registered, is_refused_what_would_move_it) {
 TEST_F(registered, does_not_begin_in_a_capture) {
   stream const s;
   stream_guard const here(s);
-  (void)graph::capture(s, [&] {
-    EXPECT_NE(refused<invalid_use>([] { (void)make(); }).find("is captured"), std::string::npos);
-  });
+  (void)graph::capture(
+      s, [&] { EXPECT_NE(refused<invalid_use>([] { (void)make(); }).find("is captured"), std::string::npos); });
 }
 
 }  // namespace

@@ -50,10 +50,12 @@ struct sleepers : ::testing::Test {
   }
   static void expect_bytes(std::vector<block> const& all) {
     synchronize();
-    for (block const& b : all) EXPECT_TRUE(holds(b)) << b.bytes << " B of pattern " << b.pattern;
+    for (block const& b : all)
+      EXPECT_TRUE(holds(b)) << b.bytes << " B of pattern " << b.pattern;
   }
   static void free_all(std::vector<block>& all) {
-    for (block const& b : all) deallocate(b.at);
+    for (block const& b : all)
+      deallocate(b.at);
     all.clear();
   }
 
@@ -107,13 +109,15 @@ TEST_F(sleepers, wake_on_few_large_handles) {
       try {
         act();
       } catch (error const&) {}
-      if (control.cancel_failure(number)) return n;
+      if (control.cancel_failure(number))
+        return n;
     }
   };
   model.sleep();
   EXPECT_EQ(creates([&] { model.wake(); }), 1);
   expect_bytes(all);
-  for (size_t i = 1; i < all.size(); i += 2) deallocate(all[i].at);
+  for (size_t i = 1; i < all.size(); i += 2)
+    deallocate(all[i].at);
   EXPECT_GE(model.sleep(), 40_MiB) << "free pages between live blocks have the same handle";
   model.wake();
   EXPECT_LE(memory_reserved(), 30_MiB) << "free pages do not come back";
@@ -138,7 +142,8 @@ TEST_F(sleepers, what_stays_mapped_after_a_failed_wake_wakes_later) {
     failed = !control.cancel_failure(grant);
     (void)control.cancel_failure(unmap);
     sound();
-    if (model.is_asleep()) model.wake();
+    if (model.is_asleep())
+      model.wake();
     expect_bytes(all);
     model.sleep(), model.wake();
     expect_bytes(all);
@@ -156,7 +161,8 @@ TEST_F(sleepers, sleep_again_and_again) {
     model.sleep();
     model.wake();
     expect_bytes(all);
-    for (block const& b : all) fill(b.at, static_cast<std::byte>(b.pattern), b.bytes);
+    for (block const& b : all)
+      fill(b.at, static_cast<std::byte>(b.pattern), b.bytes);
   }
   free_all(all);
 }
@@ -165,11 +171,13 @@ TEST_F(sleepers, blocks_can_be_freed_meanwhile) {
   pool model("model");
   auto all = fill_some(model);
   model.sleep();
-  for (size_t i = 0; i < all.size(); i += 2) deallocate(all[i].at);
+  for (size_t i = 0; i < all.size(); i += 2)
+    deallocate(all[i].at);
   EXPECT_THROW(deallocate(all[0].at), invalid_use) << "freed already";
   sound();
   for (size_t i = all.size(); i-- > 0;)
-    if (i % 2 == 0) all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+    if (i % 2 == 0)
+      all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
   model.wake();
   sound();
   expect_bytes(all);
@@ -187,7 +195,8 @@ TEST_F(sleepers, the_last_free_gives_back_the_copy) {
     EXPECT_GE(pinned_memory_stats().allocated_bytes.all.current, static_cast<std::int64_t>(12_MiB));
     block const last = all.back();
     all.pop_back();
-    if (round == 2) model.reset();
+    if (round == 2)
+      model.reset();
     free_all(all);
     if (model) {
       EXPECT_GT(model->statistics().asleep, 0u);
@@ -196,12 +205,14 @@ TEST_F(sleepers, the_last_free_gives_back_the_copy) {
     EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
     sound();
     if (round == 2) {
-      for (auto const& p : memory_by_pool()) EXPECT_EQ(p.asleep + p.blocks, 0u) << p.name;
+      for (auto const& p : memory_by_pool())
+        EXPECT_EQ(p.asleep + p.blocks, 0u) << p.name;
       continue;
     }
     EXPECT_EQ(model->statistics().asleep, 0u);
     EXPECT_TRUE(model->is_asleep());
-    if (round == 0) model->wake();
+    if (round == 0)
+      model->wake();
     EXPECT_EQ(model->statistics().reserved, 0u);
     sound();
   }
@@ -213,7 +224,8 @@ TEST_F(sleepers, may_drop_their_bytes) {
   EXPECT_GE(model.sleep(sleep_to::nowhere), 13_MiB);
   EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
   model.wake();
-  for (block const& b : all) fill(b.at, static_cast<std::byte>(b.pattern), b.bytes);
+  for (block const& b : all)
+    fill(b.at, static_cast<std::byte>(b.pattern), b.bytes);
   expect_bytes(all);
   free_all(all);
 }
@@ -243,8 +255,10 @@ TEST_F(sleepers, uses_are_refused_by_name) {
   EXPECT_TRUE(names_it(text = refusal_of([&] { copy(p, host.data(), 1000); }))) << text;
   EXPECT_TRUE(names_it(text = refusal_of([&] { fill(p, std::byte{1}, 1000); }))) << text;
   EXPECT_TRUE(names_it(text = refusal_of([&] {
-    launch(current_stream(), {reads(p, 1000)}, [](CUstream_st*) {}, [] {});
-  }))) << text;
+                         launch(
+                             current_stream(), {reads(p, 1000)}, [](CUstream_st*) {}, [] {});
+                       })))
+      << text;
   EXPECT_TRUE(find_block(p)) << "it still is a block";
   buffer const elsewhere(1000);
   model.wake();
@@ -331,7 +345,8 @@ TEST_F(sleepers, a_pool_that_ends_asleep_leaves_its_addresses) {
         all = fill_some(model);
         places.insert(all.front().at);
         model.sleep();
-        if (blocks_end_first) free_all(all);
+        if (blocks_end_first)
+          free_all(all);
       }
       free_all(all);
       empty_cache();
@@ -365,14 +380,16 @@ TEST_F(sleepers, a_refused_call_leaves_one_state_or_the_other) {
       pool model("model");
       auto all = fill_some(model, 1_MiB);
       synchronize();
-      if (!in_sleep) model.sleep();
+      if (!in_sleep)
+        model.sleep();
       auto const number = control.fail_call("any", k);
       try {
         in_sleep ? (void)model.sleep() : model.wake();
       } catch (error const&) {}
       failed = !control.cancel_failure(number);
       sound();
-      if (model.is_asleep()) model.wake();
+      if (model.is_asleep())
+        model.wake();
       expect_bytes(all);
       free_all(all);
       sound();
@@ -422,12 +439,14 @@ TEST_F(checked, sleeping_and_waking_race_with_nothing) {
     buffer const meanwhile(20_MiB);
     fill(meanwhile.data(), std::byte{9}, meanwhile.size());
     model.wake();
-    for (block const& b : all) fill(other, b.at, static_cast<std::byte>(b.pattern), b.bytes);
+    for (block const& b : all)
+      fill(other, b.at, static_cast<std::byte>(b.pattern), b.bytes);
     expect_bytes(all);
   }
   free_all(all);
   EXPECT_EQ(race_reports().size(), 0u);
-  for (auto const& r : race_reports()) ADD_FAILURE() << r.text;
+  for (auto const& r : race_reports())
+    ADD_FAILURE() << r.text;
 }
 
 TEST_F(sleepers, memory_open_to_peers_is_open_again) {

@@ -36,7 +36,8 @@ struct pools : ::testing::Test {
   static std::uint64_t pool_of(void const* p) {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     for (memory_segment const& s : memory_snapshot())
-      if (at - s.address < s.bytes) return s.pool;
+      if (at - s.address < s.bytes)
+        return s.pool;
     return ~std::uint64_t{0};
   }
 };
@@ -57,7 +58,8 @@ TEST_F(pools, a_guard_serves_its_thread_until_it_ends) {
     EXPECT_EQ(pool_of(inside), model.number());
     EXPECT_EQ(pool_of(elsewhere), 0u);
     EXPECT_EQ(pool_of(outside), 0u);
-    for (void* p : {inside, elsewhere, outside}) deallocate(p);
+    for (void* p : {inside, elsewhere, outside})
+      deallocate(p);
   }
 }
 
@@ -79,7 +81,8 @@ TEST_F(pools, a_block_freed_outside_serves_its_pool_again) {
         EXPECT_EQ(pool_of(again), model.number());
         EXPECT_EQ(model.statistics().blocks, 2);
       }
-      for (void* p : {first, again, outside}) deallocate(p);
+      for (void* p : {first, again, outside})
+        deallocate(p);
     }
     EXPECT_LE(model.statistics().reserved, 4_MiB) << "what was freed served again";
   }
@@ -131,7 +134,8 @@ TEST_F(pools, a_guard_leaves_other_devices_alone) {
 
 TEST_F(pools, more_guards_than_a_thread_remembers_still_serve) {
   std::vector<std::unique_ptr<pool>> all;
-  for (int i = 0; i < 100; ++i) all.push_back(std::make_unique<pool>("p" + std::to_string(i)));
+  for (int i = 0; i < 100; ++i)
+    all.push_back(std::make_unique<pool>("p" + std::to_string(i)));
   for (int round = 0; round < 2; ++round) {
     for (auto const& p : all) {
       pool_guard const here(*p);
@@ -321,7 +325,8 @@ TEST_F(pools, an_inner_pool_that_ends_leaves_the_outer_in_force) {
       }
     };
     serves(*inner);
-    if (round == 0) middle.reset(), serves(*inner);
+    if (round == 0)
+      middle.reset(), serves(*inner);
     inner.reset();
     serves(round == 0 ? outer : *middle);
     middle.reset();

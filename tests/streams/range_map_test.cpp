@@ -113,7 +113,8 @@ TEST(pinned_space, random_ranges_never_overlap_and_always_merge) {
       if (random() % 3 && !(live.size() > 60)) {
         std::size_t const bytes = 64 * (1 + random() % 60), alignment = std::size_t{64} << random() % 5;
         auto const got = space.take(bytes, alignment);
-        if (got == space.end()) continue;
+        if (got == space.end())
+          continue;
         ASSERT_EQ(got->first % alignment, 0u);
         ASSERT_EQ(got->second.bytes, bytes);
         auto const after = live.lower_bound(got->first);
@@ -129,7 +130,8 @@ TEST(pinned_space, random_ranges_never_overlap_and_always_merge) {
       }
       ASSERT_EQ(space.validate(), std::vector<std::string>{});
     }
-    for (auto const& [at, bytes] : live) space.give(space.find(at));
+    for (auto const& [at, bytes] : live)
+      space.give(space.find(at));
     ASSERT_EQ(space.wholly_free().size(), 2u);
   }
 }

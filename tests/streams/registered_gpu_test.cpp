@@ -29,7 +29,8 @@ TEST(registered_pages, the_driver_locks_no_page_twice) {
 }
 
 TEST(registered_pages, copies_of_ranges_on_one_page_are_right) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "open: the checker takes the end of a registration for a free";
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "open: the checker takes the end of a registration for a free";
   auto const m = gpus_or_simulated();
   alignas(page) static std::byte memory[bytes];
   stream s{device(0)};
@@ -39,7 +40,8 @@ TEST(registered_pages, copies_of_ranges_on_one_page_are_right) {
   auto first = std::make_unique<registered_host_memory>(std::span(memory, cut));
   auto const second = std::make_unique<registered_host_memory>(std::span(memory + cut, bytes - cut));
   for (bool const both : {true, false}) {
-    if (!both) first.reset();
+    if (!both)
+      first.reset();
     struct part {
       std::size_t at, n;
     } const parts[] = {{0, bytes}, {cut, bytes - cut}, {cut - 1, 2}, {cut + 1, page}};

@@ -50,7 +50,8 @@ TEST(registered_host_memory, unlocks_refused_pages_later) {
   auto const route_of_mine = [&] { return explain_copy(on_gpu.data(), mine.data(), mine.size()).by; };
   auto const refuse_unlock = [&](std::uint64_t times) {
     registered_host_memory const lock(mine);
-    for (std::uint64_t k = 1; k <= times; ++k) m.control().fail_call("unpin", k, driver::code::not_permitted);
+    for (std::uint64_t k = 1; k <= times; ++k)
+      m.control().fail_call("unpin", k, driver::code::not_permitted);
   };
   refuse_unlock(1);
   EXPECT_NO_THROW(registered_host_memory{mine});
@@ -202,7 +203,8 @@ TEST(registered_host_memory, random_ranges_lock_their_pages) {
     };
     std::vector<one> live;
     for (int step = 0; step < 60; ++step) {
-      if (draw(4) == 0) m.control().fail_call(draw(2) ? "unpin" : "pin", 1 + draw(3), driver::code::failed);
+      if (draw(4) == 0)
+        m.control().fail_call(draw(2) ? "unpin" : "pin", 1 + draw(3), driver::code::failed);
       if (!live.empty() && draw(2)) {
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(draw(live.size())));
       } else {

@@ -37,8 +37,10 @@ struct snapshot : testing::Test {
         EXPECT_EQ(b.address, next) << "side by side";
         next += b.bytes;
         requested += static_cast<std::int64_t>(b.requested);
-        if (b.state == block_state::active_allocated) live += static_cast<std::int64_t>(b.bytes), ++blocks;
-        if (b.state == block_state::active_pending_free) pending += static_cast<std::int64_t>(b.bytes);
+        if (b.state == block_state::active_allocated)
+          live += static_cast<std::int64_t>(b.bytes), ++blocks;
+        if (b.state == block_state::active_pending_free)
+          pending += static_cast<std::int64_t>(b.bytes);
       }
       end = next;
       EXPECT_EQ(next, s.address + s.bytes);
@@ -65,14 +67,17 @@ struct blocks_of_a_program {  // taken and given back at random, on three stream
       live.emplace(allocate(home, bytes), home);
     } else {
       auto const at = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
-      if (random() % 3 == 0) record_stream(at->first, on[random() % 3]);
+      if (random() % 3 == 0)
+        record_stream(at->first, on[random() % 3]);
       deallocate(at->first);
       live.erase(at);
     }
-    if (random() % 40 == 0) empty_cache();
+    if (random() % 40 == 0)
+      empty_cache();
   }
   ~blocks_of_a_program() {
-    for (auto const& [p, s] : live) deallocate(p);
+    for (auto const& [p, s] : live)
+      deallocate(p);
   }
 };
 
@@ -84,16 +89,19 @@ TEST_F(snapshot, the_layout_is_a_recount_of_the_counters) {
     blocks_of_a_program program(seed);
     for (int i = 0; i < 150; ++i) {
       program.step();
-      if (i % 10 == 0) recount(0);
+      if (i % 10 == 0)
+        recount(0);
     }
     std::set<std::uintptr_t> found;
     for (auto const& s : memory_snapshot()) {
       for (auto const& b : s.blocks) {
-        if (b.state == block_state::active_allocated) found.insert(b.address);
+        if (b.state == block_state::active_allocated)
+          found.insert(b.address);
       }
     }
     std::set<std::uintptr_t> mine;
-    for (auto const& [p, s] : program.live) mine.insert(reinterpret_cast<std::uintptr_t>(p));
+    for (auto const& [p, s] : program.live)
+      mine.insert(reinterpret_cast<std::uintptr_t>(p));
     EXPECT_EQ(found, mine);
   }
 }
@@ -109,9 +117,11 @@ int replay_backward(value const& all, size_t device) {
   };
   auto const covers = [&](std::int64_t at, std::int64_t bytes) {
     auto found = mapped.upper_bound(at);
-    if (found == mapped.begin()) return false;
+    if (found == mapped.begin())
+      return false;
     std::int64_t end = (--found)->second;
-    for (++found; found != mapped.end() && found->first == end; ++found) end = found->second;
+    for (++found; found != mapped.end() && found->first == end; ++found)
+      end = found->second;
     return at + bytes <= end;
   };
   // a segment of the file is several handles side by side
@@ -121,21 +131,27 @@ int replay_backward(value const& all, size_t device) {
     while (found != mapped.end() && found->first < at + bytes) {
       auto const [from, to] = *found;
       found = mapped.erase(found);
-      if (from < at) mapped.emplace(from, at);
-      if (to > at + bytes) mapped.emplace(at + bytes, to);
-      if (from >= at + bytes) break;
+      if (from < at)
+        mapped.emplace(from, at);
+      if (to > at + bytes)
+        mapped.emplace(at + bytes, to);
+      if (from >= at + bytes)
+        break;
     }
   };
   std::map<std::int64_t, std::int64_t> active;
   for (auto const& s : all["segments"].items) {
-    if (static_cast<size_t>((*s)["device"].number) != device) continue;
+    if (static_cast<size_t>((*s)["device"].number) != device)
+      continue;
     add((*s)["address"].number, (*s)["total_size"].number);
     std::int64_t sum = 0, live = 0;
     for (auto const& b : (*s)["blocks"].items) {
       sum += (*b)["size"].number;
       std::string const state = (*b)["state"].text;
-      if (state == "active_allocated") live += (*b)["size"].number;
-      if (state != "inactive") active[(*b)["address"].number] = (*b)["size"].number;
+      if (state == "active_allocated")
+        live += (*b)["size"].number;
+      if (state != "inactive")
+        active[(*b)["address"].number] = (*b)["size"].number;
     }
     EXPECT_EQ(sum, (*s)["total_size"].number);
     EXPECT_EQ(live, (*s)["allocated_size"].number);
@@ -148,10 +164,13 @@ int replay_backward(value const& all, size_t device) {
     EXPECT_NE(action, "");
     EXPECT_LE(e["time_us"].number, later);
     later = e["time_us"].number;
-    if (action == "oom") continue;
+    if (action == "oom")
+      continue;
     std::int64_t const at = e["addr"].number, bytes = e["size"].number;
-    if (action == "segment_map") remove(at, bytes);
-    if (action == "segment_unmap") add(at, bytes);
+    if (action == "segment_map")
+      remove(at, bytes);
+    if (action == "segment_unmap")
+      add(at, bytes);
     if (action == "alloc") {
       EXPECT_TRUE(covers(at, bytes)) << "a block taken lies in a segment";
       EXPECT_EQ(active.erase(at), 1u) << "taken before it was given back";
@@ -189,9 +208,12 @@ TEST_F(snapshot, a_deferred_free_is_pending_in_place_and_trace) {
     fill(other.data(), std::byte{1}, 1_MiB);
   }
   std::array<void*, 8> blocks{};
-  for (void*& p : blocks) p = allocate(home, 100);
-  for (void* p : blocks) record_stream(p, user);
-  for (void* p : blocks) deallocate(p);
+  for (void*& p : blocks)
+    p = allocate(home, 100);
+  for (void* p : blocks)
+    record_stream(p, user);
+  for (void* p : blocks)
+    deallocate(p);
   EXPECT_EQ(replay_backward(dumped(), 0), 8);
 }
 
@@ -203,9 +225,11 @@ TEST_F(snapshot, the_file_replays_backward_to_its_start) {
     runtime machine(simulated{.devices = 2, .memory = 1_GiB, .seed = seed});
     runtime_guard const in(machine);
     blocks_of_a_program program(seed);
-    for (int i = 0; i < 20; ++i) program.step();
+    for (int i = 0; i < 20; ++i)
+      program.step();
     record_memory_history({.events = seed % 2 ? 100u : 10'000u});
-    for (int i = 0; i < 300; ++i) program.step();
+    for (int i = 0; i < 300; ++i)
+      program.step();
     value const all = dumped();
     ASSERT_EQ(all["device_traces"].items.size(), 2u);
     // An allocation has one entry, a free two. A free that waits for another stream has one, for two events.
@@ -218,7 +242,8 @@ TEST_F(snapshot, the_file_replays_backward_to_its_start) {
     }
     EXPECT_TRUE(named) << "a frame says whose line it was";
   }
-  if (wanted.count() < 5) return;  // a part of few seeds may have none
+  if (wanted.count() < 5)
+    return;  // a part of few seeds may have none
   EXPECT_GT(later_complete, 0);
 }
 
@@ -262,9 +287,9 @@ TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
   };
   says("/no/such/folder/snapshot.pickle", "in a folder that is there");
   says(std::filesystem::temp_directory_path(), "Is a directory");
-  if (std::filesystem::exists("/dev/full")) says("/dev/full", " B free");
+  if (std::filesystem::exists("/dev/full"))
+    says("/dev/full", " B free");
 }
-
 
 // When its user is done.
 TEST_F(snapshot, a_block_freed_before_recording_completes_in_trace) {
@@ -284,7 +309,8 @@ TEST_F(snapshot, a_block_freed_before_recording_completes_in_trace) {
   value const all = dumped();
   bool completed = false;
   for (auto const& e : all["device_traces"].items.at(0)->items) {
-    if ((*e)["action"].text != "free_completed") continue;
+    if ((*e)["action"].text != "free_completed")
+      continue;
     completed |= (*e)["addr"].number == static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) &&
                  (*e)["size"].number > 0;
   }
@@ -309,11 +335,13 @@ TEST_F(snapshot, a_late_completion_has_its_requests_bytes_and_stream) {
   value const all = dumped();
   std::vector<std::string> frees;
   for (auto const& e : all["device_traces"].items.at(0)->items) {
-    if (!(*e)["action"].text.starts_with("free_")) continue;
+    if (!(*e)["action"].text.starts_with("free_"))
+      continue;
     frees.push_back((*e)["action"].text);
     EXPECT_EQ((*e)["size"].number, 5'000'000);
     EXPECT_EQ((*e)["stream"].number, static_cast<std::int64_t>(home.id()));
-    if (frees.size() > 1) continue;
+    if (frees.size() > 1)
+      continue;
     EXPECT_EQ((*e)["still_used_by"].number, static_cast<std::int64_t>(user.id()));
   }
   EXPECT_EQ(frees, (std::vector<std::string>{"free_requested", "free_completed"}));

@@ -41,7 +41,8 @@ struct spilled : ::testing::Test {
         launch(
             current_stream(), {updates(b)}, [](CUstream_st*) {},
             [p, n = b.size()] {
-              if (std::memcmp(p, p + 1, n - 1) == 0) std::memset(p, p[0] + 1, n);
+              if (std::memcmp(p, p + 1, n - 1) == 0)
+                std::memset(p, p[0] + 1, n);
             });
       }
       ++pattern;
@@ -154,11 +155,13 @@ TEST_F(spilled, a_launch_wakes_all_that_it_needs) {
   launch(
       current_stream(), {updates(a.blocks[0]), reads(from, 100)}, [](CUstream_st*) {},
       [to, from] {
-        for (size_t i = 0; i < part / 3; ++i) to[i] = static_cast<unsigned char>(to[i] - 2 + from[i % 100]);
+        for (size_t i = 0; i < part / 3; ++i)
+          to[i] = static_cast<unsigned char>(to[i] - 2 + from[i % 100]);
       });
   EXPECT_FALSE(a.memory.is_asleep() || b.memory.is_asleep());
   EXPECT_TRUE(c.memory.is_asleep() && d.memory.is_asleep());
-  for (model const* m : {&a, &b, &c, &d}) m->expect_bytes();
+  for (model const* m : {&a, &b, &c, &d})
+    m->expect_bytes();
 }
 
 TEST_F(spilled, a_launch_without_room_leaves_all_whole) {
@@ -173,8 +176,10 @@ TEST_F(spilled, a_launch_without_room_leaves_all_whole) {
                out_of_memory);
   synchronize();
   EXPECT_FALSE(ran);
-  for (model* const m : {&a, &b, &c}) m->step();
-  for (model const* m : {&a, &b, &c}) m->expect_bytes();
+  for (model* const m : {&a, &b, &c})
+    m->step();
+  for (model const* m : {&a, &b, &c})
+    m->expect_bytes();
 }
 
 TEST_F(spilled, pools_outside_are_refused_by_name) {
@@ -327,7 +332,8 @@ TEST_F(spilled, the_last_free_gives_back_the_neighbours_memory) {
   buffer const hog(part);
   EXPECT_TRUE(a.memory.is_asleep());
   EXPECT_GE(memory_allocated(1), part);
-  for (buffer& block : a.blocks) block.reset();
+  for (buffer& block : a.blocks)
+    block.reset();
   EXPECT_EQ(memory_allocated(1), 0u);
   {
     buffer const next(part, {.on = weir::device(1)});  // in that place
@@ -357,9 +363,12 @@ TEST_F(spilled, a_refused_call_leaves_all_whole) {
     }
     failed = !control.cancel_failure(number);
     sound();
-    for (model* const m : {&b, &c}) m->step();
-    for (model const* const m : {&b, &c}) m->expect_bytes();
-    for (buffer const& block : a.blocks) fill(block.data(), std::byte{a.pattern}, block.size());
+    for (model* const m : {&b, &c})
+      m->step();
+    for (model const* const m : {&b, &c})
+      m->expect_bytes();
+    for (buffer const& block : a.blocks)
+      fill(block.data(), std::byte{a.pattern}, block.size());
     a.expect_bytes();
     sound();
     ASSERT_FALSE(::testing::Test::HasFailure()) << "call " << k;
@@ -382,9 +391,11 @@ TEST_F(spilled_under_checker, sleeping_and_waking_race_with_nothing) {
       fill(between.data(), std::byte{9}, between.size());
     }
   }
-  for (model const* const m : {&a, &b, &c}) m->expect_bytes();
+  for (model const* const m : {&a, &b, &c})
+    m->expect_bytes();
   EXPECT_EQ(race_reports().size(), 0u);
-  for (auto const& r : race_reports()) ADD_FAILURE() << r.text;
+  for (auto const& r : race_reports())
+    ADD_FAILURE() << r.text;
 }
 
 // Each has a model and temporaries; the device holds one and a half.
@@ -405,13 +416,15 @@ TEST_F(spilled, threads_take_turns) {
       for (int i = 0; i < 20; ++i) {
         its->step();
         deallocate(its->memory.allocate(i % 2 ? 1000 : 300_KiB));
-        if (i % 5 == 0) its->expect_bytes();
+        if (i % 5 == 0)
+          its->expect_bytes();
         mine.synchronize();
       }
       its->expect_bytes();
     });
   }
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
 }
 
 TEST_F(spilled, a_pool_in_use_is_waited_for) {

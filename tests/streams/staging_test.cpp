@@ -46,9 +46,8 @@ TEST(staging, a_pageable_copy_in_a_capture_is_refused_both_ways) {
       for (bool const up : {true, false}) {
         std::string said;
         try {
-          (void)graph::capture(s, [&] {
-            up ? copy(s, on_gpu.data(), host.data(), n, b) : copy(s, host.data(), on_gpu.data(), n, b);
-          });
+          (void)graph::capture(
+              s, [&] { up ? copy(s, on_gpu.data(), host.data(), n, b) : copy(s, host.data(), on_gpu.data(), n, b); });
         } catch (invalid_use const& e) {
           said = e.what();
         }
@@ -161,7 +160,6 @@ TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
     EXPECT_EQ(out, source);
   }
 }
-
 
 TEST(staging, between_devices_holds_no_more_than_its_room) {
   test::machine m(

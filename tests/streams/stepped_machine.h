@@ -25,13 +25,19 @@ struct stepped_machine : testing::Test {
       int x;
     };
     auto& line = streams::clock_of(s);
-    driver::work const w{.run = [](void* p) { auto& a = *static_cast<append*>(p); a.log->push_back(a.x); },
+    driver::work const w{.run =
+                             [](void* p) {
+                               auto& a = *static_cast<append*>(p);
+                               a.log->push_back(a.x);
+                             },
                          .drop = [](void* p) { delete static_cast<append*>(p); },
                          .state = new append{&log, x}};
     ASSERT_TRUE(machine.enqueue(line.device(), line.handle(), {}, w).ok());
   }
   bool step(stream_ref s) { return control.step(s.device().index(), streams::clock_of(s).handle()); }
-  void drain(stream_ref s) { while (step(s)) {} }
+  void drain(stream_ref s) {
+    while (step(s)) {}
+  }
 };
 
 // What the error that f throws says about its operands.

@@ -44,7 +44,9 @@ void use_up_streams(runtime::impl& r) {
   }
 }
 
-TEST(stream_ids, m18_stream_ids_are_never_reused_on_this_machine) { use_up_streams(runtime::current().get()); }
+TEST(stream_ids, m18_stream_ids_are_never_reused_on_this_machine) {
+  use_up_streams(runtime::current().get());
+}
 
 TEST(stream_ids, m18_ids_are_unique_where_handles_are_reused) {
   runtime mine(simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});

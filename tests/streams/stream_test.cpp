@@ -1,8 +1,8 @@
 // Streams through the public surface, on machines whose streams the test moves.
+#include "weir/stream.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/sim.h"
-#include "weir/stream.h"
 
 #include <mutex>
 #include <thread>
@@ -167,7 +167,10 @@ TEST_F(stepped_streams, a_reference_to_an_ended_stream_is_refused) {
           std::string::npos)
           << state;
     };
-    says([&] { launch(old, {writes(b)}, [](CUstream_st*) {}, [] {}); });
+    says([&] {
+      launch(
+          old, {writes(b)}, [](CUstream_st*) {}, [] {});
+    });
     says([&] { launch_host(old, [] {}); });
     says([&] { (void)weir::copy(old, b.data(), host.data(), 1000); });
     says([&] { old.wait(other); });
@@ -258,7 +261,10 @@ TEST_F(stepped_streams, references_past_a_runtime_are_refused) {
   gone([&] { weir::copy(mine.data(), b->data(), 1000); });
   gone([&] { weir::copy(b->data(), locked.data(), 1000); });
   gone([&] { weir::fill(b->data(), std::byte{1}, 1000); });
-  gone([&] { launch(current_stream(), {reads(b->data(), 1000)}, [](CUstream_st*) {}, [] {}); });
+  gone([&] {
+    launch(
+        current_stream(), {reads(b->data(), 1000)}, [](CUstream_st*) {}, [] {});
+  });
   EXPECT_NE(refused<invalid_use>([&] { (void)b->set_stream(current_stream()); }), "");
   b.reset();
   s.reset();
@@ -359,13 +365,14 @@ TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
   struct : driver::fault_injector::watcher {
     bool done = false, done_before_the_end = false;
     void comes(driver::call c) noexcept override {
-      if (c == driver::call::destroy_stream) done_before_the_end = done;
+      if (c == driver::call::destroy_stream)
+        done_before_the_end = done;
     }
   } seen;
   {
     tests::memory_bench bench({.devices = 1, .schedule = simulated::scheduling::stepped, .seed = 1});
     auto& line = bench.core.part<streams::stream_pool>().lease(0, driver::stream_kind::independent, priority::normal,
-                                                                source_location::current());
+                                                               source_location::current());
     driver::work const sets_done{[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done};
     ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, sets_done).ok());
     auto& refusing = bench.control->refusing();
@@ -397,14 +404,17 @@ TEST(stream_threads, leases_are_exclusive_and_an_event_is_shared) {
         e.record();
         current_stream().wait(shared[(me + 1) % 2]);
         (void)e.query();
-        if (i % 16 == 0) e.synchronize();
-        if (i % 64 == 0) synchronize();
+        if (i % 16 == 0)
+          e.synchronize();
+        if (i % 64 == 0)
+          synchronize();
         std::lock_guard const hold(lock);
         out.erase(s.ref().id());
       }
     });
   }
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   EXPECT_EQ(rt.get().part<clock::clocks>().validate(), std::vector<std::string>{});
 }
 

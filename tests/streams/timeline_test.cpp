@@ -41,11 +41,13 @@ struct file {
   span const& one(std::string const& name, bool on_device) const {
     span const* found = nullptr;
     for (span const& s : spans) {
-      if (s.name != name || (s.pid > 0) != on_device) continue;
+      if (s.name != name || (s.pid > 0) != on_device)
+        continue;
       EXPECT_EQ(found, nullptr) << name << " is there twice";
       found = &s;
     }
-    if (!found) throw std::runtime_error("no span " + name);
+    if (!found)
+      throw std::runtime_error("no span " + name);
     return *found;
   }
 };
@@ -76,13 +78,20 @@ struct timelines : testing::Test {
                    number("ts"),
                    number("ts") + number("dur"),
                    e.contains("args") ? e.at("args").as_object() : boost::json::object()};
-      if (phase == "X") f.spans.push_back(s);
-      else if (phase == "i") f.instants.push_back(s);
-      else if (phase == "C") f.counters.push_back(s);
-      else if (phase == "s") ++f.calls[e.at("id").as_int64()];
-      else if (phase == "f") ++f.works[e.at("id").as_int64()];
-      else if (phase == "M") ++f.names[std::string(e.at("args").as_object().at("name").as_string())];
-      else ADD_FAILURE() << "phase " << phase;
+      if (phase == "X")
+        f.spans.push_back(s);
+      else if (phase == "i")
+        f.instants.push_back(s);
+      else if (phase == "C")
+        f.counters.push_back(s);
+      else if (phase == "s")
+        ++f.calls[e.at("id").as_int64()];
+      else if (phase == "f")
+        ++f.works[e.at("id").as_int64()];
+      else if (phase == "M")
+        ++f.names[std::string(e.at("args").as_object().at("name").as_string())];
+      else
+        ADD_FAILURE() << "phase " << phase;
     }
     nested(f);
     return f;
@@ -100,14 +109,16 @@ struct timelines : testing::Test {
     for (auto& [track, all] : tracks) {
       std::vector<span const*> open;
       for (span const* s : all) {  // in the file by their begin, the outer one first
-        while (!open.empty() && open.back()->end <= s->begin + rounding) open.pop_back();
+        while (!open.empty() && open.back()->end <= s->begin + rounding)
+          open.pop_back();
         if (open.empty()) {
           open.push_back(s);
           continue;
         }
         EXPECT_GE(s->begin + rounding, open.back()->begin);
         EXPECT_LE(s->end, open.back()->end + rounding) << s->name << " reaches out of " << open.back()->name;
-        if (track.first > 0) ADD_FAILURE() << s->name << " and " << open.back()->name << " at once on one stream";
+        if (track.first > 0)
+          ADD_FAILURE() << s->name << " and " << open.back()->name << " at once on one stream";
         open.push_back(s);
       }
     }
@@ -151,12 +162,15 @@ TEST_F(timelines, a_launch_that_cannot_be_copied_leaves_no_span) {
   stream s;
   record_timeline();
   thrower const t;
-  EXPECT_THROW(launch(s, {}, [](CUstream_st*) {}, t), std::runtime_error);
+  EXPECT_THROW(launch(
+                   s, {}, [](CUstream_st*) {}, t),
+               std::runtime_error);
   launch_host(s, [] {});
   synchronize();
   stop_timeline();
   file const f = written();
-  for (span const& one : f.spans) EXPECT_NE(one.name, "launch");
+  for (span const& one : f.spans)
+    EXPECT_NE(one.name, "launch");
 }
 
 TEST_F(timelines, a_refused_launch_is_over_when_later_work_begins) {
@@ -165,11 +179,14 @@ TEST_F(timelines, a_refused_launch_is_over_when_later_work_begins) {
   stream s;
   record_timeline();
   driver::sim::controls_of(own.get().machine())->fail_call("enqueue", 1, driver::code::failed);
-  EXPECT_THROW(launch(s, {}, [](CUstream_st*) {}, [] {}), driver_error);
+  EXPECT_THROW(launch(
+                   s, {}, [](CUstream_st*) {}, [] {}),
+               driver_error);
   launch_host(s, [] {
     for (std::int64_t const from = base::now_ns(); base::now_ns() - from < 1'000'000;) {}
   });
-  launch(s, {}, [](CUstream_st*) {}, [] {});
+  launch(
+      s, {}, [](CUstream_st*) {}, [] {});
   synchronize();
   stop_timeline();
   file const f = written();
@@ -181,9 +198,12 @@ TEST_F(timelines, a_refused_launch_is_over_when_later_work_begins) {
 struct held {
   std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
   void launch_on(stream_ref s, memory_uses u) {
-    launch(s, u, [](CUstream_st*) {}, [flag = go] {
-      while (!flag->load()) std::this_thread::yield();
-    });
+    launch(
+        s, u, [](CUstream_st*) {},
+        [flag = go] {
+          while (!flag->load())
+            std::this_thread::yield();
+        });
   }
 };
 
@@ -253,12 +273,16 @@ TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {
         profile_range const here("depth " + std::to_string(deep));
         ++ranges;
         for (auto n = random() % 3; n-- > 0;) {
-          if (deep < 4 && random() % 2) self(self, deep + 1);
-          else copy(on, to.data(), from.data(), 1 + random() % 1_MiB, non_blocking), ++copies;
+          if (deep < 4 && random() % 2)
+            self(self, deep + 1);
+          else
+            copy(on, to.data(), from.data(), 1 + random() % 1_MiB, non_blocking), ++copies;
         }
-        if (random() % 4 == 0) on.synchronize();
+        if (random() % 4 == 0)
+          on.synchronize();
       };
-      for (int i = 0; i < 30; ++i) part(part, 0);
+      for (int i = 0; i < 30; ++i)
+        part(part, 0);
     };
     std::thread one(program, seed), two(program, seed + 1);
     one.join();
@@ -281,7 +305,8 @@ TEST_F(timelines, the_newest_spans_are_kept_and_off_means_none) {
   stream on;
   buffer from(1000), to(1000);
   record_timeline({.spans = 4});
-  for (int i = 0; i < 10; ++i) profile_range const r("r" + std::to_string(i));
+  for (int i = 0; i < 10; ++i)
+    profile_range const r("r" + std::to_string(i));
   file const few = written();
   ASSERT_EQ(few.spans.size(), 4u);
   EXPECT_EQ(few.spans[0].name, "r6");
@@ -306,9 +331,11 @@ TEST_F(timelines, of_thousands_of_pending_pieces_none_is_lost) {
   first.launch_on(all[0], {});
   event e;
   e.record(all[0]);
-  for (stream const& s : all) s.ref().wait(e);
+  for (stream const& s : all)
+    s.ref().wait(e);
   std::ptrdiff_t const n = 2560;
-  for (std::ptrdiff_t i = 0; i < n; ++i) launch_host(all[static_cast<std::size_t>(i) % all.size()], [] {});
+  for (std::ptrdiff_t i = 0; i < n; ++i)
+    launch_host(all[static_cast<std::size_t>(i) % all.size()], [] {});
   *first.go = true;
   synchronize();
   stop_timeline();
@@ -333,7 +360,8 @@ TEST_F(timelines, collectives_are_spans_of_each_rank) {
       on.synchronize();
     });
   }
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   file const f = written();
   int on_device = 0;
   for (span const& s : f.spans)
@@ -352,7 +380,6 @@ TEST_F(timelines, a_file_that_cannot_be_written_is_named) {
     EXPECT_NE(std::string(e.what()).find("/no/such/folder/timeline.json"), std::string::npos) << e.what();
   }
 }
-
 
 TEST_F(timelines, work_keeps_its_times_where_events_are_reused) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB});

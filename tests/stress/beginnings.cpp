@@ -21,11 +21,14 @@ std::atomic<void*> a_block{nullptr};  // read and written relaxed, so it orders 
 void use_first(runtime& own, unsigned how) {
   runtime_guard const in(own);
   int const d = static_cast<int>(how % 2);
-  if (how & 64) (void)default_stream(d).id();
-  if (how & 128) (void)find_block(a_block.load(std::memory_order_relaxed));
+  if (how & 64)
+    (void)default_stream(d).id();
+  if (how & 128)
+    (void)find_block(a_block.load(std::memory_order_relaxed));
   if (auto* const made = how & 512 ? own.get().part_if_made<memory::device_memory>() : nullptr)
     (void)made->owner(a_block.load(std::memory_order_relaxed));
-  if (how & 256) (void)stream(d).id();  // created and ended at once, with memory or without
+  if (how & 256)
+    (void)stream(d).id();  // created and ended at once, with memory or without
   device_guard const on(d);
   std::array<std::uint32_t, 64> words{};
   switch (how / 2 % 8) {
@@ -76,24 +79,34 @@ std::string first_uses_in_threads(std::uint64_t seed, std::chrono::nanoseconds t
     }
     one.done.fetch_add(1, std::memory_order_release);
   };
-  all.member([&](crowd::random& r) {
-    while (all.goes_on()) {
-      round one;
-      for (auto& way : ways) way.put(&one);
-      use(one, static_cast<unsigned>(r() >> 4));
-      while (one.done.load(std::memory_order_acquire) < 3) std::this_thread::yield();
-    }
-    for (auto& way : ways) way.put(&the_end);
-  }, crowd::whole_life{});
+  all.member(
+      [&](crowd::random& r) {
+        while (all.goes_on()) {
+          round one;
+          for (auto& way : ways)
+            way.put(&one);
+          use(one, static_cast<unsigned>(r() >> 4));
+          while (one.done.load(std::memory_order_acquire) < 3)
+            std::this_thread::yield();
+        }
+        for (auto& way : ways)
+          way.put(&the_end);
+      },
+      crowd::whole_life{});
   for (auto& way : ways) {
-    all.member([&](crowd::random& r) {
-      for (;;) {
-        round* const one = way.take();
-        if (one == &the_end) return;
-        if (one) use(*one, static_cast<unsigned>(r() >> 4));
-        else std::this_thread::yield();
-      }
-    }, crowd::whole_life{});
+    all.member(
+        [&](crowd::random& r) {
+          for (;;) {
+            round* const one = way.take();
+            if (one == &the_end)
+              return;
+            if (one)
+              use(*one, static_cast<unsigned>(r() >> 4));
+            else
+              std::this_thread::yield();
+          }
+        },
+        crowd::whole_life{});
   }
   return all.run();
 }
@@ -103,25 +116,29 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   for (std::uint64_t k = 0; k < 2; ++k) {
-    all.member([&, k](crowd::random& r) {
-      runtime_guard const in(own);
-      stream const s(0);
-      std::vector<own_mark> held;
-      std::uint64_t next = (k + 1) << 48;
-      while (all.goes_on()) {
-        std::size_t const bytes = r() % 4 ? 100 : 100'000;
-        if (held.size() < 16 && r() % 2) {
-          held.emplace_back(allocate(s, bytes), bytes, ++next);
-        } else if (!held.empty()) {
-          std::swap(held[r() % held.size()], held.back());
-          if (!held.back().stands()) all.fail("a block was handed out twice");
-          hold_back_writes();
-          deallocate(held.back().at());
-          held.pop_back();
-        }
-      }
-      for (auto const& one : held) deallocate(one.at());
-    }, crowd::whole_life{});
+    all.member(
+        [&, k](crowd::random& r) {
+          runtime_guard const in(own);
+          stream const s(0);
+          std::vector<own_mark> held;
+          std::uint64_t next = (k + 1) << 48;
+          while (all.goes_on()) {
+            std::size_t const bytes = r() % 4 ? 100 : 100'000;
+            if (held.size() < 16 && r() % 2) {
+              held.emplace_back(allocate(s, bytes), bytes, ++next);
+            } else if (!held.empty()) {
+              std::swap(held[r() % held.size()], held.back());
+              if (!held.back().stands())
+                all.fail("a block was handed out twice");
+              hold_back_writes();
+              deallocate(held.back().at());
+              held.pop_back();
+            }
+          }
+          for (auto const& one : held)
+            deallocate(one.at());
+        },
+        crowd::whole_life{});
   }
   all.member([&](crowd::random& r) {
     runtime other{simulated{.devices = 1, .memory = 4_MiB}};
@@ -132,7 +149,8 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
     }
   });
   std::string const wrong = all.run();
-  if (!wrong.empty()) return wrong;
+  if (!wrong.empty())
+    return wrong;
   runtime_guard const in(own);
   synchronize(0);
   return books_after(own);
@@ -143,16 +161,21 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   for (std::uint64_t k = 0; k < 2; ++k) {
-    all.member([&](crowd::random& r) {
-      runtime_guard const in(own);
-      stream const s(0);
-      std::vector<void*> held;
-      while (all.goes_on()) {
-        if (held.size() < 16 && r() % 2) held.push_back(allocate(s, 100 << r() % 8));
-        else if (!held.empty()) deallocate(held.back()), held.pop_back();
-      }
-      for (void* p : held) deallocate(p);
-    }, crowd::whole_life{});
+    all.member(
+        [&](crowd::random& r) {
+          runtime_guard const in(own);
+          stream const s(0);
+          std::vector<void*> held;
+          while (all.goes_on()) {
+            if (held.size() < 16 && r() % 2)
+              held.push_back(allocate(s, 100 << r() % 8));
+            else if (!held.empty())
+              deallocate(held.back()), held.pop_back();
+          }
+          for (void* p : held)
+            deallocate(p);
+        },
+        crowd::whole_life{});
   }
   all.member([&](crowd::random& r) {
     runtime_guard const in(own);
@@ -172,7 +195,8 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
     stop_memory_history();
   });
   std::string const wrong = all.run();
-  if (!wrong.empty()) return wrong;
+  if (!wrong.empty())
+    return wrong;
   runtime_guard const in(own);
   synchronize(0);
   return books_after(own);

@@ -8,10 +8,12 @@ namespace weir::tests {
 
 std::string books_after(runtime& r, int device) {
   auto& all = r.get().part<memory::device_memory>().on(device);
-  for (auto const& what : all.validate()) return what;
+  for (auto const& what : all.validate())
+    return what;
   all.empty_cache();
   auto const n = all.statistics();
-  if (n.allocation.all.current || n.requested_bytes.all.current) return "blocks are counted that all were given back";
+  if (n.allocation.all.current || n.requested_bytes.all.current)
+    return "blocks are counted that all were given back";
   if (n.reserved_bytes.all.current)
     return std::to_string(n.reserved_bytes.all.current) + " B stay reserved although all was given back";
   return {};

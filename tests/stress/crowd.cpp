@@ -40,7 +40,8 @@ void hold_back_writes() noexcept {
 void crowd::fail(std::string what) {
   std::lock_guard const hold(lock_);
   over_.store(true, std::memory_order_relaxed);
-  if (std::exchange(failed_, true)) return;
+  if (std::exchange(failed_, true))
+    return;
   wrong_ = std::move(what);
   changed_.notify_all();
 }
@@ -71,7 +72,8 @@ std::string crowd::run() {
     changed_.wait_for(hold, time_, [&] { return failed_ || gone_ == members_.size(); });
   }
   over_.store(true, std::memory_order_relaxed);
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
   return wrong_;
 }
 

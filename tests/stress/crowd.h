@@ -29,9 +29,12 @@ class crowd {
 
   // Each step draws from its member's own numbers. An exception is a failure.
   void member(std::function<void(random&)> step) {
-    member([this, step](random& r) {
-      while (goes_on()) step(r);
-    }, whole_life{});
+    member(
+        [this, step](random& r) {
+          while (goes_on())
+            step(r);
+        },
+        whole_life{});
   }
   struct whole_life {};  // the member's own loop, which checks goes_on()
   void member(std::function<void(random&)> life, whole_life) { members_.push_back(std::move(life)); }
@@ -61,7 +64,8 @@ template <class Round>
 std::string in_rounds(std::chrono::nanoseconds time, Round round) {
   auto const end = std::chrono::steady_clock::now() + time;
   std::string wrong = round(std::uint64_t{0});
-  for (std::uint64_t k = 1; wrong.empty() && std::chrono::steady_clock::now() < end; ++k) wrong = round(k);
+  for (std::uint64_t k = 1; wrong.empty() && std::chrono::steady_clock::now() < end; ++k)
+    wrong = round(k);
   return wrong;
 }
 

@@ -19,19 +19,22 @@ class waiting_members {
  public:
   explicit waiting_members(crowd& in) noexcept : in_(in) {}
   void member(std::function<void(crowd::random&)> life) {
-    in_.member([this, life](crowd::random& r) {
-      try {
-        life(r);
-      } catch (...) {
-        failed_.store(true, std::memory_order_relaxed);
-        throw;
-      }
-    }, crowd::whole_life{});
+    in_.member(
+        [this, life](crowd::random& r) {
+          try {
+            life(r);
+          } catch (...) {
+            failed_.store(true, std::memory_order_relaxed);
+            throw;
+          }
+        },
+        crowd::whole_life{});
   }
   template <class Done>
   void await(Done done) const {
     while (!done()) {
-      if (failed_.load(std::memory_order_relaxed)) throw std::runtime_error("another member has failed");
+      if (failed_.load(std::memory_order_relaxed))
+        throw std::runtime_error("another member has failed");
       std::this_thread::yield();
     }
   }
@@ -82,11 +85,13 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
       std::vector<stream> made;
       auto const show = [&](std::uint64_t id) {
         newest.store(id, std::memory_order_relaxed);
-        for (auto const& one : seen) three.await([&] { return one.load(std::memory_order_relaxed) == id; });
+        for (auto const& one : seen)
+          three.await([&] { return one.load(std::memory_order_relaxed) == id; });
       };
       for (int i = 0; i < 1000; ++i) {
         std::uint64_t const id = made.emplace_back(0).id();
-        if (clock::detail::place(id).index < 4) show(id);  // waits only at the start of a chunk
+        if (clock::detail::place(id).index < 4)
+          show(id);  // waits only at the start of a chunk
       }
       show(no_more);
     });
@@ -94,7 +99,8 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
       for (std::uint64_t id = 1; id != no_more;) {
         three.await([&] { return newest.load(std::memory_order_relaxed) != id; });
         id = newest.load(std::memory_order_relaxed);
-        if (id != no_more) look(id);
+        if (id != no_more)
+          look(id);
         mine.store(id, std::memory_order_relaxed);
       }
     };
@@ -102,7 +108,8 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
       each(seen[0], [&](std::uint64_t id) {
         (void)clock::find(id + 32);  // first, because the entry of `id` has its own release
         clock::stream_clock const* const made = clock::find(id);
-        if (made && made->device() != 0) all.fail("a stream is found whose device is another one");
+        if (made && made->device() != 0)
+          all.fail("a stream is found whose device is another one");
       });
     });
     three.member([&](crowd::random&) {
@@ -136,7 +143,8 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
       show(default_stream(0));
       way.put(&own);
       std::vector<stream> streams;
-      for (int i = 0; i < 66; ++i) show(streams.emplace_back(0));  // more than one group holds
+      for (int i = 0; i < 66; ++i)
+        show(streams.emplace_back(0));  // more than one group holds
       newest.store(&newest, std::memory_order_relaxed);
       both.await([&] { return over.load(std::memory_order_acquire); });
     });
@@ -152,7 +160,8 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
       runtime_guard const in(*its);
       for (;;) {
         both.await([&] { return newest.load(std::memory_order_relaxed) != nullptr; });
-        if (newest.load(std::memory_order_relaxed) == &newest) break;
+        if (newest.load(std::memory_order_relaxed) == &newest)
+          break;
         (void)memory_stats(0);
         newest.store(nullptr, std::memory_order_relaxed);
       }
@@ -179,7 +188,8 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       estate one;
       {
         external_stream const legacy(0, nullptr);
-        for (void*& p : one.blocks) p = allocate(legacy, 100 << r() % 10);
+        for (void*& p : one.blocks)
+          p = allocate(legacy, 100 << r() % 10);
       }
       way.put(&one);
       external_stream const heir(0, nullptr);
@@ -194,14 +204,17 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
     for (;;) {
       estate* one = nullptr;
       both.await([&] { return (one = way.take()) != nullptr; });
-      if (one == &the_end) return;
+      if (one == &the_end)
+        return;
       both.await([&] { return one->has_heir.load(std::memory_order_relaxed); });
-      for (void* const p : one->blocks) deallocate(p);
+      for (void* const p : one->blocks)
+        deallocate(p);
       back.put(one);
     }
   });
   std::string const wrong = all.run();
-  if (!wrong.empty()) return wrong;
+  if (!wrong.empty())
+    return wrong;
   runtime_guard const in(own);
   synchronize(0);
   return books_after(own);
@@ -226,11 +239,13 @@ std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       shared one;
       std::vector<void*> blocks(200);
       std::size_t const bytes = 16 << r() % 5;
-      for (void*& p : blocks) p = allocate(s, bytes);
+      for (void*& p : blocks)
+        p = allocate(s, bytes);
       one.block = blocks.front();
       way.put(&one);
       both.await([&] { return one.marked.load(std::memory_order_relaxed); });
-      for (std::size_t i = 1; i < blocks.size(); ++i) deallocate(blocks[i]);
+      for (std::size_t i = 1; i < blocks.size(); ++i)
+        deallocate(blocks[i]);
       both.await([&] { return back.take() != nullptr; });
       deallocate(one.block);
       synchronize(0);
@@ -244,14 +259,16 @@ std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
     for (;;) {
       shared* one = nullptr;
       both.await([&] { return (one = way.take()) != nullptr; });
-      if (one == &the_end) return;
+      if (one == &the_end)
+        return;
       record_stream(one->block, mine);
       one->marked.store(true, std::memory_order_relaxed);
       back.put(one);
     }
   });
   std::string const wrong = all.run();
-  if (!wrong.empty()) return wrong;
+  if (!wrong.empty())
+    return wrong;
   runtime_guard const in(own);
   synchronize(0);
   return books_after(own);

@@ -18,15 +18,19 @@ class pools_of_threads {
   pools_of_threads(std::uint64_t seed, std::chrono::nanoseconds time)
       : all_(seed, time), own_(simulated{.devices = 1, .memory = 64_MiB}) {
     runtime_guard const in(own_);
-    for (size_t i = 0; i < pools_.size(); ++i) put(i, std::make_shared<pool const>("p"));
-    for (int i = 0; i < 4; ++i) all_.member([this](crowd::random& r) { work(r); }, crowd::whole_life{});
+    for (size_t i = 0; i < pools_.size(); ++i)
+      put(i, std::make_shared<pool const>("p"));
+    for (int i = 0; i < 4; ++i)
+      all_.member([this](crowd::random& r) { work(r); }, crowd::whole_life{});
     all_.member([this](crowd::random& r) { change(r); }, crowd::whole_life{});
   }
   std::string run() {
     std::string const wrong = all_.run();
     runtime_guard const in(own_);
-    for (auto& b : blocks_) deallocate(b.exchange(nullptr));
-    for (size_t i = 0; i < pools_.size(); ++i) put(i, nullptr);
+    for (auto& b : blocks_)
+      deallocate(b.exchange(nullptr));
+    for (size_t i = 0; i < pools_.size(); ++i)
+      put(i, nullptr);
     synchronize(0);
     return wrong.empty() ? books_after(own_) : wrong;
   }

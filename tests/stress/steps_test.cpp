@@ -63,12 +63,14 @@ class together {
   template <class Step>
   void make(int threads, int n, Step step) {
     auto const life = [&](int me) {
-      for (int i = 0; i < n; ++i) step(me);
+      for (int i = 0; i < n; ++i)
+        step(me);
     };
     if (in_order()) {
       auto& relay = *machine_->control->host_threads();
       relay.enter("main", base::thread_scheduler::life::while_needed);
-      for (int me = 0; me < threads; ++me) relay.spawn("makes steps", [&life, me] { life(me); });
+      for (int me = 0; me < threads; ++me)
+        relay.spawn("makes steps", [&life, me] { life(me); });
       EXPECT_EQ(relay.join(), "");
       return;
     }
@@ -78,16 +80,20 @@ class together {
       all.emplace_back([&, me] {
         ++there;
         for (int asked = 0; there < threads; ++asked) {
-          if (asked > 10'000) std::this_thread::yield();
+          if (asked > 10'000)
+            std::this_thread::yield();
         }
         life(me);
       });
     }
-    for (auto& one : all) one.join();
+    for (auto& one : all)
+      one.join();
   }
   void let_others_go_on() const {
-    if (in_order()) base::yield_thread();
-    else tests::pause(std::chrono::microseconds(3));
+    if (in_order())
+      base::yield_thread();
+    else
+      tests::pause(std::chrono::microseconds(3));
   }
 
  private:
@@ -104,14 +110,16 @@ void each_way(Body body) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     together now(seed);
     body(now);
-    if (::testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure())
+      return;
   }
 }
 
 template <class T>
 std::size_t different(std::span<std::vector<T> const> all) {
   std::vector<T> seen;
-  for (auto const& some : all) seen.insert(seen.end(), some.begin(), some.end());
+  for (auto const& some : all)
+    seen.insert(seen.end(), some.begin(), some.end());
   std::sort(seen.begin(), seen.end());
   return static_cast<std::size_t>(std::unique(seen.begin(), seen.end()) - seen.begin());
 }
@@ -150,7 +158,8 @@ TEST(steps, concurrent_relays_are_all_counted) {
   together().make(2, 4 * many, [&](int me) {
     auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
     relay.enter("main", base::thread_scheduler::life::until_left);
-    if (!base::detail::is_scheduled()) missed = true;
+    if (!base::detail::is_scheduled())
+      missed = true;
     relay.leave();
   });
   EXPECT_FALSE(missed);
@@ -200,9 +209,11 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
     now.make(2, now.times(), [&](int me) {
       auto const number = static_cast<std::size_t>(me);
       all.list(number, 0, rows);
-      if (all.listed(number) != rows) ++wrong;
+      if (all.listed(number) != rows)
+        ++wrong;
       all.list(number, rows, 0);
-      if (all.listed(number) != 0) ++wrong;
+      if (all.listed(number) != 0)
+        ++wrong;
     });
     EXPECT_EQ(wrong, 0);
   });
@@ -228,13 +239,16 @@ TEST(steps, a_slot_keeps_its_first_mark) {
       if (me == 2) {
         s.say_more(0);
         now.let_others_go_on();
-        if (!(word.load() & more)) ++wrong;
+        if (!(word.load() & more))
+          ++wrong;
         return take_back(more);
       }
       auto& user = *users[static_cast<std::size_t>(me)];
-      if (!s.add_first_user(&word, 0, user)) return;
+      if (!s.add_first_user(&word, 0, user))
+        return;
       now.let_others_go_on();
-      if (memory::slab::clock_of(word.load()) != &user) ++wrong;
+      if (memory::slab::clock_of(word.load()) != &user)
+        ++wrong;
       take_back(~more);
     });
     EXPECT_EQ(wrong, 0);
@@ -248,11 +262,13 @@ TEST(steps, one_asker_is_told_to_look_for_idle_memory) {
     std::vector<std::atomic<int>> told(static_cast<std::size_t>(2 * now.times() + 2));
     now.make(2, now.times(), [&](int) {
       std::int64_t const at = time;
-      if (!watch.is_time(at)) return;
+      if (!watch.is_time(at))
+        return;
       ++told[static_cast<std::size_t>(at)];
       time = at + 1;
     });
-    for (auto const& times : told) ASSERT_LE(times, 1);
+    for (auto const& times : told)
+      ASSERT_LE(times, 1);
   });
 }
 
@@ -265,11 +281,14 @@ TEST(steps, each_returned_pinned_block_changes_the_version) {
       auto& pool = *pools[static_cast<std::size_t>(k)];
       pool.deallocate(pool.allocate(64, 0, source_location::current()), source_location::current());
     };
-    for (int k = 0; k < 2; ++k) take_and_give(k);
+    for (int k = 0; k < 2; ++k)
+      take_and_give(k);
     std::uint64_t const before = streams::pinned_uses::version().load();
     now.make(3, now.times(), [&](int me) {
-      if (me == 2) streams::pinned_memory const ends(one.core);
-      else take_and_give(me);
+      if (me == 2)
+        streams::pinned_memory const ends(one.core);
+      else
+        take_and_give(me);
     });
     EXPECT_EQ(streams::pinned_uses::version().load(), before + static_cast<std::uint64_t>(3 * now.times()));
   });
@@ -283,7 +302,8 @@ TEST(steps, guards_that_end_out_of_place_are_all_counted) {
     int const some = now.times() / 10;
     std::array<std::vector<std::unique_ptr<device_guard>>, 2> guards;
     for (int i = 0; i < some; ++i) {
-      for (auto& all : guards) all.push_back(std::make_unique<device_guard>(0));
+      for (auto& all : guards)
+        all.push_back(std::make_unique<device_guard>(0));
     }
     now.make(2, some, [&](int me) { guards[static_cast<std::size_t>(me)].pop_back(); });  // on another thread
     auto const elsewhere = streams::misplaced_guards();
@@ -305,7 +325,8 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
     bench.core.open(0, "test", source_location::current());
     auto& machine = bench.machine();
     std::vector<peer::exported> all(10);
-    for (auto& one : all) one.pages = peer::mapped_handle(machine, machine.create_shared(0, 64_KiB).value, 64_KiB);
+    for (auto& one : all)
+      one.pages = peer::mapped_handle(machine, machine.create_shared(0, 64_KiB).value, 64_KiB);
     auto const before = files();
     std::array<std::vector<int>, 2> seen;
     std::array<std::size_t, 2> next{};
@@ -332,7 +353,8 @@ TEST(unordered_steps, a_device_has_one_default_stream) {
     std::array<std::array<std::uint64_t, 16>, 3> ids{};
     for (auto& mine : ids) {
       machine.spawn("asks", [&mine] {
-        for (std::size_t d = 0; d < mine.size(); ++d) mine[d] = default_stream(static_cast<int>(d)).id();
+        for (std::size_t d = 0; d < mine.size(); ++d)
+          mine[d] = default_stream(static_cast<int>(d)).id();
       });
     }
     machine.join();
@@ -355,7 +377,8 @@ TEST(unordered_steps, concurrent_lines_differ) {
     std::array<std::vector<std::pair<share_channel, share_channel>>, 2> lines;
     for (auto& mine : lines) {
       machine.spawn("makes lines", [&mine] {
-        for (int i = 0; i < 8; ++i) mine.push_back(line_and_its_other_end());
+        for (int i = 0; i < 8; ++i)
+          mine.push_back(line_and_its_other_end());
       });
     }
     machine.join();
@@ -364,7 +387,8 @@ TEST(unordered_steps, concurrent_lines_differ) {
     os::refuse_by([](os::call c) noexcept { return c == os::call::compare_files; });
     std::vector<imported_buffer> opened;
     for (auto& mine : lines) {
-      for (auto& [to, from] : mine) to.send(one, s), opened.push_back(from.receive(0));
+      for (auto& [to, from] : mine)
+        to.send(one, s), opened.push_back(from.receive(0));
     }
     EXPECT_EQ(own.get().part<peer::imports>().mapped(), opened.size()) << "seed " << seed;
     os::refuse_by(nullptr);
@@ -414,7 +438,8 @@ TEST(unordered_steps, the_last_rank_to_leave_gives_its_lanes_back) {
       auto others = peer::carried_by_streams(rig.bench.core, rig.both);
       auto const all =
           peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", source_location::current());
-      for (int const rank : rig.both) rig.threads.spawn("leaves", [&all, rank] { all->leave(rank); });
+      for (int const rank : rig.both)
+        rig.threads.spawn("leaves", [&all, rank] { all->leave(rank); });
       EXPECT_EQ(rig.threads.join(), "");
       ASSERT_EQ(chains.lease(rig.both, source_location::current()), lanes) << "seed " << seed << ", turn " << turn;
     }
@@ -439,16 +464,19 @@ TEST(unordered_steps, every_part_counts_despite_abort) {
         rig.threads.spawn("rank", [&, k] {
           for (std::size_t i = 3 * k; i < 3 * k + 3; ++i) {
             for (int asked = 0; parts[i].ready && !parts[i].ready(parts[i].state); ++asked) {
-              if (asked == 2000) return void(++standing_still);
+              if (asked == 2000)
+                return void(++standing_still);
               base::yield_thread();
             }
             parts[i].run(parts[i].state);
           }
         });
       }
-      if (turn % 2) rig.threads.spawn("aborts", [&] { carrier->abort(); });
+      if (turn % 2)
+        rig.threads.spawn("aborts", [&] { carrier->abort(); });
       EXPECT_EQ(rig.threads.join(), "");
-      for (auto const& part : parts) part.drop(part.state);
+      for (auto const& part : parts)
+        part.drop(part.state);
       ASSERT_EQ(standing_still, 0) << "seed " << seed << ", turn " << turn;
       if (turn % 2 == 0) {
         ASSERT_EQ(x, (std::array<float, 2>{3, 3})) << "seed " << seed << ", turn " << turn;

@@ -30,10 +30,12 @@ class traffic {
     }
     all_.member([this](crowd::random& r) { look(r); }, crowd::whole_life{});
     std::string wrong = all_.run();
-    if (!wrong.empty()) return wrong;
+    if (!wrong.empty())
+      return wrong;
     runtime_guard const in(own_);
     for (auto& place : places_) {
-      if (std::unique_ptr<block> const left{place.take()}) deallocate(left->mine.at());
+      if (std::unique_ptr<block> const left{place.take()})
+        deallocate(left->mine.at());
     }
     synchronize(0);
     return books_after(own_);
@@ -47,7 +49,8 @@ class traffic {
     std::vector<stream> streams;
     std::vector<std::unique_ptr<block>> held;
     std::uint64_t next = who << 48;
-    for (int i = 0; i < 2; ++i) streams.emplace_back(0);
+    for (int i = 0; i < 2; ++i)
+      streams.emplace_back(0);
     auto const one = [&]() -> stream_ref { return streams[r() % streams.size()]; };
     auto const take_from = [&](stream_ref s, std::size_t bytes) {
       hold_back_writes();
@@ -59,10 +62,12 @@ class traffic {
     };
     auto const take = [&] {
       std::size_t const bytes = sizes[r() % std::size(sizes)];
-      for (unsigned n = bytes < 30'000 ? 1 + r() % 12 : 1; n > 0; --n) take_from(one(), bytes);
+      for (unsigned n = bytes < 30'000 ? 1 + r() % 12 : 1; n > 0; --n)
+        take_from(one(), bytes);
     };
     auto const give = [&](std::unique_ptr<block> b) {
-      if (!b->mine.stands()) return all_.fail("a block was handed out twice");
+      if (!b->mine.stands())
+        return all_.fail("a block was handed out twice");
       hold_back_writes();
       switch (r() % 4) {
         case 0: deallocate(one(), b->mine.at()); break;
@@ -71,7 +76,8 @@ class traffic {
       }
     };
     auto const give_any = [&] {
-      if (held.empty()) return;
+      if (held.empty())
+        return;
       std::swap(held[r() % held.size()], held.back());
       auto b = std::move(held.back());
       held.pop_back();
@@ -83,15 +89,21 @@ class traffic {
           streams[r() % streams.size()] = stream(0);
           break;
         case 1:
-          if (streams.size() < 24) streams.emplace_back(0);
-          else streams.erase(streams.begin() + 2, streams.end());
+          if (streams.size() < 24)
+            streams.emplace_back(0);
+          else
+            streams.erase(streams.begin() + 2, streams.end());
           break;
-        case 2: case 3:  // hand over
+        case 2:
+        case 3:  // hand over
           if (!held.empty() && places_[r() % places_.size()].put(held.back().get()))
             (void)held.back().release(), held.pop_back();
           break;
-        case 4: case 5: case 6:
-          if (std::unique_ptr<block> b{places_[r() % places_.size()].take()}) give(std::move(b));
+        case 4:
+        case 5:
+        case 6:
+          if (std::unique_ptr<block> b{places_[r() % places_.size()].take()})
+            give(std::move(b));
           break;
         case 7: one().wait(one()); break;
         case 8:
@@ -103,15 +115,22 @@ class traffic {
           }
           break;
         case 9:
-          if (held.size() > 20) while (held.size() > 4) give_any();
+          if (held.size() > 20)
+            while (held.size() > 4)
+              give_any();
           break;
-        case 10: case 11: case 12: give_any(); break;
+        case 10:
+        case 11:
+        case 12: give_any(); break;
         default:
-          if (held.size() < 40) take();
-          else give_any();
+          if (held.size() < 40)
+            take();
+          else
+            give_any();
       }
     }
-    while (!held.empty()) give_any();
+    while (!held.empty())
+      give_any();
   }
 
   // Queries from any thread, also of addresses that may be no block or a new one. These order nothing.
@@ -161,54 +180,72 @@ std::string fresh_streams_in_threads(std::uint64_t seed, std::chrono::nanosecond
   crowd all(seed, time);
   std::array<hand_over<shared>, 2> ways;
   hand_over<shared> back;
-  all.member([&](crowd::random& r) {
-    runtime_guard const in(own);
-    std::vector<std::unique_ptr<stream>> kept;
-    while (all.goes_on()) {
-      shared one;
-      one.on = std::make_unique<stream>(0);
-      std::size_t const sizes[] = {600, 5000, 9000, 20'000};  // the larger ones have few slots a slab
-      std::size_t const bytes = sizes[r() % 4];
-      if (r() % 4) {
-        for (void*& p : one.blocks) p = allocate(*one.on, bytes);
-      }
-      for (auto& way : ways) way.put(&one);
-      while (!back.take()) std::this_thread::yield();
-      if (kept.size() == 150) kept.clear();
-      kept.push_back(std::move(one.on));
-    }
-    for (auto& way : ways) way.put(&the_end);
-  }, crowd::whole_life{});
-  for (std::size_t k = 0; k < ways.size(); ++k) {
-    all.member([&, k](crowd::random& r) {
-      auto& way = ways[k];
-      runtime_guard const in(own);
-      stream const mine(0);
-      for (shared* one = nullptr; one != &the_end;) {
-        one = way.take();
-        if (!one || one == &the_end) continue;
-        try {
-          for (int i = 0; i < 3; ++i) deallocate(allocate(*one->on, 16 << r() % 13));
-          for (std::size_t i = 0; i < one->blocks.size(); ++i) {
-            while (k && one->marked.load(std::memory_order_relaxed) <= i) std::this_thread::yield();
-            if (void* const p = one->blocks[i]) record_stream(p, mine);
-            if (!k) one->marked.store(i + 1, std::memory_order_relaxed);
+  all.member(
+      [&](crowd::random& r) {
+        runtime_guard const in(own);
+        std::vector<std::unique_ptr<stream>> kept;
+        while (all.goes_on()) {
+          shared one;
+          one.on = std::make_unique<stream>(0);
+          std::size_t const sizes[] = {600, 5000, 9000, 20'000};  // the larger ones have few slots a slab
+          std::size_t const bytes = sizes[r() % 4];
+          if (r() % 4) {
+            for (void*& p : one.blocks)
+              p = allocate(*one.on, bytes);
           }
-          if (one->done.fetch_add(1, std::memory_order_acq_rel) == 0) continue;
-          for (void*& p : one->blocks) {
-            if (p) deallocate(mine, p);
-          }
-        } catch (std::exception const& e) {
-          one->marked.store(one->blocks.size(), std::memory_order_relaxed);
-          all.fail(e.what());
-          if (one->done.fetch_add(2, std::memory_order_acq_rel) == 0) continue;
+          for (auto& way : ways)
+            way.put(&one);
+          while (!back.take())
+            std::this_thread::yield();
+          if (kept.size() == 150)
+            kept.clear();
+          kept.push_back(std::move(one.on));
         }
-        back.put(one);
-      }
-    }, crowd::whole_life{});
+        for (auto& way : ways)
+          way.put(&the_end);
+      },
+      crowd::whole_life{});
+  for (std::size_t k = 0; k < ways.size(); ++k) {
+    all.member(
+        [&, k](crowd::random& r) {
+          auto& way = ways[k];
+          runtime_guard const in(own);
+          stream const mine(0);
+          for (shared* one = nullptr; one != &the_end;) {
+            one = way.take();
+            if (!one || one == &the_end)
+              continue;
+            try {
+              for (int i = 0; i < 3; ++i)
+                deallocate(allocate(*one->on, 16 << r() % 13));
+              for (std::size_t i = 0; i < one->blocks.size(); ++i) {
+                while (k && one->marked.load(std::memory_order_relaxed) <= i)
+                  std::this_thread::yield();
+                if (void* const p = one->blocks[i])
+                  record_stream(p, mine);
+                if (!k)
+                  one->marked.store(i + 1, std::memory_order_relaxed);
+              }
+              if (one->done.fetch_add(1, std::memory_order_acq_rel) == 0)
+                continue;
+              for (void*& p : one->blocks) {
+                if (p)
+                  deallocate(mine, p);
+              }
+            } catch (std::exception const& e) {
+              one->marked.store(one->blocks.size(), std::memory_order_relaxed);
+              all.fail(e.what());
+              if (one->done.fetch_add(2, std::memory_order_acq_rel) == 0)
+                continue;
+            }
+            back.put(one);
+          }
+        },
+        crowd::whole_life{});
   }
   std::string const wrong = all.run();
-  if (!wrong.empty()) return wrong;
+  if (!wrong.empty())
+    return wrong;
   runtime_guard const in(own);
   synchronize(0);
   return books_after(own);

@@ -33,11 +33,13 @@ std::string in_browser(std::string page, std::string const& script, char const* 
   std::string out;
   if (FILE* const pipe = popen(command.c_str(), "r")) {
     char part[4096];
-    while (std::size_t const n = std::fread(part, 1, sizeof part, pipe)) out.append(part, n);
+    while (std::size_t const n = std::fread(part, 1, sizeof part, pipe))
+      out.append(part, n);
     pclose(pipe);
   }
   std::size_t const from = out.find("<pre id=\"answer\">"), to = out.find("</pre>", from);
-  if (!std::getenv("WEIR_TEST_KEEP")) std::filesystem::remove_all(folder);
+  if (!std::getenv("WEIR_TEST_KEEP"))
+    std::filesystem::remove_all(folder);
   return from == out.npos ? "no answer" : out.substr(from + 17, to - from - 17);
 }
 

@@ -14,7 +14,8 @@ inline std::vector<std::string> environment_of_a_child() {
   std::vector<std::string> all;
   for (char** at = environ; *at; ++at) {
     std::string_view const v = *at;
-    if (!v.starts_with("GTEST_TOTAL_SHARDS=") && !v.starts_with("GTEST_SHARD_INDEX=")) all.emplace_back(v);
+    if (!v.starts_with("GTEST_TOTAL_SHARDS=") && !v.starts_with("GTEST_SHARD_INDEX="))
+      all.emplace_back(v);
   }
   return all;
 }

@@ -24,7 +24,9 @@ std::string hex(std::uint64_t v) {
 }  // namespace
 
 trial::trial(explore_options const& o, driver::sim::tape& t) : options_(o), tape_(t), lent_(t) {}
-trial::~trial() { finish(); }
+trial::~trial() {
+  finish();
+}
 
 bool trial::traced() noexcept {
   static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
@@ -36,14 +38,20 @@ void trial::told(std::string const& text) {
 }
 
 void trial::program_ends() {
-  if (!enumerates_answers_) return;
-  if (answers_) tape_.go_on_with(*answers_);
+  if (!enumerates_answers_)
+    return;
+  if (answers_)
+    tape_.go_on_with(*answers_);
   tape_.enumerate();
 }
 
-memory_bench& trial::bench() { return bench_ ? *bench_ : bench(options_.like); }
+memory_bench& trial::bench() {
+  return bench_ ? *bench_ : bench(options_.like);
+}
 
-memory_bench& trial::bench(simulated const& wanted) { return bench(wanted, options_.with); }
+memory_bench& trial::bench(simulated const& wanted) {
+  return bench(wanted, options_.with);
+}
 
 memory_bench& trial::bench(simulated const& wanted, weir::options const& with) {
   simulated like = wanted;
@@ -67,7 +75,8 @@ clock::stream_clock& trial::stream(int device) {
 void trial::among_threads(int least, std::uint64_t kinds, std::function<void(int steps)> const& body) {
   int const threads = 2 + static_cast<int>(draw(2));
   std::vector<int> steps;
-  for (int i = 0; i < threads; ++i) steps.push_back(least + static_cast<int>(draw(kinds)));
+  for (int i = 0; i < threads; ++i)
+    steps.push_back(least + static_cast<int>(draw(kinds)));
   for (int i = 0; i < threads; ++i)
     spawn(std::string(1, static_cast<char>('a' + i)), [&body, n = steps[static_cast<std::size_t>(i)]] { body(n); });
   join();
@@ -84,31 +93,40 @@ void trial::spawn(std::string name, std::function<void()> work) {
 }
 
 void trial::join() {
-  if (!bench_) return;
+  if (!bench_)
+    return;
   base::thread_scheduler& threads = *bench_->control->host_threads();
-  if (!threads.active()) return;
-  if (std::string const why = threads.join(); !why.empty()) fail("stuck: " + why);
+  if (!threads.active())
+    return;
+  if (std::string const why = threads.join(); !why.empty())
+    fail("stuck: " + why);
 }
 
 void trial::fail(std::string what) {
-  if (wrong_.empty()) wrong_ = std::move(what);
+  if (wrong_.empty())
+    wrong_ = std::move(what);
 }
 
 std::string trial::finish() {
-  if (!bench_) return wrong_;
+  if (!bench_)
+    return wrong_;
   join();
-  if (options_.judge && !failed()) options_.judge(*this);
-  for (auto const& f : bench_->control->findings()) fail(f);
+  if (options_.judge && !failed())
+    options_.judge(*this);
+  for (auto const& f : bench_->control->findings())
+    fail(f);
   for (auto* s : streams_) {
     (void)s->synchronize();
     bench_->clocks().retire(*s);
     (void)machine().destroy_stream(s->device(), s->handle());
   }
   streams_.clear();
-  for (int d = 0; d < bench_->core.device_count(); ++d) (void)machine().synchronize_device(d);  // the last fences too
+  for (int d = 0; d < bench_->core.device_count(); ++d)
+    (void)machine().synchronize_device(d);  // the last fences too
   bool const whole = !failed();
   bench_.reset();
-  if (whole && !left_.empty()) fail("the machine ends with " + left_[0] + (left_.size() > 1 ? ", and more" : ""));
+  if (whole && !left_.empty())
+    fail("the machine ends with " + left_[0] + (left_.size() > 1 ? ", and more" : ""));
   return wrong_;
 }
 
@@ -124,9 +142,11 @@ struct explorer {
   };
   result run(tape& t, tape::numbers const* answers = nullptr) const {
     trial one(options, t);
-    if (answers) one.answers_ = *answers;
+    if (answers)
+      one.answers_ = *answers;
     one.enumerates_answers_ = which == tapes::answers;
-    if (which == tapes::all) t.enumerate();
+    if (which == tapes::all)
+      t.enumerate();
     try {
       body(one);
     } catch (base::abandoned const&) {
@@ -139,8 +159,10 @@ struct explorer {
 
   static tape::numbers taken(tape const& t) {
     tape::numbers out;
-    for (auto const& c : t.written()) out.push_back(c.taken);
-    while (!out.empty() && out.back() == 0) out.pop_back();
+    for (auto const& c : t.written())
+      out.push_back(c.taken);
+    while (!out.empty() && out.back() == 0)
+      out.pop_back();
     return out;
   }
 
@@ -150,7 +172,8 @@ struct explorer {
       tape t(f.seed, candidate);
       t.write_down();
       auto const r = run(t);
-      if (r.wrong.empty()) return false;
+      if (r.wrong.empty())
+        return false;
       candidate = taken(t);
       f.shrunk_what = r.wrong;
       f.shrunk_hash = r.hash;
@@ -164,7 +187,8 @@ struct explorer {
       tape t(first + k);
       auto const r = run(t);
       ++f.runs;
-      if (r.wrong.empty()) continue;
+      if (r.wrong.empty())
+        continue;
       f.at = k + 1;
       f.seed = first + k;
       f.what = r.wrong;
@@ -218,9 +242,11 @@ struct explorer {
 
   // Returns: false if the environment named one tape, which has run.
   bool replay_all() const {
-    if (options.part > 0) return !std::getenv("WEIR_TEST_TAPE");
+    if (options.part > 0)
+      return !std::getenv("WEIR_TEST_TAPE");
     if (char const* const path = std::getenv("WEIR_TEST_TAPE")) {
-      if (tape_file::read(path).program == options.name && replay(path)) std::cout << path << ": nothing is wrong\n";
+      if (tape_file::read(path).program == options.name && replay(path))
+        std::cout << path << ": nothing is wrong\n";
       return false;
     }
     std::vector<std::string> paths;
@@ -232,7 +258,8 @@ struct explorer {
       }
     }
     std::sort(paths.begin(), paths.end());
-    for (auto const& path : paths) replay(path);
+    for (auto const& path : paths)
+      replay(path);
     return true;
   }
 
@@ -243,17 +270,22 @@ struct explorer {
     for (std::uint64_t runs = 0; runs < most; ++runs) {
       std::vector<tape::choice> const taken = run_one(prefix);
       std::size_t last = std::min(taken.size(), options.depth);
-      while (last > 0 && taken[last - 1].taken + 1 >= taken[last - 1].of) --last;
-      if (last == 0) return true;
+      while (last > 0 && taken[last - 1].taken + 1 >= taken[last - 1].of)
+        --last;
+      if (last == 0)
+        return true;
       prefix.clear();
-      for (std::size_t i = 0; i < last; ++i) prefix.push_back(taken[i].taken);
+      for (std::size_t i = 0; i < last; ++i)
+        prefix.push_back(taken[i].taken);
       ++prefix.back();
     }
     return false;
   }
 };
 
-std::string tapes_folder() { return WEIR_TEST_TAPES; }
+std::string tapes_folder() {
+  return WEIR_TEST_TAPES;
+}
 
 found search(explore_options const& o, body const& b) {
   one_processor const here;
@@ -263,10 +295,12 @@ found search(explore_options const& o, body const& b) {
 std::uint64_t explore(explore_options const& o, body const& b) {
   one_processor const here;
   explorer const e{o, b};
-  if (!e.replay_all()) return 0;
+  if (!e.replay_all())
+    return 0;
   seeds const wanted(o.name, o.runs, o.part, o.parts);
   found const f = e.search(wanted.first(), wanted.count());
-  if (f.at) e.report(f);
+  if (f.at)
+    e.report(f);
   count_runs(o.name, f.runs, wanted.first());
   return f.runs;
 }
@@ -274,14 +308,16 @@ std::uint64_t explore(explore_options const& o, body const& b) {
 std::uint64_t explore_all(explore_options const& o, body const& b) {
   one_processor const here;
   explorer const e{o, b, explorer::tapes::all};
-  if (!e.replay_all()) return 0;
+  if (!e.replay_all())
+    return 0;
   std::uint64_t runs = 0;
   bool const all = e.depth_first(o.runs, [&](tape::numbers const& prefix) {
     tape t(1, prefix);
     t.write_down();
     ++runs;
     auto const r = e.run(t);
-    if (r.wrong.empty()) return t.written();
+    if (r.wrong.empty())
+      return t.written();
     found f{runs, runs, 1, r.hash, r.wrong, explorer::taken(t), r.wrong, r.hash};
     e.report(f);
     return std::vector<tape::choice>{};  // the search goes no further
@@ -294,7 +330,8 @@ std::uint64_t explore_all(explore_options const& o, body const& b) {
 std::uint64_t explore_answers(explore_options const& o, std::uint64_t most, body const& b) {
   one_processor const here;
   explorer const e{o, b, explorer::tapes::answers};
-  if (!e.replay_all()) return 0;
+  if (!e.replay_all())
+    return 0;
   seeds const wanted(o.name, o.runs, o.part, o.parts);
   std::uint64_t runs = 0, whole = 0, programs = 0;
   bool failed = false;

@@ -30,10 +30,12 @@ class free_locks final : public driver::fault_injector::watcher {
 
   void comes(driver::call c) noexcept override {
     auto* const memory = of_.part_if_made<memory::device_memory>();
-    if (!memory) return;
+    if (!memory)
+      return;
     for (int d = 0; d < of_.device_count(); ++d) {
       auto* const of_device = static_cast<memory::device_allocator*>(memory->if_made(d));
-      if (of_device && !gets_through(*of_device)) with_a_lock_.emplace(driver::name_of(c));
+      if (of_device && !gets_through(*of_device))
+        with_a_lock_.emplace(driver::name_of(c));
     }
     ++calls_;
   }
@@ -44,7 +46,8 @@ class free_locks final : public driver::fault_injector::watcher {
   bool gets_through(memory::device_allocator& d) {
     std::unique_lock hold(lock_);
     auto const idle = [&] { return changed_.wait_for(hold, std::chrono::seconds(2), [&] { return !busy_; }); };
-    if (!idle()) return false;  // it waits since an earlier call
+    if (!idle())
+      return false;  // it waits since an earlier call
     busy_ = &d;
     changed_.notify_all();
     return idle();
@@ -53,7 +56,8 @@ class free_locks final : public driver::fault_injector::watcher {
     std::unique_lock hold(lock_);
     for (;;) {
       changed_.wait(hold, [&] { return busy_ || over_; });
-      if (!busy_) return;
+      if (!busy_)
+        return;
       memory::device_allocator& d = *busy_;
       hold.unlock();
       d.heaps().index.each([](memory::stream_heap& m) { base::biased_lock const through(m.lock); });

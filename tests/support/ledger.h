@@ -27,7 +27,8 @@ class ledger final : public driver::fault_injector {
   }
   // Whether `op` precedes the next work on `s`.
   bool ordered(int op, weir::driver::stream_handle s) const {
-    if (op < 0 || seen_[static_cast<std::size_t>(op)]) return true;
+    if (op < 0 || seen_[static_cast<std::size_t>(op)])
+      return true;
     int const last = tail(s);
     return last == op || (last >= 0 && ops_[static_cast<std::size_t>(last)][static_cast<std::size_t>(op)]);
   }
@@ -38,31 +39,36 @@ class ledger final : public driver::fault_injector {
                                weir::driver::work w) override {
     step const one(*this, step::others::stay);
     auto const r = fault_injector::enqueue(device, s, t, w);
-    if (r.ok()) add(s, -1);
+    if (r.ok())
+      add(s, -1);
     return r;
   }
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     step const one(*this);
     auto const r = fault_injector::record(device, s, e);
-    if (r.ok()) records_[e] = add(s, -1);
+    if (r.ok())
+      records_[e] = add(s, -1);
     return r;
   }
   weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     step const one(*this);
     auto const r = fault_injector::wait(device, s, e);
-    if (r.ok()) add(s, recorded(e));
+    if (r.ok())
+      add(s, recorded(e));
     return r;
   }
   weir::driver::status query_event(weir::driver::event_handle e) override {
     step const one(*this);
     auto const r = fault_injector::query_event(e);
-    if (r.ok()) see(recorded(e));
+    if (r.ok())
+      see(recorded(e));
     return r;
   }
   weir::driver::status query_stream(int device, weir::driver::stream_handle s) override {
     step const one(*this);
     auto const r = fault_injector::query_stream(device, s);
-    if (r.ok()) see(tail(s));
+    if (r.ok())
+      see(tail(s));
     return r;
   }
   // Waits are no single step: operations present at their begin are complete at their end.
@@ -70,7 +76,8 @@ class ledger final : public driver::fault_injector {
     call_others();
     int const op = recorded(e);
     auto const r = fault_injector::synchronize_event(e);
-    if (r.ok()) see(op);
+    if (r.ok())
+      see(op);
     call_others();
     return r;
   }
@@ -78,7 +85,8 @@ class ledger final : public driver::fault_injector {
     call_others();
     int const op = tail(s);
     auto const r = fault_injector::synchronize_stream(device, s);
-    if (r.ok()) see(op);
+    if (r.ok())
+      see(op);
     call_others();
     return r;
   }
@@ -86,14 +94,17 @@ class ledger final : public driver::fault_injector {
     call_others();
     std::vector<int> last;
     for (auto const& [s, op] : tails_) {
-      if (devices_[s] == device) last.push_back(op);
+      if (devices_[s] == device)
+        last.push_back(op);
     }
     for (auto const& [on, op] : ended_) {
-      if (on == device) last.push_back(op);
+      if (on == device)
+        last.push_back(op);
     }
     auto const r = fault_injector::synchronize_device(device);
     if (r.ok()) {
-      for (int op : last) see(op);
+      for (int op : last)
+        see(op);
     }
     call_others();
     return r;
@@ -103,7 +114,8 @@ class ledger final : public driver::fault_injector {
     step const one(*this, step::others::stay);
     auto const r = fault_injector::create_stream(device, k, priority);
     if (r.ok()) {  // the driver may reuse the handle of an ended stream
-      if (tail(r.value) >= 0) ended_.emplace_back(devices_[r.value], tail(r.value));
+      if (tail(r.value) >= 0)
+        ended_.emplace_back(devices_[r.value], tail(r.value));
       devices_[r.value] = device;
       tails_.erase(r.value);
     }
@@ -112,7 +124,8 @@ class ledger final : public driver::fault_injector {
   weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
     step const one(*this, step::others::stay);
     auto const r = fault_injector::create_event(device, k);
-    if (r.ok()) records_.erase(r.value);
+    if (r.ok())
+      records_.erase(r.value);
     return r;
   }
 
@@ -122,13 +135,15 @@ class ledger final : public driver::fault_injector {
    public:
     enum class others : std::uint8_t { stay, are_called };
     explicit step(ledger& of, others o = others::are_called) : of_(of), others_(o) {
-      if (others_ == others::are_called) of_.call_others();
+      if (others_ == others::are_called)
+        of_.call_others();
       base::switch_point();
       of_.one_.lock();
     }
     ~step() {
       of_.one_.unlock();
-      if (others_ == others::are_called) of_.call_others();
+      if (others_ == others::are_called)
+        of_.call_others();
     }
     step(step const&) = delete;
 
@@ -138,7 +153,8 @@ class ledger final : public driver::fault_injector {
   };
 
   void call_others() {
-    if (other_threads) other_threads();
+    if (other_threads)
+      other_threads();
   }
   int recorded(weir::driver::event_handle e) const {
     auto const at = records_.find(e);
@@ -147,18 +163,21 @@ class ledger final : public driver::fault_injector {
   int add(weir::driver::stream_handle s, int after) {
     set before = seen_;
     for (int const p : {tail(s), after}) {
-      if (p < 0) continue;
+      if (p < 0)
+        continue;
       before |= ops_[static_cast<std::size_t>(p)];
       before.set(static_cast<std::size_t>(p));
     }
     int const op = static_cast<int>(ops_.size());
-    if (ops_.size() == most) std::abort();
+    if (ops_.size() == most)
+      std::abort();
     ops_.push_back(before);
     tails_[s] = op;
     return op;
   }
   void see(int op) {
-    if (op < 0) return;
+    if (op < 0)
+      return;
     seen_ |= ops_[static_cast<std::size_t>(op)];
     seen_.set(static_cast<std::size_t>(op));
   }

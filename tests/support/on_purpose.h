@@ -8,9 +8,12 @@
 namespace weir::tests {
 
 // Discards the reports so far. Without a checker: nothing.
-inline void reported_on_purpose() { (void)race_reports(); }
+inline void reported_on_purpose() {
+  (void)race_reports();
+}
 inline void reported_on_purpose(driver::driver& machine) {
-  if (auto* const checker = driver::check::control_of(machine)) (void)checker->findings();
+  if (auto* const checker = driver::check::control_of(machine))
+    (void)checker->findings();
 }
 
 }  // namespace weir::tests

@@ -17,7 +17,8 @@ struct one_device {
   }
   one_device(one_device const&) = delete;
   ~one_device() {
-    for (auto const& m : heaps.at_the_end()) memory::thread_caches::close(*m);
+    for (auto const& m : heaps.at_the_end())
+      memory::thread_caches::close(*m);
     (void)bench.control->run();
   }
 

@@ -20,9 +20,11 @@ class one_processor {
     ::sched_getaffinity(0, sizeof found_, &found_);
     int chosen = ::sched_getcpu();
     for (int p = 0; p < CPU_SETSIZE && name_ < 0; ++p) {
-      if (CPU_ISSET(p, &found_) && take(p)) chosen = p;
+      if (CPU_ISSET(p, &found_) && take(p))
+        chosen = p;
     }
-    if (chosen < 0) return;
+    if (chosen < 0)
+      return;
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(chosen, &one);
@@ -30,7 +32,8 @@ class one_processor {
   }
   ~one_processor() {
     ::sched_setaffinity(0, sizeof found_, &found_);
-    if (name_ >= 0) ::close(name_);
+    if (name_ >= 0)
+      ::close(name_);
   }
   one_processor(one_processor const&) = delete;
 
@@ -44,7 +47,8 @@ class one_processor {
         ::bind(name_, reinterpret_cast<sockaddr const*>(&at),
                static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(length))) == 0)
       return true;
-    if (name_ >= 0) ::close(name_);
+    if (name_ >= 0)
+      ::close(name_);
     name_ = -1;
     return false;
   }

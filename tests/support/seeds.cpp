@@ -47,12 +47,15 @@ class at_the_end final : public ::testing::Environment {
 std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise) {
   char const* const text = std::getenv(name);
   std::string_view digits = text ? text : "";
-  if (digits.empty()) return otherwise;
+  if (digits.empty())
+    return otherwise;
   bool const hexadecimal = digits.starts_with("0x");
-  if (hexadecimal) digits.remove_prefix(2);
+  if (hexadecimal)
+    digits.remove_prefix(2);
   std::uint64_t n = 0;
   auto const [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), n, hexadecimal ? 16 : 10);
-  if (failed == std::errc{} && end == digits.data() + digits.size()) return n;
+  if (failed == std::errc{} && end == digits.data() + digits.size())
+    return n;
   std::fprintf(stderr, "%s=\"%s\" is no whole number\n", name, text);
   std::fflush(nullptr);
   std::_Exit(2);
@@ -82,7 +85,8 @@ std::uint64_t seeds::place::operator*() const {
 }
 
 void count_runs(std::string const& program, std::uint64_t runs, std::uint64_t first_seed) {
-  if (runs == 0) return;
+  if (runs == 0)
+    return;
   auto& of = account()[program];
   of.first_seed = of.made == 0 ? first_seed : std::min(of.first_seed, first_seed);
   of.made += runs;

@@ -34,7 +34,8 @@ constinit makers* now = nullptr;  // never destroyed
 // because only a process's first run gets here. Requires: no switch in between.
 void wait_for_others(guard* g, base::thread_scheduler* here) {
   base::unique_lock hold(lock);
-  if (!now) now = new makers;
+  if (!now)
+    now = new makers;
   for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::thread_scheduler::number();
        at = now->find(g))
     now->fewer.wait(hold);
@@ -48,10 +49,12 @@ void give_back(guard* g, give_back_call* call) {
     base::unique_lock hold(lock);
     auto const at = now ? now->find(g) : std::vector<maker>::iterator{};
     mine = now && at != now->all.end() && at->in == here && at->number == base::thread_scheduler::number();
-    if (mine) now->all.erase(at);
+    if (mine)
+      now->all.erase(at);
   }
   call(g);
-  if (!mine) return;
+  if (!mine)
+    return;
   now->fewer.notify_all();
   base::detail::keep_baton(false);
 }
@@ -70,7 +73,8 @@ void __real___cxa_guard_abort(guard*);
 
 int __wrap___cxa_guard_acquire(guard* g) {
   auto* const here = weir::base::thread_scheduler::here();
-  if (!here) return __real___cxa_guard_acquire(g);
+  if (!here)
+    return __real___cxa_guard_acquire(g);
   weir::base::detail::keep_baton(true);
   weir::tests::wait_for_others(g, here);
   int const mine = __real___cxa_guard_acquire(g);  // held by no thread of this scheduler; others continue by themselves
@@ -84,6 +88,10 @@ int __wrap___cxa_guard_acquire(guard* g) {
   weir::base::detail::keep_baton(false);
   return mine;
 }
-void __wrap___cxa_guard_release(guard* g) { weir::tests::give_back(g, __real___cxa_guard_release); }
-void __wrap___cxa_guard_abort(guard* g) { weir::tests::give_back(g, __real___cxa_guard_abort); }
+void __wrap___cxa_guard_release(guard* g) {
+  weir::tests::give_back(g, __real___cxa_guard_release);
+}
+void __wrap___cxa_guard_abort(guard* g) {
+  weir::tests::give_back(g, __real___cxa_guard_abort);
+}
 }

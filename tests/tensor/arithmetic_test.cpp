@@ -22,22 +22,27 @@ class arithmetic : public on_devices {
   sample random_sample(extents const& s, memory_of_tensor place) {
     bool const turned = s.size() > 1 && random.between(0, 1);
     extents order = s;
-    if (turned) std::swap(order.front(), order.back());
+    if (turned)
+      std::swap(order.front(), order.back());
     std::int64_t const extent = order[0];
     order[0] += random.between(0, 2);
     model_view const all = model_view::whole(order);
     sample x{{}, {}, std::vector<float>(all.at.size())};
-    for (float& v : x.values) v = random.number();
+    for (float& v : x.values)
+      v = random.number();
     x.base = empty(shape_of(order), options_at(place));
-    if (!x.values.empty()) x.base.copy_(tensor::from_blob(x.values.data(), shape_of(order), float32, cpu));
+    if (!x.values.empty())
+      x.base.copy_(tensor::from_blob(x.values.data(), shape_of(order), float32, cpu));
     x.v = modelled{x.base, all}.sliced(0, order[0] - extent, order[0]);
-    if (turned) x.v = x.v.transposed(0, s.size() - 1);
+    if (turned)
+      x.v = x.v.transposed(0, s.size() - 1);
     return x;
   }
   static void expect(std::vector<float> const& should, tensor const& base) {
     tensor const is = base.contiguous().cpu();
     ASSERT_EQ(is.numel(), static_cast<std::int64_t>(should.size()));
-    for (size_t i = 0; i < should.size(); ++i) ASSERT_EQ(is.host<float>()[i], should[i]) << "element " << i;
+    for (size_t i = 0; i < should.size(); ++i)
+      ASSERT_EQ(is.host<float>()[i], should[i]) << "element " << i;
   }
 };
 
@@ -50,23 +55,28 @@ TEST_F(arithmetic, in_place_on_views_changes_only_them) {
       switch (random.between(0, 4)) {
         case 0:
           a.v.t.add_(b.v.t, 0.5);
-          for (size_t i = 0; i < a.size(); ++i) a[i] += 0.5f * b[i];
+          for (size_t i = 0; i < a.size(); ++i)
+            a[i] += 0.5f * b[i];
           break;
         case 1:
           a.v.t.mul_(b.v.t);
-          for (size_t i = 0; i < a.size(); ++i) a[i] *= b[i];
+          for (size_t i = 0; i < a.size(); ++i)
+            a[i] *= b[i];
           break;
         case 2:
           a.v.t.mul_(-1.5);
-          for (size_t i = 0; i < a.size(); ++i) a[i] *= -1.5f;
+          for (size_t i = 0; i < a.size(); ++i)
+            a[i] *= -1.5f;
           break;
         case 3:
           a.v.t.relu_();
-          for (size_t i = 0; i < a.size(); ++i) a[i] = a[i] < 0 ? 0 : a[i];
+          for (size_t i = 0; i < a.size(); ++i)
+            a[i] = a[i] < 0 ? 0 : a[i];
           break;
         default:
           a.v.t.fill_(0.25);
-          for (size_t i = 0; i < a.size(); ++i) a[i] = 0.25f;
+          for (size_t i = 0; i < a.size(); ++i)
+            a[i] = 0.25f;
       }
     }
     expect(a.values, a.base);
@@ -149,7 +159,8 @@ TEST_F(arithmetic, random_numbers_follow_from_the_seed) {
   }
   EXPECT_TRUE(same(a, rand({1001}, {.on = cpu})));
   tensor const b_here = b.cpu(), c = randn({1001}, {.on = cpu});  // sines and logarithms differ in their last bits
-  for (size_t i = 0; i < 1001; ++i) ASSERT_NEAR(c.host<float>()[i], b_here.host<float>()[i], 1e-5) << i;
+  for (size_t i = 0; i < 1001; ++i)
+    ASSERT_NEAR(c.host<float>()[i], b_here.host<float>()[i], 1e-5) << i;
   manual_seed(7);
   EXPECT_TRUE(same(a, rand({1001}, {.on = 0})));
   EXPECT_TRUE(same(b, randn({1001}, {.on = 0})));
@@ -167,7 +178,8 @@ TEST_F(arithmetic, random_numbers_have_their_moments) {
   for (size_t i = 0; i < x.size(); ++i) {
     ASSERT_TRUE(x[i] >= 0 && x[i] < 1 && std::isfinite(y[i])) << i;
     mean_u += x[i], square_u += x[i] * x[i], mean_g += y[i], square_g += y[i] * y[i];
-    if (i) neighbours += y[i] * y[i - 1];
+    if (i)
+      neighbours += y[i] * y[i - 1];
   }
   auto const count = static_cast<double>(n);
   EXPECT_NEAR(mean_u / count, 0.5, 0.003);
@@ -188,7 +200,8 @@ TEST_F(arithmetic, work_runs_where_its_tensors_are) {
 
 TEST_F(arithmetic, mixed_devices_shapes_and_dtypes_are_refused) {
   tensor a = ones({2, 2}, {.on = 0}), row = ones({9});
-  if (device_count() > 1) expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
+  if (device_count() > 1)
+    expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
   expect_refusal([&] { (void)mul(a, ones({2, 2}, {.on = cpu})); }, {"left on gpu:0", "right on cpu"});
   expect_refusal([&] { (void)add(a, ones({4})); }, {"left [2, 2]", "right [4]"});
   expect_refusal([&] { a.mul_(ones({2, 2}, {.dtype = float64})); }, {"right", "float64"});

@@ -38,13 +38,16 @@ TEST_F(tensor_copy, any_view_to_any_other_of_the_same_shape) {
         random_view({numbered(all, random.one_of(places), from, 3), all}, random, random.between(0, 3));
     // A target of that shape within a larger storage, perhaps with permuted dimensions.
     extents order = source.m.shape;
-    for (auto& e : order) e += random.between(0, 2);
+    for (auto& e : order)
+      e += random.between(0, 2);
     bool const turned = order.size() > 1 && random.between(0, 1);
-    if (turned) std::swap(order.front(), order.back());
+    if (turned)
+      std::swap(order.front(), order.back());
     model_view const target_all = model_view::whole(order);
     tensor const target_base = numbered(target_all, random.one_of(places), to, 50);
     modelled target{target_base, target_all};
-    if (turned) target = target.transposed(0, order.size() - 1);
+    if (turned)
+      target = target.transposed(0, order.size() - 1);
     for (size_t d = 0; d < order.size(); ++d) {
       std::int64_t const first = random.between(0, target.m.shape[d] - source.m.shape[d]);
       target = target.sliced(d, first, first + source.m.shape[d]);
@@ -54,7 +57,8 @@ TEST_F(tensor_copy, any_view_to_any_other_of_the_same_shape) {
 
     tensor const is = target_base.cpu();
     std::vector<double> should(target_all.at.size());
-    for (size_t i = 0; i < should.size(); ++i) should[i] = static_cast<double>((50 + i) % 100);
+    for (size_t i = 0; i < should.size(); ++i)
+      should[i] = static_cast<double>((50 + i) % 100);
     for (size_t i = 0; i < source.m.at.size(); ++i) {
       auto const x = static_cast<double>((3 + source.m.at[i]) % 100);
       should[static_cast<size_t>(target.m.at[i])] = from == boolean ? x != 0 : x;
@@ -98,7 +102,8 @@ TEST_F(tensor_copy, a_non_blocking_copy_to_the_host_is_pinned) {
   tensor const there = full({1 << 16}, 3).to(cpu, non_blocking);
   EXPECT_TRUE(there.is_pinned());
   current_stream(0).synchronize();
-  for (float v : there.host<float>()) ASSERT_EQ(v, 3);
+  for (float v : there.host<float>())
+    ASSERT_EQ(v, 3);
 }
 
 TEST_F(tensor_copy, between_devices_both_ends_are_ready_at_once) {
@@ -156,7 +161,8 @@ TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
   tensor const whole = zeros({4, 6, 5}, {.dtype = int16, .on = cpu});
   auto const some_view = [&] {
     tensor t = below(4) ? whole : tensor::from_storage(whole.storage(), {4, 3, 5}, float32);
-    if (below(3) == 0) t = t.view({-1, 5});
+    if (below(3) == 0)
+      t = t.view({-1, 5});
     for (int d = 0; d < t.dim(); ++d) {
       std::int64_t const from = below(t.size(d)), to = from + 1 + below(t.size(d) - from);
       t = t.slice(d, from, to);
@@ -167,7 +173,8 @@ TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
     std::set<char const*> all;
     auto const add = [&](auto const& self, char const* at, int d) -> void {
       if (d == t.dim()) {
-        for (size_t i = 0; i < size_of(t.dtype()); ++i) all.insert(at + i);
+        for (size_t i = 0; i < size_of(t.dtype()); ++i)
+          all.insert(at + i);
         return;
       }
       for (std::int64_t i = 0; i < t.shape()[d]; ++i)

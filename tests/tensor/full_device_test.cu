@@ -26,9 +26,11 @@ struct with_local_memory {
   std::size_t rounds;
   WEIR_HOST_DEVICE void operator()(std::size_t i) const {
     std::uint32_t volatile local[256];
-    for (std::size_t k = 0; k < 256; ++k) local[k] = static_cast<std::uint32_t>(i + k);
+    for (std::size_t k = 0; k < 256; ++k)
+      local[k] = static_cast<std::uint32_t>(i + k);
     std::uint32_t sum = 0;
-    for (std::size_t k = 0; k < rounds; ++k) sum += local[(i * 7 + k * 13) % 256];
+    for (std::size_t k = 0; k < rounds; ++k)
+      sum += local[(i * 7 + k * 13) % 256];
     out[i] = sum;
   }
 };
@@ -45,7 +47,8 @@ void fill(int number, std::int64_t until_ns, std::vector<buffer>& all) {
       all.push_back(buffer(random() % (std::size_t{512} << 10 << random() % 8) % most + 1));
     } catch (out_of_memory const&) {
       for (std::size_t i = 0; i < all.size(); ++i) {
-        if (random() % 3 == 0) std::swap(all[i], all.back()), all.pop_back();
+        if (random() % 3 == 0)
+          std::swap(all[i], all.back()), all.pop_back();
       }
     }
   }
@@ -64,12 +67,15 @@ TEST(full_device, leaves_the_driver_what_first_calls_need) {
       static_cast<std::int64_t>(tests::number_from_environment("WEIR_TEST_SECONDS", 2)) * 1'000'000'000;
   std::vector<buffer> held[threads];
   std::vector<std::thread> all;
-  for (int i = 0; i < threads; ++i) all.emplace_back(fill, i, until, std::ref(held[i]));
-  for (auto& t : all) t.join();
+  for (int i = 0; i < threads; ++i)
+    all.emplace_back(fill, i, until, std::ref(held[i]));
+  for (auto& t : all)
+    t.join();
   std::vector<buffer> rest;
   for (std::size_t bytes = std::size_t{1} << 30; bytes >= 64 << 10; bytes /= 2) {
     try {
-      for (;;) rest.push_back(buffer(bytes));
+      for (;;)
+        rest.push_back(buffer(bytes));
     } catch (out_of_memory const&) {}
   }
   auto const left = [] { return mem_get_info().free >> 20; };
@@ -81,7 +87,8 @@ TEST(full_device, leaves_the_driver_what_first_calls_need) {
                with_local_memory{counted.data<std::uint32_t>(), 100});
   synchronize();
   std::cout << "after a kernel with 1 KiB of local memory a thread: " << left() << " MiB\n";
-  for (auto& h : held) h.clear();
+  for (auto& h : held)
+    h.clear();
   rest.clear();
   EXPECT_EQ(sum(product).item<float>(), static_cast<float>(n * n * n));
   EXPECT_GT(empty_cache(), 0u);

@@ -22,7 +22,8 @@ class tensor_matmul : public on_devices {
   // Contiguous rows or columns, or gaps in both, perhaps in a larger storage. Other elements are NaN.
   matrix random_matrix(std::int64_t rows, std::int64_t columns, memory_of_tensor place) {
     matrix m{{}, std::vector<float>(static_cast<size_t>(rows * columns)), rows, columns};
-    for (float& v : m.at) v = random.number();
+    for (float& v : m.at)
+      v = random.number();
     switch (random.between(0, 3)) {
       case 0: m.t = full({rows, columns}, NAN, options_at(place)); break;
       case 1:
@@ -33,7 +34,8 @@ class tensor_matmul : public on_devices {
         break;
       default: m.t = full({rows, columns, 2}, NAN, options_at(place)).transpose(0, 2)[1].t(); break;
     }
-    if (!m.at.empty()) m.t.copy_(tensor::from_blob(m.at.data(), {rows, columns}, float32, cpu));
+    if (!m.at.empty())
+      m.t.copy_(tensor::from_blob(m.at.data(), {rows, columns}, float32, cpu));
     return m;
   }
 };
@@ -50,13 +52,15 @@ TEST_F(tensor_matmul, any_layout_transposition_and_place) {
                  b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
     matrix c = random_matrix(m, n, place);
     double const beta = random.between(0, 1) ? 0 : 0.5;
-    if (beta == 0) c.t.fill_(NAN);  // must have no effect
+    if (beta == 0)
+      c.t.fill_(NAN);  // must have no effect
     std::vector<double> should(static_cast<size_t>(m * n));
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
         double& x = should[static_cast<size_t>(i * n + j)];
         x = beta * c(i, j, false);
-        for (std::int64_t l = 0; l < k; ++l) x += static_cast<double>(a(i, l, left)) * b(l, j, right);
+        for (std::int64_t l = 0; l < k; ++l)
+          x += static_cast<double>(a(i, l, left)) * b(l, j, right);
       }
     }
     matmul_out(c.t, a.t, b.t, how, beta);
@@ -77,7 +81,8 @@ TEST_F(tensor_matmul, a_product_writes_nothing_beside_its_target) {
   tensor out = wide.slice(1, 2, 5);
   matmul_out(out, ones({4, 6}), ones({6, 3}));
   tensor const is = wide.cpu();
-  for (size_t i = 0; i < 32; ++i) ASSERT_EQ(is.host<float>()[i], i % 8 >= 2 && i % 8 < 5 ? 6 : 0) << i;
+  for (size_t i = 0; i < 32; ++i)
+    ASSERT_EQ(is.host<float>()[i], i % 8 >= 2 && i % 8 < 5 ? 6 : 0) << i;
 }
 
 TEST_F(tensor_matmul, columns_may_be_operand_and_target_if_apart) {
@@ -181,8 +186,10 @@ TEST_F(tensor_matmul, three_dimensions_are_a_product_for_each_index) {
               ? empty({count, rows, columns}, options_at(place))
               : empty({rows, count, 2 * columns}, options_at(place)).slice(2, columns, 2 * columns).transpose(0, 1);
       std::vector<float> values(static_cast<size_t>(count * rows * columns));
-      for (float& v : values) v = static_cast<float>(random.between(-3, 3));
-      if (count) tensor(all).copy_(tensor::from_blob(values.data(), {count, rows, columns}, float32, cpu));
+      for (float& v : values)
+        v = static_cast<float>(random.between(-3, 3));
+      if (count)
+        tensor(all).copy_(tensor::from_blob(values.data(), {count, rows, columns}, float32, cpu));
       return all.to(type);
     };
     tensor const a = left ? matrices(k, m) : matrices(m, k), b = right ? matrices(n, k) : matrices(k, n);

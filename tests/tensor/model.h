@@ -38,7 +38,9 @@ class random_source {
 };
 
 using extents = std::vector<std::int64_t>;
-inline shape shape_of(extents const& s) { return shape(std::span<std::int64_t const>(s)); }
+inline shape shape_of(extents const& s) {
+  return shape(std::span<std::int64_t const>(s));
+}
 
 struct model_view {
   extents shape;
@@ -56,16 +58,20 @@ struct model_view {
   model_view gathered(extents s, F from) const {
     model_view v{std::move(s), {}};
     for (std::int64_t const e : v.shape)
-      if (e == 0) return v;
+      if (e == 0)
+        return v;
     extents i(v.shape.size(), 0);
     while (true) {
       extents const old = from(i);
       std::int64_t k = 0;
-      for (size_t d = 0; d < old.size(); ++d) k = k * shape[d] + old[d];
+      for (size_t d = 0; d < old.size(); ++d)
+        k = k * shape[d] + old[d];
       v.at.push_back(at[static_cast<size_t>(k)]);
       int d = static_cast<int>(i.size()) - 1;
-      while (d >= 0 && ++i[static_cast<size_t>(d)] == v.shape[static_cast<size_t>(d)]) i[static_cast<size_t>(d--)] = 0;
-      if (d < 0) return v;
+      while (d >= 0 && ++i[static_cast<size_t>(d)] == v.shape[static_cast<size_t>(d)])
+        i[static_cast<size_t>(d--)] = 0;
+      if (d < 0)
+        return v;
     }
   }
   model_view transposed(size_t a, size_t b) const {
@@ -106,14 +112,16 @@ struct modelled {
 inline modelled random_view(modelled v, random_source& random, std::int64_t steps) {
   for (std::int64_t i = 0; i < steps; ++i) {
     auto const rank = static_cast<std::int64_t>(v.m.shape.size());
-    if (rank == 0) return v;
+    if (rank == 0)
+      return v;
     auto const d = static_cast<size_t>(random.between(0, rank - 1));
     switch (random.between(0, 3)) {
       case 0: v = v.transposed(d, static_cast<size_t>(random.between(0, rank - 1))); break;
       case 1:
       case 2: {
         auto const from = random.between(0, v.m.shape[d]), to = random.between(from, v.m.shape[d]);
-        if (to > from || random.between(0, 7) == 0) v = v.sliced(d, from, to);  // seldom empty
+        if (to > from || random.between(0, 7) == 0)
+          v = v.sliced(d, from, to);  // seldom empty
         break;
       }
       default:
@@ -128,7 +136,8 @@ inline modelled random_view(modelled v, random_source& random, std::int64_t step
 
 inline extents random_shape(random_source& random, std::int64_t most_dimensions = 4, std::int64_t most = 7) {
   extents s(static_cast<size_t>(random.between(1, most_dimensions)));
-  for (auto& e : s) e = random.between(0, 15) ? random.between(1, most) : 0;
+  for (auto& e : s)
+    e = random.between(0, 15) ? random.between(1, most) : 0;
   return s;
 }
 
@@ -153,7 +162,8 @@ class on_devices : public ::testing::Test {
                                              {second, memory_kind::device}};
 
   void TearDown() override {
-    for (int i = 0; i < device_count(); ++i) synchronize(i);
+    for (int i = 0; i < device_count(); ++i)
+      synchronize(i);
     if (runtime::current().is_simulated()) {
       EXPECT_EQ(simulation::of(runtime::current()).findings(), std::vector<std::string>{});
     }
@@ -169,7 +179,8 @@ void expect_refusal(F call, std::vector<std::string> words) {
   } catch (error const& e) {
     std::string const text =
         std::string(e.operation()) + ": " + std::string(e.operands()) + ". " + std::string(e.remedy());
-    for (auto const& w : words) EXPECT_NE(text.find(w), std::string::npos) << w << " is not in: " << text;
+    for (auto const& w : words)
+      EXPECT_NE(text.find(w), std::string::npos) << w << " is not in: " << text;
     EXPECT_FALSE(e.remedy().empty()) << text;
   }
 }

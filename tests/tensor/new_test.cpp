@@ -24,7 +24,10 @@ TEST_F(tensor_new, new_ones_take_place_and_dtype_of_their_model) {
     for (dtype const type : {float32, float64, int64, uint8}) {
       tensor const like = empty({3}, options_at(place, type));
       device_guard const elsewhere{place.on == second ? device(0) : second};
-      struct made { tensor t; double value; };
+      struct made {
+        tensor t;
+        double value;
+      };
       made const all[] = {{like.new_empty({2, 2}), NAN},
                           {like.new_zeros({2, 2}), 0},
                           {like.new_ones({2, 2}), 1},
@@ -67,7 +70,8 @@ TEST_F(tensor_new, empty_ones_may_have_overflowing_extents) {
     EXPECT_EQ(t.numel(), 0);
     EXPECT_EQ(t.nbytes(), 0u);
     EXPECT_TRUE(t.is_contiguous());
-    for (std::int64_t const step : t.strides()) EXPECT_GT(step, 0) << t.strides().str();
+    for (std::int64_t const step : t.strides())
+      EXPECT_GT(step, 0) << t.strides().str();
     EXPECT_EQ(t.clone().shape(), s);
   }
   EXPECT_THROW((void)empty({huge, 4}, {.on = cpu}), invalid_use);
@@ -116,7 +120,8 @@ TEST_F(tensor_new, sine_of_any_view_is_that_of_its_elements) {
     tensor const x = randn({6, 5}, options_at(place)), y = sin(x.t());
     EXPECT_EQ(y.device(), x.device());
     std::vector<double> const from = values(x.t()), to = values(y);
-    for (size_t i = 0; i < from.size(); ++i) EXPECT_NEAR(to[i], std::sin(from[i]), 1e-6);
+    for (size_t i = 0; i < from.size(); ++i)
+      EXPECT_NEAR(to[i], std::sin(from[i]), 1e-6);
   }
   expect_refusal([] { (void)sin(ones({2}, {.dtype = int64})); }, {"sin", "int64"});
 }

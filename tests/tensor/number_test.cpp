@@ -19,7 +19,8 @@ double meaning(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   double const sign = bits >> 15 ? -1 : 1;
   if (exponent == (1 << exponent_bits) - 1)
     return fraction ? std::nan("") : sign * std::numeric_limits<double>::infinity();
-  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  if (exponent == 0)
+    return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
   return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
 }
 
@@ -31,15 +32,18 @@ std::uint16_t nearest(float f, int exponent_bits, int fraction_bits) {
   std::uint16_t below = 0;
   for (int bit = 14; bit >= 0; --bit) {
     auto const next = static_cast<std::uint16_t>(below | 1 << bit);
-    if (next < infinity && meaning(next, exponent_bits, fraction_bits) <= x) below = next;
+    if (next < infinity && meaning(next, exponent_bits, fraction_bits) <= x)
+      below = next;
   }
   auto const above = static_cast<std::uint16_t>(below + 1);
   double const low = meaning(below, exponent_bits, fraction_bits);
   double const high = above == infinity
                           ? 2 * low - meaning(static_cast<std::uint16_t>(below - 1), exponent_bits, fraction_bits)
                           : meaning(above, exponent_bits, fraction_bits);
-  if (x - low < high - x) return static_cast<std::uint16_t>(sign | below);
-  if (x - low > high - x) return static_cast<std::uint16_t>(sign | above);
+  if (x - low < high - x)
+    return static_cast<std::uint16_t>(sign | below);
+  if (x - low > high - x)
+    return static_cast<std::uint16_t>(sign | above);
   return static_cast<std::uint16_t>(sign | (below & 1 ? above : below));
 }
 
@@ -69,7 +73,8 @@ TEST(numbers, floats_round_to_the_nearest_small_float_ties_to_even) {
     auto const bits = static_cast<std::uint32_t>(random());
     float f;
     std::memcpy(&f, &bits, 4);
-    if (std::isfinite(f)) check(f);
+    if (std::isfinite(f))
+      check(f);
     // float16's range and its ties
     check(std::ldexp(static_cast<float>(random() % 65536) / 32768.0f, static_cast<int>(random() % 44) - 28));
   }
@@ -107,8 +112,10 @@ TEST(numbers, kernels_read_and_write_halves_as_their_own_types) {
   weir::runtime_guard const in(machine);
   tensor const halves = full({3}, 1.5, {.dtype = float16, .on = cpu}),
                brains = full({3}, 1.5, {.dtype = bfloat16, .on = cpu});
-  for (float16_t& h : halves.host<float16_t>()) h = h * 2 + 1;
-  for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // rounds to 1, with 8 significant bits
+  for (float16_t& h : halves.host<float16_t>())
+    h = h * 2 + 1;
+  for (bfloat16_t& h : brains.host<bfloat16_t>())
+    h = 1.001f;  // rounds to 1, with 8 significant bits
   EXPECT_EQ(halves.to(float32).host<float>()[2], 4);
   EXPECT_EQ(brains.to(float32).host<float>()[2], 1);
   EXPECT_THROW((void)halves.data<bfloat16_t>(), invalid_use);

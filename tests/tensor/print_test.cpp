@@ -13,7 +13,9 @@ namespace {
 
 class tensor_print : public on_devices {};
 
-std::string text(tensor const& t) { return t.str(); }
+std::string text(tensor const& t) {
+  return t.str();
+}
 constexpr tensor_options host{.on = cpu};
 
 TEST_F(tensor_print, one_way_of_writing_serves_all_elements) {
@@ -75,7 +77,8 @@ std::vector<std::int64_t> numbers_in(std::string const& s) {
   std::vector<std::int64_t> all;
   for (size_t i = 0; i < s.size();) {
     size_t const end = s.find_first_not_of("0123456789", i);
-    if (end != i) all.push_back(std::stoll(s.substr(i, end - i)));
+    if (end != i)
+      all.push_back(std::stoll(s.substr(i, end - i)));
     i = end == i ? i + 1 : std::min(end, s.size());
   }
   return all;
@@ -85,11 +88,13 @@ TEST_F(tensor_print, a_summary_shows_the_elements_of_any_view) {
   for (int round = 0; round < 40; ++round) {
     extents const s = random_shape(random, 4, 14);
     model_view const all = model_view::whole(s);
-    if (all.at.empty()) continue;
+    if (all.at.empty())
+      continue;
     tensor const base =
         arange(static_cast<std::int64_t>(all.at.size()), options_at(random.one_of(places), int64)).view(shape_of(s));
     modelled const v = random_view({base, all}, random, random.between(0, 3));
-    if (v.t.numel() == 0) continue;
+    if (v.t.numel() == 0)
+      continue;
     std::vector<std::int64_t> should;
     for (size_t i = 0; i < v.m.at.size(); ++i) {
       bool is_shown = true;
@@ -98,7 +103,8 @@ TEST_F(tensor_print, a_summary_shows_the_elements_of_any_view) {
         std::int64_t const k = rest % v.m.shape[d];
         is_shown &= v.t.numel() <= 1000 || v.m.shape[d] <= 6 || k < 3 || k >= v.m.shape[d] - 3;
       }
-      if (is_shown) should.push_back(v.m.at[i]);
+      if (is_shown)
+        should.push_back(v.m.at[i]);
     }
     std::string const said = text(v.t);
     ASSERT_EQ(numbers_in(said.substr(0, said.find("device"))), should) << said;

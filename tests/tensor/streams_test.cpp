@@ -23,19 +23,22 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
   runtime_guard const chosen{machine};
   random_source random(seed);
   std::vector<stream> streams;
-  for (int i = 0; i < 6; ++i) streams.emplace_back(device(i % 2));
+  for (int i = 0; i < 6; ++i)
+    streams.emplace_back(device(i % 2));
   std::vector<known> live;
   for (int step = 0; step < 80; ++step) {
     stream_ref const s = random.one_of(streams);
     stream_guard const in{s};
     auto const pick = [&]() -> known const& { return random.one_of(live); };
     auto const ready = [&](known const& k) {
-      if (k.made_on) s.wait(*k.made_on);
+      if (k.made_on)
+        s.wait(*k.made_on);
       return k.t;
     };
     auto const here = [&](known const& k) {  // on the stream's device, copied there if needed
       tensor const t = ready(k);
-      if (k.made_on && t.device().is_cpu()) k.made_on->synchronize();  // that stream writes the host's memory
+      if (k.made_on && t.device().is_cpu())
+        k.made_on->synchronize();  // that stream writes the host's memory
       return t.to(s.device(), random.between(0, 1) ? blocking::yes : blocking::no);
     };
     auto const what = live.size() < 3 ? 0 : random.between(0, 7);
@@ -45,7 +48,8 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
     } else if (what <= 2) {
       auto const i = static_cast<size_t>(random.between(0, static_cast<std::int64_t>(live.size()) - 1));
       known const b = pick();
-      if (live[i].t.shape() != b.t.shape() || live[i].value + b.value > 1e6f) continue;
+      if (live[i].t.shape() != b.t.shape() || live[i].value + b.value > 1e6f)
+        continue;
       known sum{add(here(live[i]), here(b)), live[i].value + b.value, s};
       // dropped while it is read, and memory of its size requested
       if (random.between(0, 3) && live[i].made_on->device() == s.device()) {
@@ -61,7 +65,8 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
       live.push_back({here(a).transpose(0, 1).contiguous().t().contiguous(), a.value, s});
     } else if (what == 4) {
       known const a = pick();
-      if (a.t.device().is_cpu()) continue;
+      if (a.t.device().is_cpu())
+        continue;
       // a copy to the host runs on the tensor's device
       stream_guard const there{streams[static_cast<size_t>(a.t.device().index())]};
       stream_ref const on = current_stream();
@@ -70,16 +75,19 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
     } else if (what == 5) {
       tensor const a = here(pick()), product = matmul(a, a, transposed::right);
       float const v = a.slice(0, 0, 1).slice(1, 0, 1).item<float>();
-      if (v < 30) live.push_back({product, 700 * v * v, s});
+      if (v < 30)
+        live.push_back({product, 700 * v * v, s});
       // if it has another shape: dropped while it is computed
-      if (live.back().t.numel() != live.back().t.size(0) * 700) live.pop_back();
+      if (live.back().t.numel() != live.back().t.size(0) * 700)
+        live.pop_back();
     } else {
       auto const i = static_cast<size_t>(random.between(0, static_cast<std::int64_t>(live.size()) - 1));
       live[i] = live.back();
       live.pop_back();
     }
   }
-  for (int d = 0; d < 2; ++d) synchronize(d);
+  for (int d = 0; d < 2; ++d)
+    synchronize(d);
   for (size_t i = 0; i < live.size(); ++i) {
     tensor const is = live[i].t.cpu();
     for (float const v : is.host<float>())
@@ -94,14 +102,17 @@ void random_programs(simulated::scheduling how, std::uint64_t count) {
   for (std::uint64_t seed = first; seed < first + (std::getenv("WEIR_TEST_SEED") ? 1 : count); ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     random_program(seed, how);
-    if (::testing::Test::HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure())
+      return;
   }
 }
 
 TEST(tensor_streams, each_value_is_right_under_all_freedoms) {
   random_programs(simulated::scheduling::seeded, 100);
 }
-TEST(tensor_streams, each_tensor_holds_its_value_with_threads) { random_programs(simulated::scheduling::threads, 15); }
+TEST(tensor_streams, each_tensor_holds_its_value_with_threads) {
+  random_programs(simulated::scheduling::threads, 15);
+}
 
 TEST(tensor_streams, devices_with_threads_give_equal_bits) {
   int const devices = device_count();
@@ -121,8 +132,10 @@ TEST(tensor_streams, devices_with_threads_give_equal_bits) {
       results[static_cast<size_t>(d)].push_back(sum(w).item<float>());
     });
   }
-  for (auto& t : threads) t.join();
-  for (int d = 1; d < devices; ++d) EXPECT_EQ(results[static_cast<size_t>(d)], results[0]) << "gpu:" << d;
+  for (auto& t : threads)
+    t.join();
+  for (int d = 1; d < devices; ++d)
+    EXPECT_EQ(results[static_cast<size_t>(d)], results[0]) << "gpu:" << d;
   EXPECT_TRUE(std::isfinite(results[0].back()));
 }
 

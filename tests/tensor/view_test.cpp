@@ -39,15 +39,18 @@ TEST_F(tensor_view, reshape_keeps_order_and_shares_as_view_does) {
     extents split{v.t.numel()};
     for (int i = 0; i < 3 && v.t.numel() > 0; ++i) {
       std::int64_t const last = split.back(), d = random.between(1, last);
-      if (last % d == 0) split.back() = d, split.push_back(last / d);
+      if (last % d == 0)
+        split.back() = d, split.push_back(last / d);
     }
     tensor const r = v.t.reshape(shape_of(split)), whole = r.contiguous();
     for (size_t i = 0; i < v.m.at.size(); ++i)
       ASSERT_EQ(whole.host<float>()[i], static_cast<float>(v.m.at[i])) << "round " << round;
     bool const shares = r.storage() == base.storage();
     ++(shares ? shared : copied);
-    if (shares) EXPECT_EQ(v.t.view(shape_of(split)).strides(), r.strides());
-    else EXPECT_THROW((void)v.t.view(shape_of(split)), invalid_use);
+    if (shares)
+      EXPECT_EQ(v.t.view(shape_of(split)).strides(), r.strides());
+    else
+      EXPECT_THROW((void)v.t.view(shape_of(split)), invalid_use);
   }
   EXPECT_GT(shared, 0);
   EXPECT_GT(copied, 0);

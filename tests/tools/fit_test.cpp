@@ -40,9 +40,8 @@ TEST(smallest_limit, is_none_where_the_most_is_too_small) {
 
 // Handles have other sizes under another limit, so that a larger one may hold less.
 TEST(smallest_limit, lies_above_a_larger_limit_that_is_refused) {
-  auto const found = smallest_limit(0, 10 * step, most, step, [](std::size_t limit) {
-    return limit >= 10 * step && limit != 12 * step;
-  });
+  auto const found = smallest_limit(0, 10 * step, most, step,
+                                    [](std::size_t limit) { return limit >= 10 * step && limit != 12 * step; });
   EXPECT_EQ(found, 13 * step);
 }
 

@@ -13,7 +13,8 @@ namespace {
 struct slow_at_first {
   base::atomic<bool>* slow;
   void* take(std::size_t) const {
-    if (slow->load()) base::sleep_ns(400'000);
+    if (slow->load())
+      base::sleep_ns(400'000);
     return nullptr;
   }
   void give(void*) const {}
@@ -25,10 +26,12 @@ TEST(patterns, each_thread_has_a_figure) {
   auto const make = [&slow](int) { return slow_at_first{&slow}; };
   threads<decltype(make)> sixteen(make, {}, 16, threads_work::together);
   slow.store(false);
-  for (int i = 0; i < 20; ++i) sixteen.round();
+  for (int i = 0; i < 20; ++i)
+    sixteen.round();
   ASSERT_EQ(sixteen.by_thread.size(), 16u);
   for (auto const& rounds : sixteen.by_thread) {
-    for (double const ns : rounds) ASSERT_TRUE(std::isfinite(ns));
+    for (double const ns : rounds)
+      ASSERT_TRUE(std::isfinite(ns));
   }
 }
 

@@ -29,7 +29,8 @@ TEST(topology, beyond_a_bridge_the_meeting_place_is_the_name) {
 
 TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
   std::vector<device_properties> two(2);
-  for (auto& p : two) p.simulated = true;
+  for (auto& p : two)
+    p.simulated = true;
   using kind = peer_link::kind;
   std::vector<peer_link> links{{0, 0, kind::self, 0, true, true, true},
                                {0, 1, kind::nvlink, 18, true, true, true},

@@ -22,7 +22,8 @@ constexpr model_shape tiny{
 
 std::vector<communicator> ranks_of(int n) {
   std::vector<device> on;
-  for (int i = 0; i < n; ++i) on.emplace_back(i);
+  for (int i = 0; i < n; ++i)
+    on.emplace_back(i);
   return communicator::create_all(on);
 }
 
@@ -47,12 +48,15 @@ double loss_of(model_shape const& shape, int n, int steps, bool captured = false
       };
       step();
       std::optional<graph> all;
-      if (captured) all = graph::capture(own, step);
-      for (int k = 1; k < steps; ++k) all ? all->launch() : step();
+      if (captured)
+        all = graph::capture(own, step);
+      for (int k = 1; k < steps; ++k)
+        all ? all->launch() : step();
       losses[i] = model->loss();
     });
   }
-  for (auto& t : threads) t.join();
+  for (auto& t : threads)
+    t.join();
   return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
 }
 
@@ -83,7 +87,8 @@ TEST(bench_train, gradients_are_differences_of_the_loss) {
     std::int64_t best = 0;
     for (std::int64_t k = 0; k < 16; ++k) {
       std::int64_t const i = k * 37 % b.gradient(p).count;
-      if (std::abs(at(b.gradient(p).data, i)) > std::abs(at(b.gradient(p).data, best))) best = i;
+      if (std::abs(at(b.gradient(p).data, i)) > std::abs(at(b.gradient(p).data, best)))
+        best = i;
     }
     where.push_back(best);
     should.push_back(at(b.gradient(p).data, best));
@@ -137,7 +142,8 @@ TEST(bench_train, a_graph_is_the_same_step) {
 TEST(bench_train, only_the_models_that_are_named_are_measured) {
   auto const widths = [](std::vector<std::string> const& names, int own) {
     std::vector<int> all;
-    for (model_shape const& m : chosen_models(names, {.width = own})) all.push_back(m.width);
+    for (model_shape const& m : chosen_models(names, {.width = own}))
+      all.push_back(m.width);
     return all;
   };
   EXPECT_EQ(widths({}, 0), (std::vector{4096, 1024, 768}));

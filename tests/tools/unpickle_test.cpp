@@ -50,7 +50,8 @@ std::vector<stack_of> const stacks{{5, {{"outer", "", 0}, {"outermost", "m.cpp",
 
 void expect_alike(source_location const& a, source_location const& b) {
   ASSERT_EQ(a.file_name() != nullptr, b.file_name() != nullptr);
-  if (!a.file_name()) return;
+  if (!a.file_name())
+    return;
   EXPECT_STREQ(a.file_name(), b.file_name());
   EXPECT_STREQ(a.function_name(), b.function_name());
   EXPECT_EQ(a.line(), b.line());
@@ -120,7 +121,8 @@ TEST(unpickle, a_file_with_changed_bytes_is_read_or_refused) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     std::mt19937_64 random(seed);
     std::string bytes = snapshot(two_devices(random, 10), stacks, "settings");
-    for (std::uint64_t k = 1 + random() % 3; k-- > 0;) bytes[random() % bytes.size()] = static_cast<char>(random());
+    for (std::uint64_t k = 1 + random() % 3; k-- > 0;)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
     refused += !refusal(bytes).empty();
   }
   EXPECT_TRUE(refused > 0 || std::getenv("WEIR_TEST_SEED"));
@@ -145,7 +147,8 @@ TEST(unpickle, refuses_other_files_by_name) {
 TEST(unpickle, more_values_than_fit_its_length_are_refused) {
   for (std::string const code : {"]", "}", ")", "N", "\x88", "(", "K\x01"}) {
     std::string bytes = "\x80\x02";
-    while (bytes.size() < 1'000'000) bytes += code;
+    while (bytes.size() < 1'000'000)
+      bytes += code;
     std::string const said = refusal(bytes);
     EXPECT_NE(said.find("more values than a snapshot of its length"), std::string::npos) << code << said;
     EXPECT_LT(std::stoul(said.substr(said.find("byte ") + 5)), 100'000u) << said;
@@ -161,12 +164,12 @@ TEST(unpickle, more_values_than_fit_its_length_are_refused) {
 }
 
 TEST(unpickle, words_of_a_file_are_printed_without_controls) {
-  std::string const said =
-      refusal("\x80\x04}(\x8c\x06"
-              "action\x8c\x08"
-              "\x1b[31mred\x8c\x04"
-              "addrK\x01"
-              "u.");
+  std::string const said = refusal(
+      "\x80\x04}(\x8c\x06"
+      "action\x8c\x08"
+      "\x1b[31mred\x8c\x04"
+      "addrK\x01"
+      "u.");
   EXPECT_NE(said.find("the action '?[31mred' is unknown"), std::string::npos) << said;
 }
 
@@ -200,7 +203,8 @@ std::string of_a_program_with_deep_stacks(std::size_t events, std::size_t lines)
   for (std::size_t i = 0; i < events; ++i) {
     stack_of& s = deep.emplace_back(stack_of{static_cast<std::uint32_t>(i + 1), {}});
     s.frames.push_back({"torch::unwind::unwind()", "??", 0});
-    for (std::uint32_t f = 0; f < 40; ++f) s.frames.push_back({"at::_ops::call_" + std::to_string(f), "??", 0});
+    for (std::uint32_t f = 0; f < 40; ++f)
+      s.frames.push_back({"at::_ops::call_" + std::to_string(f), "??", 0});
     s.frames.push_back({"forward", "/p/site-packages/torch/nn/modules/module.py", 1097});
     s.frames.push_back({"train", "/home/me/train.py", static_cast<std::uint32_t>(1 + i % lines)});
     d.trace.push_back({"alloc", 0x1000 * (i + 1), 512, 0, static_cast<std::int64_t>(i), {}, s.number});
@@ -233,7 +237,8 @@ TEST(unpickle, a_page_has_each_frame_once) {
   std::string const text = page(read.devices, read.stacks, "a program");
   EXPECT_LT(text.size() - page({}, {}, "a program").size(), 50'000u);
   std::size_t times = 0;
-  for (std::size_t at = 0; (at = text.find("call_17", at)) != text.npos; ++at) ++times;
+  for (std::size_t at = 0; (at = text.find("call_17", at)) != text.npos; ++at)
+    ++times;
   EXPECT_EQ(times, 1u);
 }
 

@@ -30,7 +30,8 @@ constexpr int rounds = 7;
 
 void print(char const* pattern, char const* name, int threads, patterns::measured& run) {
   std::vector<double> ns;
-  for (int i = 0; i < rounds; ++i) ns.push_back(run.round());
+  for (int i = 0; i < rounds; ++i)
+    ns.push_back(run.round());
   std::nth_element(ns.begin(), ns.begin() + rounds / 2, ns.end());
   double const median = ns[rounds / 2];
   std::printf("{\"pattern\": \"%s\", \"allocator\": \"%s\", \"ns\": %.2f, \"mpairs_per_s\": %.4f}\n", pattern, name,
@@ -44,7 +45,8 @@ int main(int count, char** arguments) {
   char const* const name = count > 1 ? arguments[1] : "PyTorch";
   allocator::init(c10::cuda::device_count());
   std::vector<c10::cuda::CUDAStream> streams;
-  for (int i = 0; i < 16; ++i) streams.push_back(c10::cuda::getStreamFromPool());
+  for (int i = 0; i < 16; ++i)
+    streams.push_back(c10::cuda::getStreamFromPool());
   auto const make = [&](int t) { return of_torch{streams[static_cast<size_t>(t)]}; };
   auto const one = make(0);
   constexpr size_t ki = 1024, mi = ki * ki;
@@ -63,7 +65,8 @@ int main(int count, char** arguments) {
   churn("churn16-4K", 1000, 16, 4 * ki);
   churn("churn512-1M", 1000, 512, mi);
   churn("churn64K-64M", 200, 64 * ki, 64 * mi);
-  patterns::threads<decltype(make)> together(make, weir::os::processors_of_cores(), 16, patterns::threads_work::together);
+  patterns::threads<decltype(make)> together(make, weir::os::processors_of_cores(), 16,
+                                             patterns::threads_work::together);
   print("threads16", name, 16, together);
   patterns::handoff<decltype(make)> handoff(make);
   print("handoff", name, 1, handoff);

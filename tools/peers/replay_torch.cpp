@@ -34,13 +34,15 @@ struct trace {
 
 trace read(char const* path) {
   std::FILE* const file = std::fopen(path, "r");
-  if (!file) std::perror(path), std::exit(1);
+  if (!file)
+    std::perror(path), std::exit(1);
   trace t;
   std::vector<operation> all;
   operation o{};
   while (std::fscanf(file, " %c %u", &o.does, &o.block) == 2) {
     o.bytes = 0, o.stream = 0;
-    if (o.does == 'a' && std::fscanf(file, "%zu %d", &o.bytes, &o.stream) != 2) break;
+    if (o.does == 'a' && std::fscanf(file, "%zu %d", &o.bytes, &o.stream) != 2)
+      break;
     all.push_back(o);
     t.blocks = std::max(t.blocks, o.block + 1);
     t.streams = std::max(t.streams, o.stream + 1);
@@ -48,9 +50,11 @@ trace read(char const* path) {
   std::fclose(file);
   t.lines = all.size();
   std::vector<char> late(t.blocks, 0);
-  for (operation const& x : all) late[x.block] |= x.does == 'c';
+  for (operation const& x : all)
+    late[x.block] |= x.does == 'c';
   for (operation const& x : all) {
-    if (x.does != 'f' || !late[x.block]) t.operations.push_back(x);
+    if (x.does != 'f' || !late[x.block])
+      t.operations.push_back(x);
   }
   return t;
 }
@@ -68,7 +72,8 @@ double replay(trace const& t, std::vector<c10::cuda::CUDAStream> const& streams)
   }
   double const spent = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - from).count();
   for (void* p : at) {
-    if (p) allocator::raw_delete(p);
+    if (p)
+      allocator::raw_delete(p);
   }
   return spent / static_cast<double>(t.lines);
 }
@@ -82,7 +87,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     trace const t = read(argv[i]);
     std::vector<c10::cuda::CUDAStream> streams;
-    for (int s = 0; s < t.streams; ++s) streams.push_back(c10::cuda::getStreamFromPool(false, 0));
+    for (int s = 0; s < t.streams; ++s)
+      streams.push_back(c10::cuda::getStreamFromPool(false, 0));
     allocator::emptyCache();
     allocator::resetPeakStats(0);
     double const first = replay(t, streams);
@@ -90,7 +96,8 @@ int main(int argc, char** argv) {
     double const ratio =
         static_cast<double>(stats.reserved_bytes[0].peak) / static_cast<double>(stats.requested_bytes[0].peak);
     std::vector<double> warm;
-    for (int k = 0; k < 3; ++k) warm.push_back(replay(t, streams));
+    for (int k = 0; k < 3; ++k)
+      warm.push_back(replay(t, streams));
     std::sort(warm.begin(), warm.end());
     std::printf("{\"trace\": \"%s\", \"mode\": \"%s\", \"ratio\": %.4f, \"first\": %.1f, \"warm\": %.1f}\n", argv[i],
                 mode && *mode ? mode : "native", ratio, first, warm[1]);

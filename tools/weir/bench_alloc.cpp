@@ -18,8 +18,8 @@
 #include "commands.h"
 #include "patterns.h"
 #include "runtime/base/os.h"
-#include "runtime/base/os_numa.h"
 #include "runtime/base/os_library.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
 #include "weir/device.h"
@@ -70,7 +70,8 @@ struct of_malloc {
   void give_after_use(void* p) const { std::free(p); }
 };
 
-static_assert(requires(of_weir w, of_malloc m, void* p) { w.record_use(p), m.record_use(p); }, "pattern marked");
+static_assert(
+    requires(of_weir w, of_malloc m, void* p) { w.record_use(p), m.record_use(p); }, "pattern marked");
 
 // The driver's stream-ordered allocator. Symbols are looked up at run time, so the build needs no CUDA header
 // or library.
@@ -82,7 +83,8 @@ struct of_driver {
   CUstream_st* on;
   void* take(size_t bytes) const {
     unsigned long long p = 0;
-    if (taking(&p, bytes, on) != 0) throw std::bad_alloc();
+    if (taking(&p, bytes, on) != 0)
+      throw std::bad_alloc();
     return reinterpret_cast<void*>(p);  // NOLINT(performance-no-int-to-ptr): it is an address
   }
   void give(void* p) const { giving(reinterpret_cast<unsigned long long>(p), on); }
@@ -115,7 +117,8 @@ struct figures {
   double median() const { return median_of(ns); }
   std::string of_threads() const {  // JSON members, or empty
     std::string list;
-    for (auto const& rounds : by_thread) list += (list.empty() ? "" : ", ") + base::json_number(median_of(rounds), 2);
+    for (auto const& rounds : by_thread)
+      list += (list.empty() ? "" : ", ") + base::json_number(median_of(rounds), 2);
     return list.empty() ? ""
                         : ", \"threads_ns\": [" + list + "]" +
                               (of_turns.empty() ? "" : ", \"of_turns\": " + base::json_number(median_of(of_turns), 3));
@@ -138,7 +141,8 @@ constexpr int most_threads = 16;
 
 std::vector<pattern> all_patterns() {
   std::vector<pattern> all{{"pair512"}, {"pair64K"}, {"pair8M"}, {"churn16-4K"}, {"churn512-1M"}, {"churn64K-64M"}};
-  for (int t = 1; t <= most_threads; t *= 2) all.push_back({"threads" + std::to_string(t), t, t});
+  for (int t = 1; t <= most_threads; t *= 2)
+    all.push_back({"threads" + std::to_string(t), t, t});
   all.push_back({"handoff"});
   all.push_back({"live516"});
   return all;
@@ -168,21 +172,28 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   auto const one = make(0);
   if (p.name == "pair512" || p.name == "pool512" || p.name == "guard512")
     return std::make_unique<patterns::pairs<allocator>>(one, 512);
-  if (p.name == "pair64K") return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
-  if (p.name == "pair8M") return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
-  if (p.name == "churn16-4K") return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
-  if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
+  if (p.name == "pair64K")
+    return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
+  if (p.name == "pair8M")
+    return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
+  if (p.name == "churn16-4K")
+    return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
+  if (p.name == "churn512-1M")
+    return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
   if (p.name == "churn64K-64M")
     return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
   if (p.name == "marked") {
-    if constexpr (requires { one.record_use(nullptr); }) return std::make_unique<patterns::marked<allocator>>(one);
+    if constexpr (requires { one.record_use(nullptr); })
+      return std::make_unique<patterns::marked<allocator>>(one);
     return nullptr;  // no marks
   }
-  if (p.name == "handoff") return std::make_unique<patterns::handoff<Make>>(make);
+  if (p.name == "handoff")
+    return std::make_unique<patterns::handoff<Make>>(make);
   if (p.name == "live516") {
     auto look = [&out, reserved, before = size_t{0}](bool taken) mutable {
       using crowd = patterns::crowd<allocator, std::function<void(bool)>>;
-      if (out.host_bytes_per_block) return;  // later rounds would reuse the pages of the first
+      if (out.host_bytes_per_block)
+        return;  // later rounds would reuse the pages of the first
       if (!taken) {
         before = resident_bytes();
         return;
@@ -194,7 +205,8 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
             static_cast<double>(reserved()) / static_cast<double>(crowd::blocks * crowd::bytes);
     };
     allocator a = one;
-    if constexpr (requires { a.alignment; }) a.alignment = static_cast<size_t>(live_alignment);
+    if constexpr (requires { a.alignment; })
+      a.alignment = static_cast<size_t>(live_alignment);
     return std::make_unique<patterns::crowd<allocator, std::function<void(bool)>>>(a, look);
   }
   return enter_threads(p, make);
@@ -205,37 +217,41 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
   auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref(), streams.back().ref()}; };
   auto const held = [] { return static_cast<size_t>(memory_stats(0).reserved_bytes.all.current); };
   all.push_back({"weir", [=](pattern const& p, figures& f) -> std::unique_ptr<measured> {
-    empty_cache();
-    auto const within = std::make_shared<pool const>("bench");
-    if (p.name == "guard512") return std::make_unique<patterns::pairs<of_pool>>(of_pool{ours(0), within}, 512);
-    if (p.name == "pool512")
-      return std::make_unique<patterns::pairs<within_guard>>(within_guard{ours(0), within}, 512);
-    return enter(p, f, ours, held, 16);
-  }});
+                   empty_cache();
+                   auto const within = std::make_shared<pool const>("bench");
+                   if (p.name == "guard512")
+                     return std::make_unique<patterns::pairs<of_pool>>(of_pool{ours(0), within}, 512);
+                   if (p.name == "pool512")
+                     return std::make_unique<patterns::pairs<within_guard>>(within_guard{ours(0), within}, 512);
+                   return enter(p, f, ours, held, 16);
+                 }});
   all.push_back({"malloc", [](pattern const& p, figures& f) {
                    return enter(
                        p, f, [](int) { return of_malloc{}; }, {}, 16);
                  }});
   all.push_back({"arithmetic", [](pattern const& p, figures&) -> std::unique_ptr<measured> {
-    bool const of_threads = p.crew > 1 || p.name == "threads1";
-    return of_threads ? enter_threads(p, [](int) { return patterns::arithmetic{}; }) : nullptr;
-  }});
-  if (get_device_properties(0).simulated) return all;
+                   bool const of_threads = p.crew > 1 || p.name == "threads1";
+                   return of_threads ? enter_threads(p, [](int) { return patterns::arithmetic{}; }) : nullptr;
+                 }});
+  if (get_device_properties(0).simulated)
+    return all;
   void* const library = os::load_library("libcuda.so.1");
   auto const taking =
       library ? reinterpret_cast<of_driver::take_call>(os::find_symbol(library, "cuMemAllocAsync")) : nullptr;
   auto const giving =
       library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
-  if (!taking || !giving) return all;
+  if (!taking || !giving)
+    return all;
   all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
-    if (p.name == "live516") return nullptr;  // takes minutes
-    return enter(
-        p, f,
-        [=, &streams](int t) {
-          return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()};
-        },
-        {}, 16);
-  }});
+                   if (p.name == "live516")
+                     return nullptr;  // takes minutes
+                   return enter(
+                       p, f,
+                       [=, &streams](int t) {
+                         return of_driver{taking, giving, streams[static_cast<size_t>(t)].native()};
+                       },
+                       {}, 16);
+                 }});
   return all;
 }
 
@@ -263,44 +279,56 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
 
 // Rounds of all contenders alternate, so that disturbances of the machine affect all equally.
 void measure(pattern const& p, std::vector<contender> const& all, int rounds, bool json) {
-  struct entry { contender const* by; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
+  struct entry {
+    contender const* by;
+    std::unique_ptr<figures> got;
+    std::unique_ptr<measured> run;
+  };
   show_progress(p.name);
   std::vector<entry> entries;
   bool const at_once = p.name != "live516";  // a pattern that fills the memory runs alone
   for (contender const& c : all) {
     auto got = std::make_unique<figures>();
     auto run = c.enter(p, *got);
-    if (!run) continue;
+    if (!run)
+      continue;
     if (!at_once) {
-      for (int i = 0; i < std::min(rounds, 3); ++i) got->ns.push_back(run->round());
+      for (int i = 0; i < std::min(rounds, 3); ++i)
+        got->ns.push_back(run->round());
       run.reset();
     }
     entries.push_back({&c, std::move(got), std::move(run)});
   }
   for (int i = 0; at_once && i < rounds; ++i) {
-    for (entry& e : entries) e.got->ns.push_back(e.run->round());
+    for (entry& e : entries)
+      e.got->ns.push_back(e.run->round());
   }
   show_progress({});
   double malloc_ns = 1;
   for (entry const& e : entries) {
-    if (e.by->name == "malloc") malloc_ns = e.got->median();
+    if (e.by->name == "malloc")
+      malloc_ns = e.got->median();
   }
   for (entry& e : entries) {
-    if (e.run) e.got->by_thread = std::move(e.run->by_thread), e.got->of_turns = std::move(e.run->of_turns);
+    if (e.run)
+      e.got->by_thread = std::move(e.run->by_thread), e.got->of_turns = std::move(e.run->of_turns);
   }
-  for (entry const& e : entries) print(p, e.by->name, *e.got, malloc_ns, json);
+  for (entry const& e : entries)
+    print(p, e.by->name, *e.got, malloc_ns, json);
 }
 
 std::vector<pattern> chosen(std::vector<std::string> const& names) {
   auto all = all_patterns();
-  if (names.empty()) return all;
+  if (names.empty())
+    return all;
   std::ranges::copy(more_patterns(), std::back_inserter(all));
   std::vector<pattern> some;
   for (std::string const& name : names) {
     auto const found = std::find_if(all.begin(), all.end(), [&](pattern const& p) { return p.name == name; });
     if (found == all.end()) {
       std::string known;
-      for (pattern const& p : all) known += (known.empty() ? "" : ", ") + p.name;
+      for (pattern const& p : all)
+        known += (known.empty() ? "" : ", ") + p.name;
       throw invalid_use("bench alloc", "no pattern \"" + name + "\"", "Choose among " + known,
                         source_location::current());
     }
@@ -325,13 +353,15 @@ int bench_alloc(std::vector<std::string> const& arguments) {
       "rounds", po::value(&rounds)->default_value(rounds), "rounds of about 20 ms, the allocators in turn")(
       "json", po::bool_switch(&json), "print a line of JSON for each pattern and allocator")(
       "history", po::bool_switch(&history), "with weir's history on")("pattern", po::value(&names), "only these");
-  if (!understood(arguments, all, "pattern", -1)) return 0;
+  if (!understood(arguments, all, "pattern", -1))
+    return 0;
   if (rounds < 1)
     throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Use at least one",
                       source_location::current());
   auto const todo = chosen(names);
   use_devices(devices);
-  if (history) record_memory_history();
+  if (history)
+    record_memory_history();
   device_guard const on(0);
   std::vector<stream> streams(most_threads);
   auto const by = contenders(streams);
@@ -340,10 +370,11 @@ int bench_alloc(std::vector<std::string> const& arguments) {
     bool const has_driver = by.back().name == "cudaMallocAsync";
     std::string const beside = has_driver ? "" : "; beside malloc, for cudaMallocAsync needs a GPU";
     std::printf("%s, %d processors%s\n%-13s %-16s %10s %12s %9s %12s %12s\n", runtime::current().description().c_str(),
-                os::usable_processors(), beside.c_str(), "pattern", "allocator", "ns a pair", "Mpairs/s", "/ malloc", "host B/block",
-                "reserved/req");
+                os::usable_processors(), beside.c_str(), "pattern", "allocator", "ns a pair", "Mpairs/s", "/ malloc",
+                "host B/block", "reserved/req");
   }
-  for (pattern const& p : todo) measure(p, by, rounds, json);
+  for (pattern const& p : todo)
+    measure(p, by, rounds, json);
   return 0;
 }
 

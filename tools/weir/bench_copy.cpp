@@ -15,8 +15,8 @@
 #include "runtime/base/os.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
-#include "streams/stream/context.h"
 #include "streams/pinned/pinned_memory.h"
+#include "streams/stream/context.h"
 #include "weir/copy.h"
 
 namespace weir::tool {
@@ -41,7 +41,8 @@ row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
       r.on.synchronize();
     });
   };
-  if (!r.raw.takes_pageable()) return out;
+  if (!r.raw.takes_pageable())
+    return out;
   out.raw = [&r, ends, to_device] {
     r.raw.prepare(r.on);
     return rate(r.bytes, [&] {
@@ -58,13 +59,16 @@ namespace {
 
 constexpr size_t small_bytes = 16_KiB;
 constexpr int small_copies = 200;  // per synchronization; the driver's queue never fills
-char const* unit_of(measure m) { return m == measure::rate ? "GB/s" : m == measure::call ? "us" : "ms"; }
+char const* unit_of(measure m) {
+  return m == measure::rate ? "GB/s" : m == measure::call ? "us" : "ms";
+}
 
 // Small copies. Returns: µs of host time to enqueue one.
 template <class One, class Wait>
 double cost(One one, Wait wait) {
   std::int64_t const from = base::now_ns();
-  for (int i = 0; i < small_copies; ++i) one();
+  for (int i = 0; i < small_copies; ++i)
+    one();
   double const us = seconds_since(from) / small_copies * 1e6;
   wait();
   return us;
@@ -84,7 +88,9 @@ place in_pinned(rig& r, size_t bytes) {
   return p;
 }
 
-struct two_ends { place dst, src; };
+struct two_ends {
+  place dst, src;
+};
 
 row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> ends, double times = 1,
               char const* note = "") {
@@ -102,10 +108,14 @@ row large_row(rig& r, char const* name, size_t bytes, std::shared_ptr<two_ends> 
   };
   out.raw = [&r, bytes, ends, times] {
     r.raw.prepare(r.on);
-    return rate(bytes, [&] {
-      for (int i = 0; i < large_copies; ++i) r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), bytes);
-      r.raw.synchronize();
-    }, times);
+    return rate(
+        bytes,
+        [&] {
+          for (int i = 0; i < large_copies; ++i)
+            r.raw.copy(ends->dst.theirs->data(), ends->src.theirs->data(), bytes);
+          r.raw.synchronize();
+        },
+        times);
   };
   return out;
 }
@@ -180,11 +190,13 @@ row many_row(rig& r) {
 }
 
 std::optional<row> peer_row(rig& r) {
-  if (r.devices < 2) return {};
+  if (r.devices < 2)
+    return {};
   size_t const bytes = r.broadcast;
   auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, bytes), on_device(r, 0, bytes)});
   // Repeats the copy until weir grants the peer access.
-  for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
+  for (int i = 0; i < 10; ++i)
+    copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
   r.on.synchronize();
   r.raw.open_peer(0, 1);
   row out = large_row(r, "peer", bytes, ends, 1, "gpu:0 to gpu:1, nothing enabled by hand; raw: access enabled");
@@ -217,7 +229,8 @@ std::optional<row> new_pinned_row(rig& r, char const* name, bool touched_before)
     return ms;
   };
   out.weir = [once, touched_before] {
-    if (touched_before) once();
+    if (touched_before)
+      once();
     return once();
   };
   out.raw = [&r] {
@@ -239,7 +252,8 @@ struct raw_lanes {
   std::vector<lane> all;
 
   void carry(rig& r, bool up, std::byte* dst, std::byte const* src) {
-    for (lane& l : all) r.raw.wait(l.near, r.on), r.raw.wait(l.far, r.on);
+    for (lane& l : all)
+      r.raw.wait(l.near, r.on), r.raw.wait(l.far, r.on);
     size_t const shares = all.size() + 1;
     for (size_t i = 0, offset = 0; offset < r.bytes; ++i, offset += chunk) {
       size_t const n = std::min(chunk, r.bytes - offset), whose = i % shares;
@@ -251,19 +265,22 @@ struct raw_lanes {
       lane& l = all[whose - 1];
       void* const slot = l.slots[i / shares % l.slots.size()]->data();
       stream_ref const first = up ? l.near : l.far, second = up ? l.far : l.near;
-      if (i / shares >= l.slots.size()) r.raw.wait(first, second);
+      if (i / shares >= l.slots.size())
+        r.raw.wait(first, second);
       r.raw.prepare(first);
       up ? r.raw.copy(slot, src + offset, n) : r.raw.copy_peer(slot, l.device, src + offset, 0, n);
       r.raw.wait(second, first);
       r.raw.prepare(second);
       up ? r.raw.copy_peer(dst + offset, 0, slot, l.device, n) : r.raw.copy(dst + offset, slot, n);
     }
-    for (lane& l : all) r.raw.wait(r.on, up ? l.far : l.near);
+    for (lane& l : all)
+      r.raw.wait(r.on, up ? l.far : l.near);
   }
 };
 
 std::optional<row> striped_row(rig& r, char const* name, bool up) {
-  if (r.devices < 2) return {};
+  if (r.devices < 2)
+    return {};
   auto gpu = on_device(r, 0, r.bytes), host = in_pinned(r, r.bytes);
   auto const ends = std::make_shared<two_ends>(up ? two_ends{std::move(gpu), std::move(host)}
                                                   : two_ends{std::move(host), std::move(gpu)});
@@ -273,7 +290,8 @@ std::optional<row> striped_row(rig& r, char const* name, bool up) {
     lent.emplace_back(i);
     r.raw.open_peer(0, i);
     raw_lanes::lane l{i, stream(device(i)), stream(device(0)), {}};
-    for (int k = 0; k < 2; ++k) l.slots.push_back(r.raw.on_device(i, raw_lanes::chunk));
+    for (int k = 0; k < 2; ++k)
+      l.slots.push_back(r.raw.on_device(i, raw_lanes::chunk));
     lanes->all.push_back(std::move(l));
   }
   row out = large_row(r, name, r.bytes, ends, 1, "one device, over the links of all; raw: the same loop by hand");
@@ -310,19 +328,23 @@ std::vector<std::pair<std::string, maker>> all_rows() {
       {"pageable_h2d", [](rig& r) { return pageable_row(r, "pageable_h2d", true); }},
       {"pageable_d2h", [](rig& r) { return pageable_row(r, "pageable_d2h", false, blocking::yes); }},
       {"pageable_d2h_async", [](rig& r) { return pageable_row(r, "pageable_d2h_async", false); }},
-      {"d2d", [](rig& r) {
-        auto both = std::make_shared<two_ends>(two_ends{on_device(r, 0, r.bytes), on_device(r, 0, r.bytes)});
-        return large_row(r, "d2d", r.bytes, both, 2, "bytes read and written");
-      }},
+      {"d2d",
+       [](rig& r) {
+         auto both = std::make_shared<two_ends>(two_ends{on_device(r, 0, r.bytes), on_device(r, 0, r.bytes)});
+         return large_row(r, "d2d", r.bytes, both, 2, "bytes read and written");
+       }},
       {"peer", peer_row},
       {"striped_h2d", [](rig& r) { return striped_row(r, "striped_h2d", true); }},
       {"striped_d2h", [](rig& r) { return striped_row(r, "striped_d2h", false); }},
       {"new_pinned", [](rig& r) { return new_pinned_row(r, "new_pinned", true); }},
       {"new_pinned_first", [](rig& r) { return new_pinned_row(r, "new_pinned_first", false); }},
   };
-  for (auto& one : ring_rows()) rows.push_back(std::move(one));
-  for (auto& one : pinned_rows()) rows.push_back(std::move(one));
-  for (auto& one : staged_rows()) rows.push_back(std::move(one));
+  for (auto& one : ring_rows())
+    rows.push_back(std::move(one));
+  for (auto& one : pinned_rows())
+    rows.push_back(std::move(one));
+  for (auto& one : staged_rows())
+    rows.push_back(std::move(one));
   return rows;
 }
 
@@ -332,15 +354,19 @@ double median(std::vector<double> of) {
 }
 
 std::string number_or(bool there, double value, char const* otherwise) {
-  if (!there) return otherwise;
+  if (!there)
+    return otherwise;
   return base::json_number(value, value < 10 ? 3 : value < 100 ? 2 : 1);
 }
 
-bool is_a_way(std::string const& row) { return row.starts_with("pin_") || row.starts_with("stage_"); }
+bool is_a_way(std::string const& row) {
+  return row.starts_with("pin_") || row.starts_with("stage_");
+}
 
 // "pin_*" selects all rows with that prefix. Without names, all rows but pin_… and stage_….
 bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
-  if (names.empty()) return !is_a_way(row);
+  if (names.empty())
+    return !is_a_way(row);
   return std::any_of(names.begin(), names.end(), [&](std::string const& n) {
     return n.ends_with('*') ? row.starts_with(n.substr(0, n.size() - 1)) : row == n;
   });
@@ -366,7 +392,8 @@ void run(row const& r, int rounds, bool json) {
   std::vector<double> ours, raw;
   for (int i = 0; i <= rounds; ++i) {
     double const a = r.weir ? r.weir() : 0, b = r.raw ? r.raw() : 0;
-    if (i) ours.push_back(a), raw.push_back(b);
+    if (i)
+      ours.push_back(a), raw.push_back(b);
   }
   show_progress({});
   print(r, median(ours), median(raw), json);
@@ -389,13 +416,15 @@ int bench_copy(std::vector<std::string> const& arguments) {
       "pinned-bytes", po::value(&fresh), "size of new pinned memory; 1GiB, 64MiB on simulated devices")(
       "peer-bytes", po::value(&broadcast), "size of a copy between devices; 1GiB, 16MiB on simulated devices")(
       "row", po::value(&names), "only these");
-  if (!understood(arguments, all, "row", -1)) return 0;
+  if (!understood(arguments, all, "row", -1))
+    return 0;
   if (rounds < 1)
     throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Use at least one",
                       source_location::current());
   auto const rows = all_rows();
   std::string known;
-  for (auto const& [name, make] : rows) known += is_a_way(name) ? "" : name + ", ";
+  for (auto const& [name, make] : rows)
+    known += is_a_way(name) ? "" : name + ", ";
   known += "pin_* or stage_*";
   for (std::string const& name : names) {
     if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return is_wanted(one.first, {name}); })) {
@@ -406,7 +435,8 @@ int bench_copy(std::vector<std::string> const& arguments) {
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
   auto const size_or = [](std::string const& text, size_t otherwise) {
-    if (text.empty()) return otherwise;
+    if (text.empty())
+      return otherwise;
     auto const size = size_from_text(text);
     if (!size || *size == 0)
       throw invalid_use("bench copy", "\"" + text + "\" is not a size", "Write bytes, or a number and KiB, MiB or GiB",
@@ -426,14 +456,17 @@ int bench_copy(std::vector<std::string> const& arguments) {
   }
   bool any = false;
   for (auto const& [name, make] : rows) {
-    if (!is_wanted(name, names)) continue;
+    if (!is_wanted(name, names))
+      continue;
     auto const one = make(r);
-    if (one) show_progress(name), run(*one, rounds, json), any = true;
+    if (one)
+      show_progress(name), run(*one, rounds, json), any = true;
     else if (!names.empty())
       std::fprintf(stderr,
                    "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n",
                    name.c_str(), runtime::current().description().c_str());
-    for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // restores the state before the row
+    for (int i = 0; i < r.devices; ++i)
+      empty_cache(device(i));  // restores the state before the row
   }
   return any ? 0 : 1;
 }

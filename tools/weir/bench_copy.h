@@ -30,8 +30,8 @@ struct row {
 struct rings;  // state that the rows of several devices share
 struct rig {
   raw_calls raw;
-  size_t bytes;        // of a large copy
-  size_t fresh;        // of new pinned memory
+  size_t bytes;  // of a large copy
+  size_t fresh;  // of new pinned memory
   size_t broadcast;
   int devices = device_count();
   stream on{device(0)};
@@ -39,7 +39,9 @@ struct rig {
 };
 using maker = std::function<std::optional<row>(rig&)>;
 
-inline double seconds_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-9; }
+inline double seconds_since(std::int64_t from) {
+  return static_cast<double>(base::now_ns() - from) * 1e-9;
+}
 
 // Large copies, back to back. Returns: GB/s; counts the bytes `times` over.
 template <class Copy>

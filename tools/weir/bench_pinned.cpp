@@ -25,13 +25,13 @@ constexpr size_t whole = 0;
 struct way {
   char const* name;
   char const* note;
-  int touchers = 16;       // threads; at most one per processor
-  bool populate = false;   // touches by madvise; false: by a write to each page
-  size_t step = 2_MiB;     // bytes that a thread takes at a time
-  bool near = false;       // runs the touching threads on the processors near the device
-  int lockers = 1;         // threads that register
-  size_t chunk = whole;    // bytes per registration
-  bool follows = false;    // starts to register when a quarter is touched, so both steps overlap
+  int touchers = 16;          // threads; at most one per processor
+  bool populate = false;      // touches by madvise; false: by a write to each page
+  size_t step = 2_MiB;        // bytes that a thread takes at a time
+  bool near = false;          // runs the touching threads on the processors near the device
+  int lockers = 1;            // threads that register
+  size_t chunk = whole;       // bytes per registration
+  bool follows = false;       // starts to register when a quarter is touched, so both steps overlap
   bool each_its_own = false;  // each thread registers the chunks that it touched
 };
 
@@ -40,11 +40,15 @@ struct parts {
   double map = 0, touch = 0, lock = 0, unlock = 0, unmap = 0;
 };
 
-double ms_since(std::int64_t from) { return seconds_since(from) * 1e3; }
+double ms_since(std::int64_t from) {
+  return seconds_since(from) * 1e3;
+}
 
 void touch(std::byte* from, size_t bytes, bool populate) {
-  if (populate && os::make_present(from, bytes)) return;
-  for (size_t at = 0; at < bytes; at += os::page_size()) *const_cast<std::byte volatile*>(from + at) = std::byte{0};
+  if (populate && os::make_present(from, bytes))
+    return;
+  for (size_t at = 0; at < bytes; at += os::page_size())
+    *const_cast<std::byte volatile*>(from + at) = std::byte{0};
 }
 
 // Threads that take the steps of a range in turn. The calling thread takes none.
@@ -54,7 +58,8 @@ class crew {
   crew(int threads, size_t bytes, size_t step, std::vector<int> const& on, Do act) {
     for (int i = 0; i < threads; ++i) {
       all_.emplace_back([this, bytes, step, &on, act] {
-        if (!on.empty()) os::run_this_thread_on(on);
+        if (!on.empty())
+          os::run_this_thread_on(on);
         for (size_t from; (from = next_.fetch_add(step)) < bytes;) {
           act(from, std::min(step, bytes - from));
           done_.fetch_add(step);
@@ -66,7 +71,8 @@ class crew {
   crew(crew const&) = delete;
   crew& operator=(crew const&) = delete;
   void join() {
-    for (auto& one : all_) one.join();
+    for (auto& one : all_)
+      one.join();
     all_.clear();
   }
   size_t done() const { return done_.load(); }
@@ -81,7 +87,8 @@ long huge_mib() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;) {
     long kib = 0;
-    if (word == "AnonHugePages:" && file >> kib) return kib / 1024;
+    if (word == "AnonHugePages:" && file >> kib)
+      return kib / 1024;
   }
   return -1;
 }
@@ -105,7 +112,8 @@ struct attempt {
 
   void prepare(std::byte* base) const {
     os::advise(base, bytes, os::advice::huge_pages);
-    if (node >= 0 && !owner.machine().simulated()) os::prefer_node(base, bytes, node);
+    if (node >= 0 && !owner.machine().simulated())
+      os::prefer_node(base, bytes, node);
   }
 
   void lock_all(std::byte* base) const {
@@ -125,7 +133,8 @@ struct attempt {
 
   // Tries one driver copy across the border of two registrations.
   void try_crossing(rig& r, std::byte* base) {
-    if (chunk() == bytes || !crossing.empty() || owner.machine().simulated()) return;
+    if (chunk() == bytes || !crossing.empty() || owner.machine().simulated())
+      return;
     auto const there = r.raw.on_device(0, 2_MiB);
     r.raw.prepare(r.on);
     try {
@@ -142,7 +151,8 @@ struct attempt {
     auto& machine = owner.machine();
     std::int64_t const begin = base::now_ns();
     auto* const mapped = static_cast<std::byte*>(os::map_memory(bytes + 2_MiB));
-    if (!mapped) must({driver::code::out_of_memory, 0}, "mapping");
+    if (!mapped)
+      must({driver::code::out_of_memory, 0}, "mapping");
     std::byte* const base = mapped + (2_MiB - reinterpret_cast<driver::address>(mapped) % 2_MiB) % 2_MiB;
     prepare(base);
     p.map = ms_since(begin);
@@ -158,8 +168,10 @@ struct attempt {
     } else {
       crew touching(usable(how.touchers), bytes, how.step, near,
                     [&](size_t at, size_t n) { touch(base + at, n, how.populate); });
-      if (!how.follows) touching.join();
-      while (how.follows && touching.done() < bytes / 4) base::sleep_ns(50'000);
+      if (!how.follows)
+        touching.join();
+      while (how.follows && touching.done() < bytes / 4)
+        base::sleep_ns(50'000);
       p.touch = ms_since(from);
       from = base::now_ns();
       lock_all(base);
@@ -169,7 +181,8 @@ struct attempt {
     huge = huge_mib();
     try_crossing(r, base);
     from = base::now_ns();
-    for (size_t at = 0; at < bytes; at += chunk()) must(machine.unpin(base + at), "unregistering");
+    for (size_t at = 0; at < bytes; at += chunk())
+      must(machine.unpin(base + at), "unregistering");
     p.unlock = ms_since(from);
     from = base::now_ns();
     os::return_addresses(mapped, bytes + 2_MiB);
@@ -181,7 +194,8 @@ struct attempt {
   std::string said() const {
     auto const middle = [&](double parts::*which) {
       std::vector<double> all;
-      for (auto const& one : seen) all.push_back(one.*which);
+      for (auto const& one : seen)
+        all.push_back(one.*which);
       std::sort(all.begin(), all.end());
       return all[all.size() / 2];
     };
@@ -196,13 +210,16 @@ struct attempt {
 };
 
 void open_all(rig& r) {
-  for (int i = 0; i < r.devices; ++i) runtime::current().get().open(i, "bench", source_location::current());
+  for (int i = 0; i < r.devices; ++i)
+    runtime::current().get().open(i, "bench", source_location::current());
 }
 
 row way_row(rig& r, way how, std::string const& name) {
   auto const one = std::make_shared<attempt>(attempt{how, r.fresh});
-  if (!one->owner.machine().simulated()) one->node = one->owner.machine().info(0).value.numa_node;
-  if (how.near) one->near = os::processors_near(std::max(one->node, 0));
+  if (!one->owner.machine().simulated())
+    one->node = one->owner.machine().info(0).value.numa_node;
+  if (how.near)
+    one->near = os::processors_near(std::max(one->node, 0));
   row out{name, r.fresh, measure::span};
   out.weir = [&r, one] { return one->round(r); };
   out.raw = [&r, one] {  // the method of weir's pool
@@ -221,7 +238,9 @@ row way_row(rig& r, way how, std::string const& name) {
 // Host memory that the driver allocates and maps, as of CUDA 12.2. Calls are looked up by name and declared
 // after the driver's ABI.
 struct host_handles {
-  struct location { int type, id; };
+  struct location {
+    int type, id;
+  };
   struct properties {
     int type, exportable;
     location at;
@@ -265,24 +284,30 @@ struct by_handles {
     std::int64_t const begin = base::now_ns();
     int const made = calls.create(&handle, bytes, &what, 0);
     double const create_ms = ms_since(begin);
-    if (made) return refused("cuMemCreate", made);
+    if (made)
+      return refused("cuMemCreate", made);
     std::int64_t from = base::now_ns();
     int answer = calls.reserve(&at, bytes, 0, 0, 0);
-    if (!answer) answer = calls.map(at, bytes, 0, handle, 0);
+    if (!answer)
+      answer = calls.map(at, bytes, 0, handle, 0);
     double const map_ms = ms_since(from);
     from = base::now_ns();
     std::vector<host_handles::access> readers{{{of_host_node, node}, read_and_write}};
-    for (int const d : devices) readers.push_back({{of_device, d}, read_and_write});
-    if (!answer) answer = calls.open(at, bytes, readers.data(), readers.size());
+    for (int const d : devices)
+      readers.push_back({{of_device, d}, read_and_write});
+    if (!answer)
+      answer = calls.open(at, bytes, readers.data(), readers.size());
     double const open_ms = ms_since(from), total = ms_since(begin);
     from = base::now_ns();
     // NOLINT(performance-no-int-to-ptr): it is an address
-    if (!answer) std::memset(reinterpret_cast<void*>(at), 1, std::min(bytes, 2_MiB));
+    if (!answer)
+      std::memset(reinterpret_cast<void*>(at), 1, std::min(bytes, 2_MiB));
     double const write_ms = ms_since(from);
     from = base::now_ns();
     static_cast<void>(calls.unmap(at, bytes)), static_cast<void>(calls.release(handle)),
         static_cast<void>(calls.forget(at, bytes));
-    if (answer) return refused("mapping", answer);
+    if (answer)
+      return refused("mapping", answer);
     char text[200];
     std::snprintf(
         text, sizeof text,
@@ -300,8 +325,10 @@ struct by_handles {
 std::optional<row> handles_row(rig& r, std::string const& name, bool all_devices) {
   auto const one = std::make_shared<by_handles>();
   auto& machine = runtime::current().get().machine();
-  if (machine.simulated() || !one->calls.find()) return {};
-  for (int i = 0; i < (all_devices ? r.devices : 1); ++i) one->devices.push_back(i);
+  if (machine.simulated() || !one->calls.find())
+    return {};
+  for (int i = 0; i < (all_devices ? r.devices : 1); ++i)
+    one->devices.push_back(i);
   row out{name, r.fresh, measure::span};
   int const node = std::max(machine.info(0).value.numa_node, 0);
   out.weir = [&r, one, node] { return one->round(r.fresh, node); };
@@ -357,19 +384,22 @@ std::vector<std::pair<std::string, maker>> pinned_rows() {
   for (bool const every : {false, true}) {  // registration maps for all open devices
     std::string const before = every ? "pin_all_" : "pin_";
     auto const open = [every](rig& r) {
-      if (every) open_all(r);
+      if (every)
+        open_all(r);
     };
     for (way const& how : ways()) {
       std::string const name = before + how.name;
       rows.emplace_back(name, [=](rig& r) -> std::optional<row> {
-        if (every && r.devices < 2) return {};
+        if (every && r.devices < 2)
+          return {};
         open(r);
         return way_row(r, how, name);
       });
     }
     std::string const name = before + "handle";
     rows.emplace_back(name, [=](rig& r) -> std::optional<row> {
-      if (every && r.devices < 2) return {};
+      if (every && r.devices < 2)
+        return {};
       open(r);
       return handles_row(r, name, every);
     });

@@ -21,10 +21,10 @@ namespace {
 constexpr double longest_work = 1000;
 
 struct settings {
-  size_t batch = 0;      // bytes
+  size_t batch = 0;  // bytes
   int batches = 48;
-  int depth = 4;         // batches that the host enqueues ahead
-  double work = 0.9;     // duration of the work relative to the slower copy
+  int depth = 4;      // batches that the host enqueues ahead
+  double work = 0.9;  // duration of the work relative to the slower copy
 };
 
 std::string work_text(double work) {
@@ -39,8 +39,8 @@ struct stage_times {  // ms
   double slowest() const { return std::max(slower_copy(), work); }
 };
 struct figures {
-  stage_times stages;    // measured while all three stages run
-  double batch = 0;      // ms per batch
+  stage_times stages;  // measured while all three stages run
+  double batch = 0;    // ms per batch
 };
 
 class pipeline {
@@ -75,7 +75,8 @@ class pipeline {
       auto& at = timed[static_cast<size_t>(i)];
       size_t const slot = static_cast<size_t>(i % s_.depth);
       // The slot's result has been consumed and its source may be refilled.
-      if (i >= s_.depth) done[static_cast<size_t>(i - s_.depth)].synchronize();
+      if (i >= s_.depth)
+        done[static_cast<size_t>(i - s_.depth)].synchronize();
       if (in || !x.defined()) {
         stream_guard const on{in_};
         x = empty({rows_, columns_});
@@ -91,17 +92,20 @@ class pipeline {
         at.end(1, work_);
         out_.wait(work_);
       }
-      if (in) x = {};
+      if (in)
+        x = {};
       if (out) {
         stream_guard const on{out_};
         at.start(2, out_);
         results_[slot].copy_(y, non_blocking);
         at.end(2, out_);
       }
-      if (work) y = {};
+      if (work)
+        y = {};
       done[static_cast<size_t>(i)] = (out ? out_ : work ? work_ : in_).stamp();
     }
-    for (auto const* s : {&in_, &work_, &out_}) s->synchronize();
+    for (auto const* s : {&in_, &work_, &out_})
+      s->synchronize();
     return sum(timed, {in, work, out});
   }
 
@@ -121,13 +125,16 @@ class pipeline {
       auto& at = timed[n];
       size_t const slot = static_cast<size_t>(i % s_.depth);
       tensor &x = xs[n % 3], &y = ys[n % 3];
-      if (i >= s_.depth) out[static_cast<size_t>(i - s_.depth)].synchronize();
-      if (i >= 3) in_.wait(read[n - 3]);
+      if (i >= s_.depth)
+        out[static_cast<size_t>(i - s_.depth)].synchronize();
+      if (i >= 3)
+        in_.wait(read[n - 3]);
       at.start(0, in_);
       copy(in_, x.data(), sources_[slot].data(), s_.batch, non_blocking);
       at.end(0, in_);
       work_.wait(in_);
-      if (i >= 3) work_.wait(out[n - 3]);
+      if (i >= 3)
+        work_.wait(out[n - 3]);
       {
         stream_guard const on{work_};
         at.start(1, work_);
@@ -141,7 +148,8 @@ class pipeline {
       at.end(2, out_);
       out[n].record(out_);
     }
-    for (auto const* s : {&in_, &work_, &out_}) s->synchronize();
+    for (auto const* s : {&in_, &work_, &out_})
+      s->synchronize();
     return sum(timed, {true, true, true});
   }
 
@@ -167,9 +175,12 @@ class pipeline {
     size_t const last = ran[2] ? 2 : ran[1] ? 1 : 0;
     figures f;
     for (size_t i = skip; i < skip + n; ++i) {
-      if (ran[0]) f.stages.in += timed[i].from[0].elapsed_time(timed[i].to[0]).count();
-      if (ran[1]) f.stages.work += timed[i].from[1].elapsed_time(timed[i].to[1]).count();
-      if (ran[2]) f.stages.out += timed[i].from[2].elapsed_time(timed[i].to[2]).count();
+      if (ran[0])
+        f.stages.in += timed[i].from[0].elapsed_time(timed[i].to[0]).count();
+      if (ran[1])
+        f.stages.work += timed[i].from[1].elapsed_time(timed[i].to[1]).count();
+      if (ran[2])
+        f.stages.out += timed[i].from[2].elapsed_time(timed[i].to[2]).count();
     }
     auto const each = static_cast<double>(n);
     f.stages = {f.stages.in / each, f.stages.work / each, f.stages.out / each};
@@ -190,7 +201,8 @@ void tune(pipeline& p, settings const& s) {
   for (int i = 0; i < 4; ++i) {
     figures const f = p.run(true, true, true, 4 * s.depth);
     double const wanted = s.work * f.stages.slower_copy();
-    if (f.stages.work <= 0 || wanted <= 0) return;
+    if (f.stages.work <= 0 || wanted <= 0)
+      return;
     p.depth_of_work(static_cast<std::int64_t>(static_cast<double>(p.depth_of_work()) * wanted / f.stages.work));
   }
 }
@@ -247,13 +259,17 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
       "work", po::value(&s.work)->default_value(s.work, "0.9"), "duration of the work, as a part of the slower copy")(
       "equal", po::bool_switch(&equal), "equal duration of all stages: --work 1")(
       "rounds", po::value(&rounds)->default_value(rounds), "rounds; the median counts");
-  if (!understood(arguments, all)) return 0;
+  if (!understood(arguments, all))
+    return 0;
   auto const refuse = [](std::string const& what, char const* remedy) {
     throw invalid_use("bench pipeline", what, remedy, source_location::current());
   };
-  if (equal) s.work = 1;
-  if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Use at least one");
-  if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "Use a depth of at least one");
+  if (equal)
+    s.work = 1;
+  if (rounds < 1)
+    refuse("--rounds " + std::to_string(rounds), "Use at least one");
+  if (s.depth < 1)
+    refuse("--depth " + std::to_string(s.depth), "Use a depth of at least one");
   if (s.batches < 3 * s.depth)
     refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth),
            "Use three times the depth: the first and the last batches do not count");
@@ -263,7 +279,8 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
   auto const size = batch.empty() ? std::optional<size_t>(simulated ? 1_MiB : 64_MiB) : size_from_text(batch);
-  if (!size || *size < 64_KiB) refuse("--batch \"" + batch + "\"", "Use 64KiB or more");
+  if (!size || *size < 64_KiB)
+    refuse("--batch \"" + batch + "\"", "Use 64KiB or more");
   s.batch = *size / 64_KiB * 64_KiB;
 
   pipeline p(s);
@@ -271,7 +288,8 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   empty_cache();
   reset_peak_memory_stats();
   std::vector<figures> got;
-  for (int i = 0; i < rounds; ++i) got.push_back(p.run(true, true, true, s.batches));
+  for (int i = 0; i < rounds; ++i)
+    got.push_back(p.run(true, true, true, s.batches));
   auto const of = [](figures const& f) { return f.batch / f.stages.slowest(); };
   std::sort(got.begin(), got.end(), [&](figures const& a, figures const& b) { return of(a) < of(b); });
   outcome o;

@@ -26,10 +26,12 @@ struct rings {
       devices.emplace_back(i);
       ours.emplace_back(bytes, buffer_options{.on = device(i)});
       theirs.push_back(r.raw.on_device(i, bytes));
-      for (int k = 0; k < 2; ++k) lanes.emplace_back(device(i));
+      for (int k = 0; k < 2; ++k)
+        lanes.emplace_back(device(i));
     }
     for (int i = 0; i < r.devices; ++i) {
-      for (int j = 0; j < i; ++j) r.raw.open_peer(j, i);
+      for (int j = 0; j < i; ++j)
+        r.raw.open_peer(j, i);
     }
     try {
       ranks = communicator::create_all(devices);
@@ -38,7 +40,8 @@ struct rings {
       return;
     }
     chains.carry_from(1);
-    for (int i = 0; i < 3; ++i) once(collective::broadcast, bytes);  // until weir grants peer access
+    for (int i = 0; i < 3; ++i)
+      once(collective::broadcast, bytes);  // until weir grants peer access
     chains.carry_from(usual);
   }
 
@@ -75,11 +78,14 @@ struct rings {
       }
     };
     std::vector<base::thread> others;
-    for (size_t i = 1; i < ranks.size(); ++i) others.emplace_back([&, i] { of_rank(i); });
+    for (size_t i = 1; i < ranks.size(); ++i)
+      others.emplace_back([&, i] { of_rank(i); });
     of_rank(0);
-    for (auto& one : others) one.join();
+    for (auto& one : others)
+      one.join();
     for (auto const& one : failed) {
-      if (one) std::rethrow_exception(one);
+      if (one)
+        std::rethrow_exception(one);
     }
     return static_cast<double>(*std::max_element(ended.begin(), ended.end()) -
                                *std::min_element(began.begin(), began.end())) *
@@ -89,7 +95,8 @@ struct rings {
   // Returns: a function that measures GB/s summed over the receivers. from: the smallest size that chains of
   // copies carry; chunk: bytes per chunk, 0 for the default.
   std::function<double()> by(collective what, size_t part, size_t from, size_t chunk = 0) {
-    if (ranks.empty()) return {};
+    if (ranks.empty())
+      return {};
     return [this, what, part, from, chunk] {
       chains.carry_from(from);
       chains.set_chunk(chunk);
@@ -102,13 +109,15 @@ struct rings {
 
   void open_for(collective what) {  // parts that add up to a buffer's size
     chains.carry_from(1);
-    for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i) once(what, bytes / ours.size());
+    for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i)
+      once(what, bytes / ours.size());
     chains.carry_from(usual);
   }
 
   // Runs the collective once more. Returns: how it was carried.
   std::string said(collective what, size_t part) {
-    if (ranks.empty()) return "";
+    if (ranks.empty())
+      return "";
     once(what, part);
     return "; " + ranks[1].explain_last();
   }
@@ -117,40 +126,51 @@ struct rings {
   std::function<double()> by_hand(rig& r, size_t part, size_t chunk, size_t streams) {
     return [this, &r, part, chunk, streams] {
       size_t const hops = ours.size() - 1;
-      return rate(part, [&] {
-        for (int round = 0; round < large_copies; ++round) {
-          for (size_t k = 0; k + 1 < hops; ++k) {  // waits until the previous round's data was forwarded
-            for (size_t s = 0; s < streams; ++s) r.raw.wait(lane(k, s), lane(k + 1, s));
-          }
-          for (size_t offset = 0, c = 0; offset < part; offset += chunk, ++c) {
-            for (size_t k = 0; k < hops; ++k) {
-              size_t const s = c % streams;
-              if (k > 0) r.raw.wait(lane(k, s), lane(k - 1, s));
-              hand(r, lane(k, s), k + 1, k, offset, std::min(chunk, part - offset));
+      return rate(
+          part,
+          [&] {
+            for (int round = 0; round < large_copies; ++round) {
+              for (size_t k = 0; k + 1 < hops; ++k) {  // waits until the previous round's data was forwarded
+                for (size_t s = 0; s < streams; ++s)
+                  r.raw.wait(lane(k, s), lane(k + 1, s));
+              }
+              for (size_t offset = 0, c = 0; offset < part; offset += chunk, ++c) {
+                for (size_t k = 0; k < hops; ++k) {
+                  size_t const s = c % streams;
+                  if (k > 0)
+                    r.raw.wait(lane(k, s), lane(k - 1, s));
+                  hand(r, lane(k, s), k + 1, k, offset, std::min(chunk, part - offset));
+                }
+              }
             }
-          }
-        }
-        wait_for_all(r);
-      }, receivers());
+            wait_for_all(r);
+          },
+          receivers());
     };
   }
 
   // Concurrent copies between the first device and each other one.
   std::function<double()> side_by_side(rig& r, size_t part, bool to_root) {
     return [this, &r, part, to_root] {
-      return rate(part, [&] {
-        for (int round = 0; round < large_copies; ++round) {
-          for (size_t i = 1; i < ours.size(); ++i) {
-            stream const& on = to_root ? lane(i) : extra(i);
-            r.raw.prepare(on);
-            std::byte* const of_root = static_cast<std::byte*>(theirs[0]->data()) + i * part;
-            if (to_root) r.raw.copy_peer(of_root, 0, theirs[i]->data(), static_cast<int>(i), part);
-            else r.raw.copy_peer(theirs[i]->data(), static_cast<int>(i), of_root, 0, part);
-          }
-        }
-        wait_for_all(r);
-        for (stream const& one : extras) r.raw.prepare(one), r.raw.synchronize();
-      }, receivers());
+      return rate(
+          part,
+          [&] {
+            for (int round = 0; round < large_copies; ++round) {
+              for (size_t i = 1; i < ours.size(); ++i) {
+                stream const& on = to_root ? lane(i) : extra(i);
+                r.raw.prepare(on);
+                std::byte* const of_root = static_cast<std::byte*>(theirs[0]->data()) + i * part;
+                if (to_root)
+                  r.raw.copy_peer(of_root, 0, theirs[i]->data(), static_cast<int>(i), part);
+                else
+                  r.raw.copy_peer(theirs[i]->data(), static_cast<int>(i), of_root, 0, part);
+              }
+            }
+            wait_for_all(r);
+            for (stream const& one : extras)
+              r.raw.prepare(one), r.raw.synchronize();
+          },
+          receivers());
     };
   }
 
@@ -170,18 +190,21 @@ struct rings {
                     static_cast<std::byte*>(theirs[from]->data()) + offset, static_cast<int>(from), n);
   }
   stream const& extra(size_t i) {
-    while (extras.size() < ours.size()) extras.emplace_back(device(0));
+    while (extras.size() < ours.size())
+      extras.emplace_back(device(0));
     return extras[i];
   }
   void wait_for_all(rig& r) {
-    for (stream const& one : lanes) r.raw.prepare(one), r.raw.synchronize();
+    for (stream const& one : lanes)
+      r.raw.prepare(one), r.raw.synchronize();
   }
 };
 
 namespace {
 
 rings& shared(rig& r) {
-  if (!r.shared) r.shared = std::make_shared<rings>(r);
+  if (!r.shared)
+    r.shared = std::make_shared<rings>(r);
   return *r.shared;
 }
 
@@ -190,7 +213,8 @@ using collective = peer::collective;
 // Makes a row that needs at least two devices.
 maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
   return [=](rig& r) -> std::optional<row> {
-    if (r.devices < 2) return {};
+    if (r.devices < 2)
+      return {};
     rings& all = shared(r);
     row out{name, all.bytes, measure::rate};
     out.note = note + all.why_not;

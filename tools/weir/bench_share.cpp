@@ -37,7 +37,8 @@ class reader_process {
     std::vector<std::string> words{"weir", "bench", "share", "--as-reader"};
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> all;
-    for (auto& w : words) all.push_back(w.data());
+    for (auto& w : words)
+      all.push_back(w.data());
     all.push_back(nullptr);
     posix_spawn_file_actions_t files;
     ::posix_spawn_file_actions_init(&files);
@@ -51,7 +52,8 @@ class reader_process {
   }
   reader_process(reader_process const&) = delete;
   ~reader_process() {
-    if (id_ > 0) ::kill(id_, SIGKILL), ::waitpid(id_, nullptr, 0);
+    if (id_ > 0)
+      ::kill(id_, SIGKILL), ::waitpid(id_, nullptr, 0);
   }
   bool ended_well() {
     int status = 0;
@@ -65,13 +67,15 @@ class reader_process {
 
 // Ignores the first round. NaN: this process measured nothing.
 double median(std::vector<double> of) {
-  if (of.size() < 2) return std::nan("");
+  if (of.size() < 2)
+    return std::nan("");
   std::sort(of.begin() + 1, of.end());
   return of[1 + (of.size() - 2) / 2];
 }
 
 std::string text_of(double value, char const* otherwise) {
-  if (std::isnan(value)) return otherwise;
+  if (std::isnan(value))
+    return otherwise;
   return base::json_number(value, value < 10 ? 3 : value < 100 ? 2 : 1);
 }
 
@@ -103,7 +107,8 @@ void play_reader(wanted const& w) {
     share_samples mine;
     h.hear();
     r.reader(h, r.bytes, mine);
-    for (double const figure : {median(mine.weir), median(mine.raw)}) h.say(std::bit_cast<std::uint64_t>(figure));
+    for (double const figure : {median(mine.weir), median(mine.raw)})
+      h.say(std::bit_cast<std::uint64_t>(figure));
   }
 }
 
@@ -123,7 +128,8 @@ int play_owner(wanted const& w, std::vector<std::string> const& arguments) {
     h.say(0);
     r.owner(h, r.bytes, mine);
     double ours = std::bit_cast<double>(h.hear()), raw = std::bit_cast<double>(h.hear());
-    if (std::isnan(ours)) ours = median(mine.weir), raw = median(mine.raw);
+    if (std::isnan(ours))
+      ours = median(mine.weir), raw = median(mine.raw);
     print(r, ours, raw, w.reader, w.json);
   }
   return other.ended_well() ? 0 : 1;
@@ -152,7 +158,8 @@ int bench_share(std::vector<std::string> const& arguments) {
   hidden.add(all).add_options()("as-reader", po::bool_switch(&as_reader), "the second process");
   bool const help =
       std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
-  if (!understood(arguments, help ? all : hidden, "row", -1)) return 0;
+  if (!understood(arguments, help ? all : hidden, "row", -1))
+    return 0;
   if (w.rounds < 1)
     throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Use at least one",
                       source_location::current());
@@ -165,7 +172,8 @@ int bench_share(std::vector<std::string> const& arguments) {
                         "Write bytes, or a number and KiB, MiB or GiB", source_location::current());
     w.bytes = *size;
   }
-  if (w.reader == no_reader) w.reader = device_count() > 1 ? 1 : 0;
+  if (w.reader == no_reader)
+    w.reader = device_count() > 1 ? 1 : 0;
   if (w.reader < 0 || w.reader >= device_count())
     throw invalid_use(
         "bench share",
@@ -176,7 +184,8 @@ int bench_share(std::vector<std::string> const& arguments) {
   for (share_row& r : share_rows(w.bytes)) {
     known += (known.empty() ? "" : ", ") + r.name;
     std::erase(unknown, r.name);
-    if (names.empty() || std::find(names.begin(), names.end(), r.name) != names.end()) w.rows.push_back(std::move(r));
+    if (names.empty() || std::find(names.begin(), names.end(), r.name) != names.end())
+      w.rows.push_back(std::move(r));
   }
   if (!unknown.empty())
     throw invalid_use("bench share", "no row \"" + unknown.front() + "\"", "Choose among " + known,

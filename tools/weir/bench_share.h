@@ -15,14 +15,14 @@ namespace weir::tool {
 struct share_half {
   share_channel line;
   peer::owned_file plain;
-  int device;        // the device that copies; shared memory is on gpu:0
-  size_t bytes;      // of a large buffer
+  int device;    // the device that copies; shared memory is on gpu:0
+  size_t bytes;  // of a large buffer
   int rounds;
   stream on{weir::device(device)};
   raw_calls raw{};
 
   driver::driver& machine() const;
-  void say(std::uint64_t, int file = -1) const;        // Throws: peer_disconnected, timed_out
+  void say(std::uint64_t, int file = -1) const;                // Throws: peer_disconnected, timed_out
   std::uint64_t hear(peer::owned_file* file = nullptr) const;  // Throws: peer_disconnected, timed_out
 };
 
@@ -31,8 +31,8 @@ struct share_samples {  // measured by this process, one per round
 };
 struct share_row {
   std::string name;
-  size_t bytes;          // per buffer
-  char const* unit;      // "us": host time per call; "GB/s": throughput that the reader measures
+  size_t bytes;      // per buffer
+  char const* unit;  // "us": host time per call; "GB/s": throughput that the reader measures
   char const* note;
   void (*owner)(share_half&, size_t bytes, share_samples&);
   void (*reader)(share_half&, size_t bytes, share_samples&);

@@ -19,7 +19,9 @@ constexpr std::chrono::seconds patience{60};
 constexpr char const* operation = "bench share";
 constexpr int sendings = 4, trips = 50, depth = 4;
 
-double us_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-3; }
+double us_since(std::int64_t from) {
+  return static_cast<double>(base::now_ns() - from) * 1e-3;
+}
 
 void must(driver::status s, char const* what) {
   require(s, operation, what, "Use less, or try again", source_location::current());
@@ -38,7 +40,8 @@ class raw_memory {
     pages_ = peer::mapped_handle(machine_, made.value, whole);
     must(pages_.map(page), "addresses");
     must(pages_.grant(0), "access");
-    if (file >= 0) must(pages_.grant(h.device), "access");
+    if (file >= 0)
+      must(pages_.grant(h.device), "access");
   }
   raw_memory(raw_memory&&) = default;
   raw_memory& operator=(raw_memory&&) = delete;
@@ -56,7 +59,9 @@ class raw_memory {
   peer::mapped_handle pages_;
 };
 
-void forget_idle() { runtime::current().get().part<peer::exports>().forget_idle(); }
+void forget_idle() {
+  runtime::current().get().part<peer::exports>().forget_idle();
+}
 
 // make: time to create memory that can be sent. Rounds free nothing: the driver clears freed memory
 // asynchronously, which would slow down the next round.
@@ -85,11 +90,13 @@ void send(share_half& h, size_t bytes, share_samples& out) {
   h.on.synchronize();
   for (int i = 0; i <= h.rounds; ++i) {
     std::int64_t from = base::now_ns();
-    for (int k = 0; k < sendings; ++k) h.line.send(b, h.on);
+    for (int k = 0; k < sendings; ++k)
+      h.line.send(b, h.on);
     out.weir.push_back(us_since(from) / sendings);
     h.hear();
     from = base::now_ns();
-    for (int k = 0; k < sendings; ++k) m.send(h);
+    for (int k = 0; k < sendings; ++k)
+      m.send(h);
     out.raw.push_back(us_since(from) / sendings);
     h.hear();
   }
@@ -97,9 +104,11 @@ void send(share_half& h, size_t bytes, share_samples& out) {
 void receive_all(share_half& h, size_t, share_samples&) {
   peer::owned_file file;
   for (int i = 0; i <= h.rounds; ++i) {
-    for (int k = 0; k < sendings; ++k) h.line.receive(h.device).release(h.on);
+    for (int k = 0; k < sendings; ++k)
+      h.line.receive(h.device).release(h.on);
     h.say(0);
-    for (int k = 0; k < sendings; ++k) h.hear(&file);
+    for (int k = 0; k < sendings; ++k)
+      h.hear(&file);
     h.say(0);
   }
 }
@@ -139,7 +148,8 @@ void open_new(share_half& h, size_t bytes, share_samples& out) {
     out.raw.push_back(us_since(from));
     h.say(0);
   }
-  for (imported_buffer& b : all) b.release(h.on);
+  for (imported_buffer& b : all)
+    b.release(h.on);
 }
 
 // open_again: opens memory that the reader has mapped already.
@@ -190,7 +200,8 @@ class by_hand {
   }
   by_hand(by_hand const&) = delete;
   ~by_hand() {
-    for (auto const e : done_) static_cast<void>(h_.machine().destroy_event(h_.device, e));
+    for (auto const e : done_)
+      static_cast<void>(h_.machine().destroy_event(h_.device, e));
   }
   void give(void* dst, void const* src, size_t bytes) {
     h_.raw.prepare(h_.on);
@@ -224,7 +235,8 @@ template <half_of me, class By>
 double ping(By by, void* word) {
   std::int64_t const from = base::now_ns();
   for (std::uint64_t i = 0; i < trips; ++i) {
-    if (me == half_of::reader) by.await();
+    if (me == half_of::reader)
+      by.await();
     if (word) {
       by.give(static_cast<std::byte*>(word) + 4096, word, 4096);
       by.record(i);
@@ -232,7 +244,8 @@ double ping(By by, void* word) {
     } else {
       by.tell_idle(i);
     }
-    if (me == half_of::owner) by.await();
+    if (me == half_of::owner)
+      by.await();
   }
   by.finish();
   return us_since(from) / trips;
@@ -248,13 +261,16 @@ void trip(share_half& h, size_t, share_samples& out) {
     double const ours = ping<me>(by_weir(h), at);
     by_hand plain(h);
     double const raw = ping<me, by_hand&>(plain, at);
-    if (me == half_of::owner) out.weir.push_back(ours), out.raw.push_back(raw);
+    if (me == half_of::owner)
+      out.weir.push_back(ours), out.raw.push_back(raw);
   }
 }
 
 // Throughput ------------------------------------------------------------------------------------------------
 
-size_t times(share_half const& h, size_t bytes) { return std::clamp(h.bytes * 4 / bytes, size_t{4}, size_t{64}); }
+size_t times(share_half const& h, size_t bytes) {
+  return std::clamp(h.bytes * 4 / bytes, size_t{4}, size_t{64});
+}
 
 struct both_memories {  // memory shared by weir and by the driver, and private memory for each
   exportable_buffer lent;
@@ -297,7 +313,8 @@ template <class By>
 double read_often(share_half& h, By by, void* own, void const* shared, size_t bytes) {
   size_t const n = times(h, bytes);
   std::int64_t const from = base::now_ns();
-  for (size_t i = 0; i < n; ++i) by.give(own, shared, bytes);
+  for (size_t i = 0; i < n; ++i)
+    by.give(own, shared, bytes);
   by.finish();
   return static_cast<double>(n * bytes) / us_since(from) * 1e-3;
 }
@@ -318,16 +335,20 @@ double go_round(By by, std::uint64_t n, void* own, void* shared, size_t bytes) {
   auto const part = [&](std::uint64_t turn) { return static_cast<std::byte*>(shared) + turn % depth * bytes; };
   std::int64_t from = base::now_ns();
   for (std::uint64_t turn = 0; turn < n; ++turn) {
-    if (me == half_of::reader || turn >= depth) by.await();
-    if (turn == 0) from = base::now_ns();
+    if (me == half_of::reader || turn >= depth)
+      by.await();
+    if (turn == 0)
+      from = base::now_ns();
     me == half_of::owner ? by.give(part(turn), own, bytes) : by.give(own, part(turn), bytes);
-    if (turn > 0) by.tell(turn - 1);
+    if (turn > 0)
+      by.tell(turn - 1);
     by.record(turn);
   }
   by.tell(n - 1);
   by.finish();
   double const gb_per_s = static_cast<double>(n * bytes) / us_since(from) * 1e-3;
-  for (int left = 0; me == half_of::owner && left < depth; ++left) by.await();
+  for (int left = 0; me == half_of::owner && left < depth; ++left)
+    by.await();
   return gb_per_s;
 }
 template <half_of me>
@@ -338,7 +359,8 @@ void ring(share_half& h, size_t bytes, share_samples& out) {
   for (int i = 0; i <= h.rounds; ++i) {
     double const ours = go_round<me>(by_weir(h), n, m.own.data(), m.ours(), bytes);
     double const raw = go_round<me, by_hand&>(plain, n, m.own_raw->data(), m.raw[0].data(), bytes);
-    if (me == half_of::reader) out.weir.push_back(ours), out.raw.push_back(raw);
+    if (me == half_of::reader)
+      out.weir.push_back(ours), out.raw.push_back(raw);
   }
   if (me == half_of::reader) {
     m.opened.release(h.on);
@@ -350,13 +372,16 @@ void ring(share_half& h, size_t bytes, share_samples& out) {
 
 }  // namespace
 
-driver::driver& share_half::machine() const { return runtime::current().get().machine(); }
+driver::driver& share_half::machine() const {
+  return runtime::current().get().machine();
+}
 
 void share_half::say(std::uint64_t n, int file) const {
   auto const text = std::as_bytes(std::span(&n, 1));
   std::array const files{file};
   auto const is = os::send_message(plain.get(), text, std::span(files).first(file < 0 ? 0 : 1), patience);
-  if (is == os::heard::message) return;
+  if (is == os::heard::message)
+    return;
   throw peer_disconnected(operation, "the other process has ended or does not read", "See its own message",
                           source_location::current());
 }
@@ -364,8 +389,10 @@ void share_half::say(std::uint64_t n, int file) const {
 std::uint64_t share_half::hear(peer::owned_file* file) const {
   std::uint64_t n = 0;
   auto got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
-  if (file && got.files[0].is_open()) *file = std::move(got.files[0]);
-  if (got.is == os::heard::message) return n;
+  if (file && got.files[0].is_open())
+    *file = std::move(got.files[0]);
+  if (got.is == os::heard::message)
+    return n;
   throw peer_disconnected(operation, "the other process has ended or does not write", "See its own message",
                           source_location::current());
 }

@@ -48,18 +48,23 @@ double together(int threads, Do act) {
   for (int i = 0; i < threads; ++i) {
     all.emplace_back([&, i] {
       ready.fetch_add(1);
-      while (!go.load()) base::yield_thread();
+      while (!go.load())
+        base::yield_thread();
       act(i);
     });
   }
-  while (ready.load() < threads) base::yield_thread();
+  while (ready.load() < threads)
+    base::yield_thread();
   std::int64_t const from = base::now_ns();
   go.store(true);
-  for (auto& one : all) one.join();
+  for (auto& one : all)
+    one.join();
   return seconds_since(from);
 }
 
-double gigabytes(size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds * 1e-9; }
+double gigabytes(size_t bytes, double seconds) {
+  return static_cast<double>(bytes) / seconds * 1e-9;
+}
 
 // Copies of the threads alone: each takes the next chunk until `stop` is set or `bytes` are taken. Returns:
 // bytes copied
@@ -217,7 +222,9 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
   return out;
 }
 
-row usual(rig& r, bool up) { return pageable_row(r, "usual", up, up ? non_blocking : blocking::yes); }
+row usual(rig& r, bool up) {
+  return pageable_row(r, "usual", up, up ? non_blocking : blocking::yes);
+}
 
 // The hand-written loop: each thread has its own stream and two slots. The threads do not synchronize.
 row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk, stores by) {
@@ -234,30 +241,35 @@ row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk
   out.weir = [=] {
     base::atomic<size_t> next{0};
     size_t const wrap = at->host.size() / n * n, total = at->total() / n * n;
-    return gigabytes(total, together(threads, [&](int i) {
-      auto& mine = (*hands)[static_cast<size_t>(i)];
-      std::byte* const slots = at->slots.data<std::byte>() + 2 * n * static_cast<size_t>(i);
-      mine.calls.prepare(mine.on);
-      std::byte *before = nullptr, *before_slot = nullptr;
-      for (int k = 0;; ++k) {
-        size_t const from = next.fetch_add(n);
-        std::byte *const slot = slots + static_cast<size_t>(k % 2) * n, *const host = at->host.data() + from % wrap,
-                         *const gpu = at->gpu.data<std::byte>() + from % wrap;
-        if (up) {
-          if (from >= total) break;
-          streams::copy_in_host(slot, host, n, by);
-          mine.calls.synchronize();  // the previous copy, whose slot is used next
-          mine.calls.copy(gpu, slot, n);
-        } else {
+    return gigabytes(
+        total, together(threads, [&](int i) {
+          auto& mine = (*hands)[static_cast<size_t>(i)];
+          std::byte* const slots = at->slots.data<std::byte>() + 2 * n * static_cast<size_t>(i);
+          mine.calls.prepare(mine.on);
+          std::byte *before = nullptr, *before_slot = nullptr;
+          for (int k = 0;; ++k) {
+            size_t const from = next.fetch_add(n);
+            std::byte *const slot = slots + static_cast<size_t>(k % 2) * n, *const host = at->host.data() + from % wrap,
+                             *const gpu = at->gpu.data<std::byte>() + from % wrap;
+            if (up) {
+              if (from >= total)
+                break;
+              streams::copy_in_host(slot, host, n, by);
+              mine.calls.synchronize();  // the previous copy, whose slot is used next
+              mine.calls.copy(gpu, slot, n);
+            } else {
+              mine.calls.synchronize();
+              if (from < total)
+                mine.calls.copy(slot, gpu, n);
+              if (before)
+                streams::copy_in_host(before, before_slot, n, by);
+              if (from >= total)
+                break;
+              before = host, before_slot = slot;
+            }
+          }
           mine.calls.synchronize();
-          if (from < total) mine.calls.copy(slot, gpu, n);
-          if (before) streams::copy_in_host(before, before_slot, n, by);
-          if (from >= total) break;
-          before = host, before_slot = slot;
-        }
-      }
-      mine.calls.synchronize();
-    }));
+        }));
   };
   out.raw = usual(r, up).weir;
   return out;
@@ -274,15 +286,20 @@ struct variant {
 std::string text_of(variant const& v) {
   auto const& h = v.how;
   std::string out = "slots of " + bytes_text(h.chunk);
-  if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
-  if (h.grain < h.chunk) out += " in pieces of " + bytes_text(h.grain);
+  if (h.first < h.chunk)
+    out += " from " + bytes_text(h.first) + " on";
+  if (h.grain < h.chunk)
+    out += " in pieces of " + bytes_text(h.grain);
   out += h.by == stores::plain         ? ", plain"
          : h.by == stores::past_caches ? ", past the caches"
                                        : ", to the shared cache";
   out += ", " + bytes_text(h.budget) + " in hand";
-  if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
-  if (v.crew.helps) out += ", caller helps";
-  if (v.crew.spin_ns) out += ", spins " + std::to_string(v.crew.spin_ns / 1000) + " us";
+  if (v.crew.threads)
+    out += ", " + std::to_string(v.crew.threads) + " threads";
+  if (v.crew.helps)
+    out += ", caller helps";
+  if (v.crew.spin_ns)
+    out += ", spins " + std::to_string(v.crew.spin_ns / 1000) + " us";
   return out;
 }
 
@@ -380,7 +397,8 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
   };
   auto const fits = [](int threads) { return threads <= os::usable_processors() || threads <= 4; };
   auto const add_threads = [&](std::string const& name, int threads, stores by, size_t chunk) {
-    if (fits(threads)) add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
+    if (fits(threads))
+      add(name, [=](rig& r, std::string const& n) { return threads_row(r, n, threads, by, chunk); });
   };
   auto const named = [](stores by) {
     return std::string(by == stores::plain ? "plain" : by == stores::past_caches ? "past" : "shared");
@@ -400,7 +418,8 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
       add("stage_two" + way + size, [=](rig& r, std::string const& n) { return two_streams_row(r, n, up, chunk); });
     }
     for (auto const by : some) {
-      if (!up && by == stores::to_shared_cache) continue;
+      if (!up && by == stores::to_shared_cache)
+        continue;
       add("stage_both" + way + named(by), [=](rig& r, std::string const& n) {
         return both_row(r, n, up, std::clamp(os::usable_processors() - 1, 1, 15), by);
       });
@@ -411,7 +430,8 @@ std::vector<std::pair<std::string, maker>> staged_rows() {
       }
     }
     for (variant const& v : variants()) {
-      if ((v.crew.threads && !fits(v.crew.threads)) || v.for_way == (up ? ways::down : ways::up)) continue;
+      if ((v.crew.threads && !fits(v.crew.threads)) || v.for_way == (up ? ways::down : ways::up))
+        continue;
       add("stage" + way + v.name, [=](rig& r, std::string const& n) { return variant_row(r, n, up, v); });
     }
   }

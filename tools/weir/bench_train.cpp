@@ -55,12 +55,15 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
   std::vector<marks> all(static_cast<std::size_t>(s.steps));
   auto const enqueue = [&](marks* m) {
     model->forward_backward();
-    if (m) m->computed.record();
+    if (m)
+      m->computed.record();
     model->finish();
-    if (m) m->reduced.record();
+    if (m)
+      m->reduced.record();
     model->update();
   };
-  for (int i = 0; i < s.warm; ++i) enqueue(nullptr);
+  for (int i = 0; i < s.warm; ++i)
+    enqueue(nullptr);
   std::optional<graph> captured;
   if (s.graph) {
     current_stream().synchronize();
@@ -68,13 +71,18 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
     captured = graph::capture(own, [&] { enqueue(nullptr); });
   }
   auto const step = [&](marks* m) {
-    if (m) m->begun.record();
+    if (m)
+      m->begun.record();
     captured ? captured->launch() : enqueue(m);
-    if (m) m->done.record();
+    if (m)
+      m->done.record();
   };
-  if (captured) captured->instantiate();
-  for (marks& m : all) step(&m);
-  for (int i = 0; i < s.more; ++i) step(nullptr);
+  if (captured)
+    captured->instantiate();
+  for (marks& m : all)
+    step(&m);
+  for (int i = 0; i < s.more; ++i)
+    step(nullptr);
   current_stream().synchronize();
   train_figures f;
   f.loss = model->loss();
@@ -84,10 +92,12 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
     // from end to end: what the host cannot enqueue in time counts too
     event const& from = i ? all[i - 1].done : all[i].begun;
     steps.push_back(static_cast<double>(from.elapsed_time(all[i].done).count()));
-    if (!captured) exposed.push_back(static_cast<double>(all[i].computed.elapsed_time(all[i].reduced).count()));
+    if (!captured)
+      exposed.push_back(static_cast<double>(all[i].computed.elapsed_time(all[i].reduced).count()));
   }
   f.step = median_of(std::move(steps));
-  if (!captured) f.exposed = median_of(std::move(exposed));
+  if (!captured)
+    f.exposed = median_of(std::move(exposed));
   f.peak_in_use = max_memory_allocated(device);
   f.peak_reserved = max_memory_reserved(device);
   for (marks& m : all) {
@@ -96,14 +106,16 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
     m.done.record();
   }
   current_stream().synchronize();
-  for (marks const& m : all) alone.push_back(static_cast<double>(m.begun.elapsed_time(m.done).count()));
+  for (marks const& m : all)
+    alone.push_back(static_cast<double>(m.begun.elapsed_time(m.done).count()));
   f.reductions = median_of(std::move(alone));
   return f;
 }
 
 train_figures measure_threads(model_shape const& shape, std::size_t bucket, train_settings const& s, int devices) {
   std::vector<weir::device> on;
-  for (int i = 0; i < devices; ++i) on.emplace_back(i);
+  for (int i = 0; i < devices; ++i)
+    on.emplace_back(i);
   auto ranks = communicator::create_all(on);
   std::vector<train_figures> all(ranks.size());
   std::vector<std::exception_ptr> failures(ranks.size());
@@ -120,9 +132,11 @@ train_figures measure_threads(model_shape const& shape, std::size_t bucket, trai
       }
     });
   }
-  for (std::thread& t : threads) t.join();
+  for (std::thread& t : threads)
+    t.join();
   for (auto const& f : failures) {
-    if (f) std::rethrow_exception(f);
+    if (f)
+      std::rethrow_exception(f);
   }
   train_figures slowest = all[0];
   for (train_figures const& f : all) {
@@ -148,8 +162,10 @@ void print(model_shape const& m, train_settings const& s, int ranks, train_figur
       line += std::string(", \"") + key + "\": " + base::json_number(value, digits);
     };
     add("ms_a_step", f.step, 4);
-    if (timed) add("exposed_ms", f.exposed, 4), add("reductions_ms", f.reductions, 4), add("hidden", f.hidden(), 3);
-    if (of_one > 0) add("efficiency", efficiency, 3);
+    if (timed)
+      add("exposed_ms", f.exposed, 4), add("reductions_ms", f.reductions, 4), add("hidden", f.hidden(), 3);
+    if (of_one > 0)
+      add("efficiency", efficiency, 3);
     add("loss", f.loss, 7);
     line += base::text(", \"buckets\": ", f.buckets, ", \"peak_in_use\": ", f.peak_in_use,
                        ", \"peak_reserved\": ", f.peak_reserved, "}");
@@ -160,9 +176,11 @@ void print(model_shape const& m, train_settings const& s, int ranks, train_figur
   std::printf("%d x %d, ", m.layers, m.width);
   if (m.heads)
     std::printf("%d heads, %s, %d sequences of %d", m.heads, std::string(name_of(m.type)).c_str(), m.rows, m.context);
-  else std::printf("%d rows", m.rows);
+  else
+    std::printf("%d rows", m.rows);
   std::printf(", %d rank%s: %.3f ms a step%s", ranks, ranks == 1 ? "" : "s", f.step, s.graph ? " as a graph" : "");
-  if (of_one > 0) std::printf(" (efficiency %.2f)", efficiency);
+  if (of_one > 0)
+    std::printf(" (efficiency %.2f)", efficiency);
   if (timed)
     std::printf("; %.3f of %.3f ms of reductions in %d buckets exposed (%.0f %% hidden)", f.exposed, f.reductions,
                 f.buckets, 100 * f.hidden());
@@ -196,7 +214,8 @@ int bench_train(std::vector<std::string> const& arguments) {
       "warm", po::value(&s.warm)->default_value(s.warm), "steps before them")(
       "more", po::value(&s.more)->default_value(s.more), "steps after them, before the loss is read")(
       "fp32", po::bool_switch(&full), "full precision, not TF32 and bfloat16");
-  if (!understood(arguments, all, "model", -1)) return 0;
+  if (!understood(arguments, all, "model", -1))
+    return 0;
   auto const refuse_value = [](std::string const& what, std::string const& instead) {
     throw invalid_use("bench train", what, instead, source_location::current());
   };
@@ -204,7 +223,8 @@ int bench_train(std::vector<std::string> const& arguments) {
        {std::tuple("steps", s.steps, 1), std::tuple("warm", s.warm, s.graph ? 1 : 0), std::tuple("more", s.more, 0),
         std::tuple("width", own.width, 0), std::tuple("layers", own.layers, 1), std::tuple("rows", own.rows, 1),
         std::tuple("heads", own.heads, 0), std::tuple("context", own.context, 1)}) {
-    if (value < least) refuse_value(base::text("--", name, " ", value), base::text("Use ", least, " or more"));
+    if (value < least)
+      refuse_value(base::text("--", name, " ", value), base::text("Use ", least, " or more"));
   }
   std::vector<std::size_t> buckets;
   for (std::string const& text : bucket_texts) {
@@ -213,12 +233,14 @@ int bench_train(std::vector<std::string> const& arguments) {
       refuse_value("\"" + text + "\" is not a size", "Write bytes, or a number and KiB, MiB or GiB");
     buckets.push_back(*size);
   }
-  if (buckets.empty()) buckets.push_back(0);
+  if (buckets.empty())
+    buckets.push_back(0);
   std::vector<model_shape> models = chosen_models(names, own);
   use_devices(devices);
   allow_tf32(!full);
   for (model_shape& m : models)
-    if (full) m.type = float32;
+    if (full)
+      m.type = float32;
   launch_info const launched = this_launch();
   bool const alone = launched.how == launch_info::by::itself;
   int const local = device_count();
@@ -228,18 +250,21 @@ int bench_train(std::vector<std::string> const& arguments) {
                       "one process can deadlock",
                       source_location::current());
   std::optional<communicator> of_launch;
-  if (!alone) of_launch = communicator::from_environment();
+  if (!alone)
+    of_launch = communicator::from_environment();
   for (model_shape const& m : models) {
     for (std::size_t const bucket : buckets) {
       if (of_launch) {
         train_figures const f = measure_rank(m, bucket, s, *of_launch);
         of_launch->barrier();
-        if (of_launch->rank() == 0) print(m, s, of_launch->size(), f, 0, json);
+        if (of_launch->rank() == 0)
+          print(m, s, of_launch->size(), f, 0, json);
         continue;
       }
       train_figures const one = measure_threads(m, bucket, s, 1);
       print(m, s, 1, one, 0, json);
-      if (local > 1) print(m, s, local, measure_threads(m, bucket, s, local), one.step, json);
+      if (local > 1)
+        print(m, s, local, measure_threads(m, bucket, s, local), one.step, json);
     }
   }
   return 0;

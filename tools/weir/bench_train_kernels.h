@@ -44,13 +44,15 @@ struct team {
   int lane, size;
   WEIR_HOST_DEVICE float sum(float x) const {
 #ifdef __CUDA_ARCH__
-    for (int far = 16; far > 0; far /= 2) x += __shfl_xor_sync(~0u, x, far);
+    for (int far = 16; far > 0; far /= 2)
+      x += __shfl_xor_sync(~0u, x, far);
 #endif
     return x;
   }
   WEIR_HOST_DEVICE float max(float x) const {
 #ifdef __CUDA_ARCH__
-    for (int far = 16; far > 0; far /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, far));
+    for (int far = 16; far > 0; far /= 2)
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, far));
 #endif
     return x;
   }
@@ -63,7 +65,8 @@ struct each_row {
 #ifdef __CUDA_ARCH__
     f(i / 32, team{static_cast<int>(i % 32), 32});
 #else
-    if (i % 32 == 0) f(i / 32, team{0, 1});
+    if (i % 32 == 0)
+      f(i / 32, team{0, 1});
 #endif
   }
 };
@@ -100,9 +103,11 @@ struct momentum_step {
     }
     pack_of(velocity, i) = v;
     pack_of(value, i) = x;
-    if (!copy) return;
+    if (!copy)
+      return;
     pack<T> rounded;
-    for (std::size_t k = 0; k < per_pack; ++k) rounded.at[k] = x.at[k];
+    for (std::size_t k = 0; k < per_pack; ++k)
+      rounded.at[k] = x.at[k];
     pack_of(copy, i) = rounded;
   }
 };

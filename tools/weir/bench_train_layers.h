@@ -46,7 +46,8 @@ struct embed {  // x[r] = of_token[tokens[r]] + of_place[r / sequences]
     index const r = static_cast<index>(i) / packs, q = static_cast<index>(i) % packs;
     pack<float> a = pack_of(of_token, static_cast<index>(tokens[r]) * packs + q);
     pack<float> const b = pack_of(of_place, r / sequences * packs + q);
-    for (std::size_t k = 0; k < per_pack; ++k) a.at[k] += b.at[k];
+    for (std::size_t k = 0; k < per_pack; ++k)
+      a.at[k] += b.at[k];
     pack_of(x, i) = a;
   }
 };
@@ -59,7 +60,8 @@ struct place_gradient {  // of_place[t] = the sum of d over the sequences
     pack<float> sum{};
     for (index s = 0; s < sequences; ++s) {
       pack<float> const one = pack_of(d, (std::size_t{t} * sequences + s) * packs + q);
-      for (std::size_t k = 0; k < per_pack; ++k) sum.at[k] += one.at[k];
+      for (std::size_t k = 0; k < per_pack; ++k)
+        sum.at[k] += one.at[k];
     }
     pack_of(of_place, i) = sum;
   }
@@ -90,24 +92,29 @@ struct add_and_normalize {
       if (more) {
         pack<T> const m = pack_of(more, row + q);
         pack<float> const b = pack_of(bias, q);
-        for (std::size_t k = 0; k < per_pack; ++k) v.at[k] += m.at[k] + b.at[k];
+        for (std::size_t k = 0; k < per_pack; ++k)
+          v.at[k] += m.at[k] + b.at[k];
         pack_of(sum, row + q) = v;
       }
-      for (std::size_t k = 0; k < per_pack; ++k) total += v.at[k];
+      for (std::size_t k = 0; k < per_pack; ++k)
+        total += v.at[k];
     }
     float const* const from = more ? sum : x;
     float const mean = t.sum(total) / count;
     float squares = 0;
     for (int q = t.lane; q < packs; q += t.size) {
       pack<float> const v = pack_of(from, row + q);
-      for (std::size_t k = 0; k < per_pack; ++k) squares += (v.at[k] - mean) * (v.at[k] - mean);
+      for (std::size_t k = 0; k < per_pack; ++k)
+        squares += (v.at[k] - mean) * (v.at[k] - mean);
     }
     float const scale = 1 / sqrtf(t.sum(squares) / count + 1e-5f);
-    if (t.lane == 0) spreads[r] = {mean, scale};
+    if (t.lane == 0)
+      spreads[r] = {mean, scale};
     for (int q = t.lane; q < packs; q += t.size) {
       pack<float> const v = pack_of(from, row + q), w = pack_of(weight, q), s = pack_of(shift, q);
       pack<T> y;
-      for (std::size_t k = 0; k < per_pack; ++k) y.at[k] = (v.at[k] - mean) * scale * w.at[k] + s.at[k];
+      for (std::size_t k = 0; k < per_pack; ++k)
+        y.at[k] = (v.at[k] - mean) * scale * w.at[k] + s.at[k];
       pack_of(out, row + q) = y;
     }
   }
@@ -144,13 +151,16 @@ struct normalize_backward {
       pack<T> const g = pack_of(dy, row + q);
       pack<float> const v = pack_of(x, row + q), w = pack_of(weight, q);
       pack<float> all{};
-      if (!first) all = pack_of(d, row + q);
+      if (!first)
+        all = pack_of(d, row + q);
       for (std::size_t k = 0; k < per_pack; ++k)
         all.at[k] += s.scale * (g.at[k] * w.at[k] - sum - (v.at[k] - s.mean) * s.scale * product);
       pack_of(d, row + q) = all;
-      if (!rounded) continue;
+      if (!rounded)
+        continue;
       pack<T> half;
-      for (std::size_t k = 0; k < per_pack; ++k) half.at[k] = all.at[k];
+      for (std::size_t k = 0; k < per_pack; ++k)
+        half.at[k] = all.at[k];
       pack_of(rounded, row + q) = half;
     }
   }
@@ -171,14 +181,18 @@ struct sum_chunks {
     for (index r = first; r < rows; r += chunks) {
       std::size_t const at = std::size_t{r} * packs + q;
       pack<T> const g = pack_of(in, at);
-      for (std::size_t k = 0; k < per_pack; ++k) sum.at[k] += g.at[k];
-      if (!x) continue;
+      for (std::size_t k = 0; k < per_pack; ++k)
+        sum.at[k] += g.at[k];
+      if (!x)
+        continue;
       pack<float> const v = pack_of(x, at);
       spread const s = spreads[r];
-      for (std::size_t k = 0; k < per_pack; ++k) product.at[k] += g.at[k] * (v.at[k] - s.mean) * s.scale;
+      for (std::size_t k = 0; k < per_pack; ++k)
+        product.at[k] += g.at[k] * (v.at[k] - s.mean) * s.scale;
     }
     pack_of(part, i) = sum;
-    if (x) pack_of(scaled, i) = product;
+    if (x)
+      pack_of(scaled, i) = product;
   }
 };
 struct sum_parts {  // row: a pack of columns
@@ -189,10 +203,13 @@ struct sum_parts {  // row: a pack of columns
     pack<float> sum{};
     for (int c = t.lane; c < chunks; c += t.size) {
       pack<float> const one = pack_of(part, static_cast<std::size_t>(c) * static_cast<std::size_t>(packs) + q);
-      for (std::size_t k = 0; k < per_pack; ++k) sum.at[k] += one.at[k];
+      for (std::size_t k = 0; k < per_pack; ++k)
+        sum.at[k] += one.at[k];
     }
-    for (std::size_t k = 0; k < per_pack; ++k) sum.at[k] = t.sum(sum.at[k]);
-    if (t.lane == 0) pack_of(out, q) = sum;
+    for (std::size_t k = 0; k < per_pack; ++k)
+      sum.at[k] = t.sum(sum.at[k]);
+    if (t.lane == 0)
+      pack_of(out, q) = sum;
   }
 };
 
@@ -204,13 +221,16 @@ struct add_bias {
   WEIR_HOST_DEVICE void operator()(std::size_t i) const {
     pack<T> v = pack_of(y, i);
     pack<float> const b = pack_of(bias, static_cast<index>(i) % packs);
-    for (std::size_t k = 0; k < per_pack; ++k) v.at[k] = v.at[k] + b.at[k];
+    for (std::size_t k = 0; k < per_pack; ++k)
+      v.at[k] = v.at[k] + b.at[k];
     pack_of(y, i) = v;
   }
 };
 
 // The probability that a normal number is below x.
-WEIR_HOST_DEVICE inline float below(float x) { return 0.5f * (1 + erff(x * 0.70710678f)); }
+WEIR_HOST_DEVICE inline float below(float x) {
+  return 0.5f * (1 + erff(x * 0.70710678f));
+}
 template <class T>
 struct bias_gelu {  // u += bias; y = gelu(u)
   T* y;
@@ -259,14 +279,16 @@ struct causal_softmax {
     for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
       pack<T> const v = pack_of(s, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
-        if (q * static_cast<int>(per_pack) + k <= last) most = fmaxf(most, v.at[k]);
+        if (q * static_cast<int>(per_pack) + k <= last)
+          most = fmaxf(most, v.at[k]);
     }
     most = t.max(most);
     float total = 0;
     for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
       pack<T> const v = pack_of(s, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
-        if (q * static_cast<int>(per_pack) + k <= last) total += expf(scale * (v.at[k] - most));
+        if (q * static_cast<int>(per_pack) + k <= last)
+          total += expf(scale * (v.at[k] - most));
     }
     float const share = 1 / t.sum(total);
     for (int q = t.lane; q < packs; q += t.size) {
@@ -289,13 +311,15 @@ struct causal_softmax_backward {  // d: by the probabilities p, then by the scor
     float product = 0;
     for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
       pack<T> const a = pack_of(p, row + q), b = pack_of(d, row + q);
-      for (std::size_t k = 0; k < per_pack; ++k) product += a.at[k] * b.at[k];  // p is 0 past the last
+      for (std::size_t k = 0; k < per_pack; ++k)
+        product += a.at[k] * b.at[k];  // p is 0 past the last
     }
     product = t.sum(product);
     for (int q = t.lane; q < packs; q += t.size) {
       pack<T> const a = pack_of(p, row + q);
       pack<T> b = pack_of(d, row + q);
-      for (std::size_t k = 0; k < per_pack; ++k) b.at[k] = a.at[k] * (b.at[k] - product) * scale;
+      for (std::size_t k = 0; k < per_pack; ++k)
+        b.at[k] = a.at[k] * (b.at[k] - product) * scale;
       pack_of(d, row + q) = b;
     }
   }
@@ -315,19 +339,22 @@ struct cross_entropy {
     float most = -INFINITY, total = 0, of_target = 0;
     for (int q = t.lane; q < packs; q += t.size) {
       pack<T> const v = pack_of(logits, row + q);
-      for (std::size_t k = 0; k < per_pack; ++k) most = fmaxf(most, v.at[k]);
+      for (std::size_t k = 0; k < per_pack; ++k)
+        most = fmaxf(most, v.at[k]);
     }
     most = t.max(most);
     for (int q = t.lane; q < packs; q += t.size) {
       pack<T> const v = pack_of(logits, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k) {
         total += expf(v.at[k] - most);
-        if (q * static_cast<int>(per_pack) + k == target) of_target = v.at[k];
+        if (q * static_cast<int>(per_pack) + k == target)
+          of_target = v.at[k];
       }
     }
     total = t.sum(total);
     of_target = t.sum(of_target);
-    if (t.lane == 0) losses[r] = logf(total) + most - of_target;
+    if (t.lane == 0)
+      losses[r] = logf(total) + most - of_target;
     for (int q = t.lane; q < packs; q += t.size) {
       pack<T> v = pack_of(logits, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)

@@ -28,7 +28,8 @@ struct relu_backward {
   float* d;
   float const* h;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (!(h[i] > 0)) d[i] = 0;
+    if (!(h[i] > 0))
+      d[i] = 0;
   }
 };
 struct squared_error {  // d = its gradient, behind relu; sums[i]: the squares of one thread
@@ -114,7 +115,8 @@ void mlp::forward_backward() {
     buckets_.mark_ready(2 * l + 1, current_stream());
     matmul_out(weight_gradients_[i], h_[i], d, transposed::left);
     buckets_.mark_ready(2 * l, current_stream());
-    if (l == 0) break;
+    if (l == 0)
+      break;
     tensor before = empty({shape_.rows, shape_.width});
     matmul_out(before, d, weights_[i], transposed::right);
     run(before.numel(), {reads(h_[i]), updates(before)}, relu_backward{before.data<float>(), h_[i].data<float>()});
@@ -139,7 +141,8 @@ void trained_model::update() {
 }
 
 void trained_model::reduce_alone() {
-  for (int i = buckets_.size() - 1; i >= 0; --i) buckets_.mark_ready(i, current_stream());
+  for (int i = buckets_.size() - 1; i >= 0; --i)
+    buckets_.mark_ready(i, current_stream());
   finish();
 }
 
@@ -154,15 +157,18 @@ std::vector<model_shape> chosen_models(std::vector<std::string> const& names, mo
                         source_location::current());
   }
   std::vector<model_shape> chosen;
-  if (own.width > 0) chosen.push_back(own);
+  if (own.width > 0)
+    chosen.push_back(own);
   for (auto const& [name, shape] : known) {
-    if (names.empty() ? own.width == 0 : std::ranges::find(names, name) != names.end()) chosen.push_back(shape);
+    if (names.empty() ? own.width == 0 : std::ranges::find(names, name) != names.end())
+      chosen.push_back(shape);
   }
   return chosen;
 }
 
 std::unique_ptr<trained_model> make_model(model_shape const& s, communicator& ranks, std::size_t bucket_bytes) {
-  if (s.heads > 0) return make_transformer(s, ranks, bucket_bytes);
+  if (s.heads > 0)
+    return make_transformer(s, ranks, bucket_bytes);
   return std::make_unique<mlp>(s, ranks, bucket_bytes);
 }
 

@@ -110,12 +110,14 @@ transformer<T>::transformer(model_shape const& s, communicator& ranks, std::size
                         row{4 * c, c, to_residual}, row{1, c, 0}})
       table.push_back(r);
   }
-  for (row const r : {row{1, c, 0, 1}, row{1, c, 0}, row{c, s.vocabulary, usual}}) table.push_back(r);
+  for (row const r : {row{1, c, 0, 1}, row{1, c, 0}, row{c, s.vocabulary, usual}})
+    table.push_back(r);
   for (size_t i = 0; i < table.size(); ++i)
     buckets_.add("parameter " + std::to_string(i), table[i].rows * table[i].columns);
   buckets_.build();
   velocity_ = zeros({buckets_.parameters().count});
-  if constexpr (!std::is_same_v<T, float>) copies_ = empty({velocity_.numel()}, {.dtype = dtype_of<T>});
+  if constexpr (!std::is_same_v<T, float>)
+    copies_ = empty({velocity_.numel()}, {.dtype = dtype_of<T>});
   auto* const values = static_cast<float*>(buckets_.parameters().data);
   for (size_t i = 0; i < table.size(); ++i) {
     row const& r = table[i];
@@ -123,8 +125,10 @@ transformer<T>::transformer(model_shape const& s, communicator& ranks, std::size
     weir::shape const extents{r.rows, r.columns};
     auto* const value = static_cast<float*>(buckets_.parameter(number).data);
     tensor all = tensor::from_blob(value, extents, float32, ranks.device());
-    if (r.drawn > 0) run(all.numel(), {writes(all)}, draw{value, i, r.drawn});
-    else all.fill_(static_cast<double>(r.at));
+    if (r.drawn > 0)
+      run(all.numel(), {writes(all)}, draw{value, i, r.drawn});
+    else
+      all.fill_(static_cast<double>(r.at));
     tensor const gradient = tensor::from_blob(buckets_.gradient(number).data, extents, float32, ranks.device());
     tensor factor = all;
     if (copies_.defined()) {
@@ -155,7 +159,8 @@ template <class T>
 typename transformer<T>::normed transformer<T>::normalize(tensor x, tensor const& more, parameter const* bias,
                                                           parameter const& weight, parameter const& shift) const {
   normed n{x, activation(x.shape()), empty({rows_, 2})};
-  if (more.defined()) n.x = empty(x.shape());
+  if (more.defined())
+    n.x = empty(x.shape());
   run_rows(rows_,
            {reads(x), reads(more), reads(weight.value), reads(shift.value), reads(bias ? bias->value : tensor()),
             writes(n.out), updates(n.x), writes(n.spreads)},
@@ -171,7 +176,8 @@ template <class T>
 template <class F>
 void transformer<T>::each_part(F f) const {
   int const most = std::max((shape_.context / 4 + 7) / 8 * 8, 8);
-  for (int from = 0; from < shape_.context; from += most) f(from, std::min(from + most, shape_.context));
+  for (int from = 0; from < shape_.context; from += most)
+    f(from, std::min(from + most, shape_.context));
 }
 
 template <class T>
@@ -239,20 +245,24 @@ void transformer<T>::sum_rows(tensor const& d, parameter const& of, normed const
     ready(to);
   };
   finish_sum(part, of);
-  if (n) finish_sum(products, *scaled);
+  if (n)
+    finish_sum(products, *scaled);
 }
 
 template <class T>
 void transformer<T>::normalize_back(tensor& d, tensor& half, bool first, tensor const& dy, normed const& n,
                                     parameter const& weight, parameter const& shift) {
-  if constexpr (std::is_same_v<T, float>) half = {};
-  else half = activation(d.shape());
+  if constexpr (std::is_same_v<T, float>)
+    half = {};
+  else
+    half = activation(d.shape());
   run_rows(rows_, {updates(d), writes(half), reads(dy), reads(n.x), reads(n.spreads), reads(weight.value)},
            normalize_backward<T>{d.data<float>(), half.defined() ? half.data<T>() : nullptr, first, dy.data<T>(),
                                  n.x.template data<float>(),
                                  reinterpret_cast<spread const*>(n.spreads.template data<float>()), weight.values(),
                                  packs_});
-  if constexpr (std::is_same_v<T, float>) half = d;
+  if constexpr (std::is_same_v<T, float>)
+    half = d;
   sum_rows(dy, shift, &n, &weight);
 }
 
@@ -350,7 +360,8 @@ std::unique_ptr<trained_model> make_transformer(model_shape const& s, communicat
                                  s.vocabulary, " tokens"),
                       base::text("Use multiples of ", pack, ", and a width that the heads divide"),
                       source_location::current());
-  if (s.type == float32) return std::make_unique<transformer<float>>(s, ranks, bucket_bytes);
+  if (s.type == float32)
+    return std::make_unique<transformer<float>>(s, ranks, bucket_bytes);
   return std::make_unique<transformer<bfloat16_t>>(s, ranks, bucket_bytes);
 }
 

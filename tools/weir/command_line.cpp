@@ -68,8 +68,10 @@ std::string wrapped(std::string const& text, std::size_t indent) {
   for (std::size_t at = 0; at < text.size();) {
     std::size_t const end = std::min(text.find_first_of(" \n", at), text.size());
     std::string const word = text.substr(at, end - at);
-    if (used && used + 1 + word.size() > width) out += "\n" + std::string(indent, ' '), used = 0;
-    if (used) out += ' ', ++used;
+    if (used && used + 1 + word.size() > width)
+      out += "\n" + std::string(indent, ' '), used = 0;
+    if (used)
+      out += ' ', ++used;
     out += word, used += word.size();
     at = end + 1;
   }
@@ -80,14 +82,16 @@ std::string wrapped(std::string const& text, std::size_t indent) {
 std::string left_column(po::option_description const& o) {
   std::string const name = o.long_name();
   std::string left = name == "help" ? "-h, --help" : "--" + name;
-  if (o.semantic()->max_tokens() == 0) return left;
+  if (o.semantic()->max_tokens() == 0)
+    return left;
   static constexpr std::pair<std::string_view, std::string_view> words[] = {
-      {"rounds", "N"},      {"batches", "N"},    {"depth", "N"},     {"reader", "N"},     {"work", "PART"},
-      {"steps", "N"},       {"warm", "N"},       {"more", "N"},      {"width", "N"},      {"layers", "N"},
-      {"rows", "N"},        {"heads", "N"},      {"context", "N"},   {"bucket", "BYTES"}, {"html", "FILE"},
-      {"snapshot", "FILE"}, {"since", "FILE"},   {"epsilon", "PART"}, {"limit", "BYTES"}, {"batch", "BYTES"}};
+      {"rounds", "N"},      {"batches", "N"},  {"depth", "N"},      {"reader", "N"},     {"work", "PART"},
+      {"steps", "N"},       {"warm", "N"},     {"more", "N"},       {"width", "N"},      {"layers", "N"},
+      {"rows", "N"},        {"heads", "N"},    {"context", "N"},    {"bucket", "BYTES"}, {"html", "FILE"},
+      {"snapshot", "FILE"}, {"since", "FILE"}, {"epsilon", "PART"}, {"limit", "BYTES"},  {"batch", "BYTES"}};
   auto const* const word = std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.first == name; });
-  if (word != std::end(words)) return left + " " + std::string(word->second);
+  if (word != std::end(words))
+    return left + " " + std::string(word->second);
   return left + (name.ends_with("bytes") ? " BYTES" : name == "devices" ? " DEVICES" : " VALUE");
 }
 
@@ -99,7 +103,8 @@ std::string default_of(po::option_description const& o) {
 }
 
 std::string in_capitals(std::string text) {  // the first letter
-  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z')
+    text[0] = static_cast<char>(text[0] - 'a' + 'A');
   return text;
 }
 
@@ -115,24 +120,28 @@ void print_help(po::options_description const& all, std::string const& command, 
   std::cout << "usage: " << command << (words.empty() ? "" : " ") << words << " [OPTIONS]\n"
             << wrapped(about, 0) << ".\n\noptions:\n";
   std::size_t wide = 0;
-  for (auto const& o : all.options()) wide = std::max(wide, left_column(*o).size());
+  for (auto const& o : all.options())
+    wide = std::max(wide, left_column(*o).size());
   for (bool const help : {false, true}) {  // last of all
     for (auto const& o : all.options()) {
-      if ((rest && o->long_name() == rest) || (o->long_name() == "help") != help) continue;
+      if ((rest && o->long_name() == rest) || (o->long_name() == "help") != help)
+        continue;
       std::string left = left_column(*o);
       left.resize(wide + 2, ' ');
       std::cout << "  " << left << wrapped(o->description() + default_of(*o), wide + 4) << "\n";
     }
   }
   for (examples const& e : known_examples) {
-    if (command == e.command) std::cout << "\nexamples:\n" << e.lines << "\nexit status: " << e.status << "\n";
+    if (command == e.command)
+      std::cout << "\nexamples:\n" << e.lines << "\nexit status: " << e.status << "\n";
   }
 }
 
 }  // namespace
 
 void use_devices(std::string const& text) {
-  if (text.empty()) return;
+  if (text.empty())
+    return;
   parse_devices(text, "--devices");
   setenv("WEIR_DEVICES", text.c_str(), 1);
 }
@@ -155,12 +164,14 @@ bool understood(std::vector<std::string> const& arguments, po::options_descripti
         refuse("unexpected argument '" + *extra + "'");
     }
     po::positional_options_description unnamed;
-    if (rest) unnamed.add(rest, most);
+    if (rest)
+      unnamed.add(rest, most);
     po::store(po::command_line_parser(arguments).options(all).positional(unnamed).run(), values);
     po::notify(values);
   } catch (po::unknown_option const& e) {
     std::vector<std::string> names;
-    for (auto const& o : all.options()) names.push_back("--" + o->long_name());
+    for (auto const& o : all.options())
+      names.push_back("--" + o->long_name());
     std::vector<std::string_view> const views(names.begin(), names.end());
     auto const meant = base::near(e.get_option_name(), views);
     refuse("no option is called " + e.get_option_name() +
@@ -168,7 +179,8 @@ bool understood(std::vector<std::string> const& arguments, po::options_descripti
   } catch (po::error const& e) {
     refuse(e.what());
   }
-  if (!values.count("help")) return true;
+  if (!values.count("help"))
+    return true;
   print_help(all, command, first_word > words.size() ? "" : words.substr(first_word),
              in_capitals(caption.substr(std::min(colon + 2, caption.size()))), rest);
   return false;
@@ -176,25 +188,29 @@ bool understood(std::vector<std::string> const& arguments, po::options_descripti
 
 std::string coloured(std::string const& text, colour c) {
   static bool const wanted = ::isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
-  if (!wanted) return text;
+  if (!wanted)
+    return text;
   static constexpr char const* codes[] = {"\033[32m", "\033[33m", "\033[31m"};
   return codes[static_cast<std::size_t>(c)] + text + "\033[0m";
 }
 
 void show_progress(std::string const& what) {
   static bool const wanted = ::isatty(STDERR_FILENO);
-  if (wanted) std::fprintf(stderr, "\r\033[K%s", what.c_str()), std::fflush(stderr);
+  if (wanted)
+    std::fprintf(stderr, "\r\033[K%s", what.c_str()), std::fflush(stderr);
 }
 
 std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (char const c : text) {
-    if (c == '"' || c == '\\') out += '\\', out += c;
+    if (c == '"' || c == '\\')
+      out += '\\', out += c;
     else if (static_cast<unsigned char>(c) < 0x20) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
       out += escaped;
-    } else out += c;
+    } else
+      out += c;
   }
   return out + "\"";
 }

@@ -76,7 +76,9 @@ class findings {
 };
 
 // Formats CUDA's encoding of versions: 13000 is "13.0".
-std::string cuda_version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
+std::string cuda_version(int v) {
+  return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
+}
 
 // A library that weir loads at run time, and its version. Empty name: not found.
 struct found_library {
@@ -86,10 +88,12 @@ struct found_library {
 found_library find_library(std::initializer_list<char const*> names, char const* version_call) {
   for (char const* name : names) {
     void* const so = os::load_library(name);
-    if (!so) continue;
+    if (!so)
+      continue;
     int version = 0;
     auto* const ask = reinterpret_cast<int (*)(int*)>(os::find_symbol(so, version_call));
-    if (!ask || ask(&version) != 0) version = 0;
+    if (!ask || ask(&version) != 0)
+      version = 0;
     return {name, version};
   }
   return {};
@@ -102,7 +106,8 @@ void libraries(findings& to) {
   std::string const text =
       driver.name.empty() ? "libcuda.so.1 not found" : driver.name + ", CUDA " + cuda_version(driver.version);
 #if defined(WEIR_TOOLKIT)
-  if (driver.name.empty()) to.say("CUDA driver", text);
+  if (driver.name.empty())
+    to.say("CUDA driver", text);
   else
     to.check("CUDA driver", text,
              driver.version < 12000 ? "The driver is older than CUDA 12.0, which weir needs: update it." : "",
@@ -129,7 +134,9 @@ void libraries(findings& to) {
          "built with " + std::to_string(BOOST_VERSION / 100000) + "." + std::to_string(BOOST_VERSION / 100 % 1000));
 }
 
-std::string rlimit_text(rlim_t l) { return l == RLIM_INFINITY ? "unlimited" : bytes_text(l); }
+std::string rlimit_text(rlim_t l) {
+  return l == RLIM_INFINITY ? "unlimited" : bytes_text(l);
+}
 
 std::string first_line(char const* path) {
   std::ifstream file(path);
@@ -155,7 +162,8 @@ void limits(findings& to) {
   to.check("open files", std::to_string(files.rlim_cur),
            files.rlim_cur >= 1024 ? "" : "Many GPUs and processes need more open files: `ulimit -n 4096`.");
   std::string const maps = first_line("/proc/sys/vm/max_map_count");
-  if (!maps.empty()) to.say("mappings", maps + " a process");
+  if (!maps.empty())
+    to.say("mappings", maps + " a process");
   std::string const huge = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
   if (!huge.empty())
     to.check("huge pages", huge,
@@ -163,7 +171,8 @@ void limits(findings& to) {
                                                : "Page-locking large host memory takes longer without them: `echo "
                                                  "madvise > /sys/kernel/mm/transparent_hugepage/enabled`.");
   struct statvfs shared {};
-  if (::statvfs("/dev/shm", &shared) == 0) to.say("/dev/shm", bytes_text(shared.f_bavail * shared.f_frsize) + " free");
+  if (::statvfs("/dev/shm", &shared) == 0)
+    to.say("/dev/shm", bytes_text(shared.f_bavail * shared.f_frsize) + " free");
 }
 
 void variables(findings& to) {
@@ -172,10 +181,12 @@ void variables(findings& to) {
     std::string const entry = *v;
     for (char const* prefix : {"WEIR_", "CUDA_", "NCCL_"}) {
       std::size_t const equals = std::min(entry.find('='), entry.size());
-      if (entry.starts_with(prefix)) to.say(entry.substr(0, equals), entry.substr(std::min(equals + 1, entry.size())));
+      if (entry.starts_with(prefix))
+        to.say(entry.substr(0, equals), entry.substr(std::min(equals + 1, entry.size())));
     }
   }
-  for (std::string const& line : unknown_variables()) to.check("unknown variable", "", line);
+  for (std::string const& line : unknown_variables())
+    to.check("unknown variable", "", line);
 }
 
 // Those that something sets; `whole`: the others, too.
@@ -184,15 +195,18 @@ void options_in_force(findings& to, bool whole) {
   auto const found = find_options();
   for (std::size_t i = 0; i < option_table().size(); ++i) {
     option_row const& o = option_table()[i];
-    if (found.origin[i] == "default" && !whole) continue;
+    if (found.origin[i] == "default" && !whole)
+      continue;
     std::string const value = option_text(o, found.in_force) + ", from " + found.origin[i];
     std::string slow;
     if (o.name == "launch_blocking" && found.in_force.launch_blocking)
       slow = "Every launch waits for its work: for finding an error, not for speed.";
     if (o.name == "check_races" && found.in_force.check_races)
       slow = "Every call is checked: for finding a race, not for speed.";
-    if (slow.empty()) to.say(std::string(o.name), value);
-    else to.check(std::string(o.name), value, slow);
+    if (slow.empty())
+      to.say(std::string(o.name), value);
+    else
+      to.check(std::string(o.name), value, slow);
   }
 }
 
@@ -224,10 +238,12 @@ void devices(findings& to) {
                      "devices."
                    : "");
   }
-  if (count < 2) return;
+  if (count < 2)
+    return;
   std::size_t good = 0, untried = 0;  // of links, one in each direction, as `weir info` counts them
   for (peer_link const& l : links()) {
-    if (l.by == peer_link::kind::self) continue;
+    if (l.by == peer_link::kind::self)
+      continue;
     good += l.verified;
     untried += l.access && !l.verified && !l.wrong;
     if (l.wrong)
@@ -237,7 +253,8 @@ void devices(findings& to) {
       to.check("link", l.from.str() + " - " + l.to.str(),
                "No access, so copies go through host memory (IOMMU or ACS settings, or no link).");
   }
-  if (good) to.check("links", std::to_string(good) + " verified by writing and reading back", "");
+  if (good)
+    to.check("links", std::to_string(good) + " verified by writing and reading back", "");
   if (untried)
     to.check("links", std::to_string(untried) + " not tested: the driver copies, kernels have no access", "");
 }
@@ -245,7 +262,8 @@ void devices(findings& to) {
 void print_text(findings const& all) {
   std::string section;
   for (row const& r : all.all()) {
-    if (r.section != section) std::printf("%s%s\n", section.empty() ? "" : "\n", r.section.c_str());
+    if (r.section != section)
+      std::printf("%s%s\n", section.empty() ? "" : "\n", r.section.c_str());
     section = r.section;
     char const* const blank = "      ";
     std::string const shown = r.how == mark::none   ? blank
@@ -253,7 +271,8 @@ void print_text(findings const& all) {
                               : r.how == mark::warn ? coloured("[warn]", colour::yellow)
                                                     : coloured("[fail]", colour::red);
     std::printf("  %s %-22s %s\n", shown.c_str(), r.name.c_str(), r.value.c_str());
-    if (!r.advice.empty()) std::printf("  %s   %s\n", blank, r.advice.c_str());
+    if (!r.advice.empty())
+      std::printf("  %s   %s\n", blank, r.advice.c_str());
   }
   std::size_t const warnings = all.count(mark::warn);
   std::printf("\n%zu ok, %zu %s, %zu failed\n", all.count(mark::ok), warnings, warnings == 1 ? "warning" : "warnings",
@@ -286,7 +305,8 @@ int doctor(std::vector<std::string> const& arguments) {
                                                                               "one line of JSON")(
       "options", po::bool_switch(&document), "the options as a document: docs/reference/options.md")("help,h",
                                                                                                      "this text");
-  if (!understood(arguments, all)) return all_well;
+  if (!understood(arguments, all))
+    return all_well;
   if (document) {
     std::cout << options_document();
     return all_well;

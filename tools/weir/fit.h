@@ -19,7 +19,8 @@ std::optional<std::size_t> smallest_limit(std::size_t below, std::size_t guess, 
                                           Fits fits) {
   for (std::size_t limit = std::min(guess, most);;) {
     for (std::size_t stride = step; !fits(limit); stride *= 2) {
-      if (limit >= most) return {};
+      if (limit >= most)
+        return {};
       below = limit;
       limit = std::min(most, limit + stride);
     }
@@ -30,16 +31,18 @@ std::optional<std::size_t> smallest_limit(std::size_t below, std::size_t guess, 
     std::size_t const found = limit;
     for (int steps : {1, 2, 4}) {
       std::size_t const above = found + static_cast<std::size_t>(steps) * step;
-      if (above < most && !fits(above)) below = above;
+      if (above < most && !fits(above))
+        below = above;
     }
-    if (below < found) return found;
+    if (below < found)
+      return found;
     limit = std::min(most, below + step);
   }
 }
 
 struct gpu_size {
-  int gb;                // as such GPUs are sold
-  std::size_t usable;    // bytes that the driver reports on the least of these, below
+  int gb;              // as such GPUs are sold
+  std::size_t usable;  // bytes that the driver reports on the least of these, below
   char const* examples;
 };
 // By size. ECC takes a sixteenth of GDDR memory.

@@ -25,11 +25,14 @@ constexpr gpu_size sizes[] = {
 };
 }  // namespace
 
-std::span<gpu_size const> gpu_sizes() noexcept { return sizes; }
+std::span<gpu_size const> gpu_sizes() noexcept {
+  return sizes;
+}
 
 gpu_size const* smallest_gpu(std::size_t limit) noexcept {
   for (gpu_size const& g : sizes) {
-    if (g.usable >= beside_weir && g.usable - beside_weir >= limit) return &g;
+    if (g.usable >= beside_weir && g.usable - beside_weir >= limit)
+      return &g;
   }
   return nullptr;
 }

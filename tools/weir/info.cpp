@@ -27,7 +27,8 @@ void print_json(std::vector<device_properties> const& all) {
   std::printf("], \"links\": [");
   bool first = true;
   for (peer_link const& l : links()) {
-    if (l.by == peer_link::kind::self) continue;
+    if (l.by == peer_link::kind::self)
+      continue;
     std::printf(
         "%s{\"from\": \"%s\", \"to\": \"%s\", \"nvlinks\": %d, \"access\": %s, \"verified\": %s, \"wrong\": %s}",
         first ? "" : ", ", l.from.str().c_str(), l.to.str().c_str(), l.nvlinks, l.access ? "true" : "false",
@@ -47,11 +48,13 @@ int info(std::vector<std::string> const& arguments) {
   known.add_options()("devices", po::value(&devices),
                       "auto | cuda | sim[:N[:SIZE]][:seed=S] (default: WEIR_DEVICES, else auto)")(
       "json", po::bool_switch(&json), "one line of JSON")("help,h", "this text");
-  if (!understood(arguments, known)) return 0;
+  if (!understood(arguments, known))
+    return 0;
   use_devices(devices);
   int const count = device_count();
   std::vector<device_properties> all;
-  for (int i = 0; i < count; ++i) all.push_back(get_device_properties(i));
+  for (int i = 0; i < count; ++i)
+    all.push_back(get_device_properties(i));
   if (json) {
     print_json(all);
     return count > 0 ? all_well : finding;
@@ -65,7 +68,8 @@ int info(std::vector<std::string> const& arguments) {
     if (!p.simulated)
       std::printf(", compute %d.%d, %d multiprocessors, %s", p.major, p.minor, p.multi_processor_count,
                   p.pci_bus_id.c_str());
-    if (p.numa_node >= 0) std::printf(", NUMA node %d", p.numa_node);
+    if (p.numa_node >= 0)
+      std::printf(", NUMA node %d", p.numa_node);
     std::printf("\n");
   }
   if (count > 1)

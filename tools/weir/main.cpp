@@ -46,27 +46,39 @@ char const* const bench_usage =
     "\n"
     "exit status: 0 ok, 1 error, 2 usage\n";
 
-bool asks_for_help(std::string const& word) { return word == "--help" || word == "-h" || word == "help"; }
+bool asks_for_help(std::string const& word) {
+  return word == "--help" || word == "-h" || word == "help";
+}
 
 // Dispatches to the benchmarks by name.
 int bench(std::vector<std::string> const& rest) {
   std::string const what = rest.empty() ? "" : rest.front();
   std::vector<std::string> const arguments(rest.begin() + (rest.empty() ? 0 : 1), rest.end());
-  if (asks_for_help(what)) return std::fputs(bench_usage, stdout), 0;
-  if (what == "alloc") return weir::tool::bench_alloc(arguments);
-  if (what == "copy") return weir::tool::bench_copy(arguments);
-  if (what == "pipeline") return weir::tool::bench_pipeline(arguments);
-  if (what == "share") return weir::tool::bench_share(arguments);
-  if (what == "train") return weir::tool::bench_train(arguments);
-  if (what.empty()) std::fprintf(stderr, "weir bench: missing benchmark\n%s", bench_usage);
-  else std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share, train\n", what.c_str());
+  if (asks_for_help(what))
+    return std::fputs(bench_usage, stdout), 0;
+  if (what == "alloc")
+    return weir::tool::bench_alloc(arguments);
+  if (what == "copy")
+    return weir::tool::bench_copy(arguments);
+  if (what == "pipeline")
+    return weir::tool::bench_pipeline(arguments);
+  if (what == "share")
+    return weir::tool::bench_share(arguments);
+  if (what == "train")
+    return weir::tool::bench_train(arguments);
+  if (what.empty())
+    std::fprintf(stderr, "weir bench: missing benchmark\n%s", bench_usage);
+  else
+    std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share, train\n",
+                 what.c_str());
   return weir::tool::wrong_usage;
 }
 
 // A mistake in an argument or in the environment, not in a file that was read.
 bool is_usage(weir::invalid_use const& e) {
   for (std::string_view const with : {"--", "WEIR_", "bench", "runtime"}) {
-    if (e.operation().starts_with(with)) return true;
+    if (e.operation().starts_with(with))
+      return true;
   }
   bool const reads_files = e.operation() == "replay" || e.operation() == "snapshot";
   return reads_files && (e.operands().starts_with("--") || e.operands().starts_with("no "));
@@ -83,13 +95,20 @@ void report(weir::error const& e) {
 int command(int argc, char** argv) try {
   std::string const command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> const rest(argv + (argc > 1 ? 2 : 1), argv + argc);
-  if (command == "info") return weir::tool::info(rest);
-  if (command == "doctor") return weir::tool::doctor(rest);
-  if (command == "bench") return bench(rest);
-  if (command == "replay") return weir::tool::replay(rest);
-  if (command == "snapshot") return weir::tool::snapshot(rest);
-  if (asks_for_help(command)) return std::fputs(usage, stdout), 0;
-  if (command == "--version") return std::printf("%s\n", weir::tool::version_line().c_str()), 0;
+  if (command == "info")
+    return weir::tool::info(rest);
+  if (command == "doctor")
+    return weir::tool::doctor(rest);
+  if (command == "bench")
+    return bench(rest);
+  if (command == "replay")
+    return weir::tool::replay(rest);
+  if (command == "snapshot")
+    return weir::tool::snapshot(rest);
+  if (asks_for_help(command))
+    return std::fputs(usage, stdout), 0;
+  if (command == "--version")
+    return std::printf("%s\n", weir::tool::version_line().c_str()), 0;
   static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help", "--version"};
   auto const meant = weir::base::near(command, commands);
   std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(),
@@ -113,7 +132,8 @@ int command(int argc, char** argv) try {
 int main(int argc, char** argv) {
   int const status = command(argc, argv);
   std::cout.flush();
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout) return status;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout)
+    return status;
   std::fprintf(stderr, "weir: writing the output failed: check whether the disk is full\n");
   return status ? status : 1;
 }

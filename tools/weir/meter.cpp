@@ -14,13 +14,21 @@ constexpr double record_us = 0.164, query_us = 0.158, wait_us = 0.131, stream_qu
 constexpr double host_wait_us = 2;  // for work that is complete
 constexpr double memory_us = 1;     // not measured; assumed to be a small call
 
-double in_mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+double in_mib(std::size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 20);
+}
 // 25 µs up to 64 MiB, 80 µs for 256 MiB.
-double grant_us(std::size_t bytes) { return 25 + std::max(0.0, in_mib(bytes) - 64) * 55 / 192; }
+double grant_us(std::size_t bytes) {
+  return 25 + std::max(0.0, in_mib(bytes) - 64) * 55 / 192;
+}
 // 13 µs for 2 MiB, 143 µs for 512 MiB.
-double release_us(std::size_t bytes) { return 13 + std::max(0.0, in_mib(bytes) - 2) * 130 / 510; }
+double release_us(std::size_t bytes) {
+  return 13 + std::max(0.0, in_mib(bytes) - 2) * 130 / 510;
+}
 // cudaMalloc and cudaFree together: 59 µs for 2 MiB, 231 µs for 512 MiB. Each gets half.
-double segment_us(std::size_t bytes) { return (59 + std::max(0.0, in_mib(bytes) - 2) * 172 / 510) / 2; }
+double segment_us(std::size_t bytes) {
+  return (59 + std::max(0.0, in_mib(bytes) - 2) * 172 / 510) / 2;
+}
 
 }  // namespace
 
@@ -85,7 +93,8 @@ weir::driver::status meter::grant(weir::driver::address at, std::size_t bytes, i
 weir::driver::result<weir::driver::address> meter::create_segment(int device, std::size_t bytes) {
   return timed(segment_us(bytes), [&] {
     auto const made = fault_injector::create_segment(device, bytes);
-    if (made.ok()) created_.fetch_add(1);
+    if (made.ok())
+      created_.fetch_add(1);
     return made;
   });
 }

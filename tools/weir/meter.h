@@ -11,10 +11,10 @@ namespace weir::tool {
 class meter final : public driver::fault_injector {
  public:
   struct reading {
-    std::int64_t spent_ns = 0;    // in calls, by this machine's clock
-    std::int64_t modelled_ns = 0; // the same calls on an H200, see meter.cpp
-    std::uint64_t created = 0;    // handles and segments
-    std::uint64_t moved = 0;      // mappings of a handle that was mapped before
+    std::int64_t spent_ns = 0;     // in calls, by this machine's clock
+    std::int64_t modelled_ns = 0;  // the same calls on an H200, see meter.cpp
+    std::uint64_t created = 0;     // handles and segments
+    std::uint64_t moved = 0;       // mappings of a handle that was mapped before
   };
   using fault_injector::fault_injector;
   reading read() const noexcept;

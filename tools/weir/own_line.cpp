@@ -9,7 +9,9 @@ namespace {
 
 enum class owner : std::uint8_t { program, package, runtime, nobody };  // runtime: Python, PyTorch, C++
 
-bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+bool has(std::string_view text, std::string_view part) {
+  return text.find(part) != text.npos;
+}
 template <std::size_t Count>
 bool has_any(std::string_view text, std::array<std::string_view, Count> const& parts) {
   return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return has(text, part); });
@@ -35,26 +37,30 @@ constexpr std::array<std::string_view, 5> recorder_functions = {
     "torch::unwind::", "torch::CapturedTraceback::", "gather_with_cpp", "::gather(", "CachingAllocator"};
 
 owner owner_of(frame const& f) {
-  if (f.line == 0 || f.file.empty() || f.file == "??") return owner::nobody;
+  if (f.line == 0 || f.file.empty() || f.file == "??")
+    return owner::nobody;
   std::string file = f.file;
   std::replace(file.begin(), file.end(), '\\', '/');
   for (std::string_view const folder : installed) {
     std::size_t const at = file.rfind(folder);
-    if (at == file.npos) continue;
+    if (at == file.npos)
+      continue;
     return begins_with_any(std::string_view(file).substr(at + folder.size()), packages_of_torch) ? owner::runtime
                                                                                                  : owner::package;
   }
   if (has(file, "/lib/python3") || has_any(file, runtime_folders) || begins_with_any(file, made_files))
     return owner::runtime;
   bool const python = file.ends_with(".py") || file.starts_with('<');
-  if (!python && begins_with_any(f.name, runtime_functions)) return owner::runtime;
+  if (!python && begins_with_any(f.name, runtime_functions))
+    return owner::runtime;
   return owner::program;
 }
 
 // "NAME" of "…PREFIXNAME::…"; empty: the function has no such prefix.
 std::string_view word_after(std::string_view function, std::string_view prefix) {
   std::size_t const at = function.find(prefix);
-  if (at == function.npos) return {};
+  if (at == function.npos)
+    return {};
   function.remove_prefix(at + prefix.size());
   return function.substr(0, function.find("::"));
 }
@@ -66,8 +72,10 @@ std::size_t own_line(std::span<frame const> all) {
   owner of = owner::nobody;
   for (std::size_t i = 0; i < all.size(); ++i) {
     owner const is = owner_of(all[i]);
-    if (is < of) best = i, of = is;
-    if (of == owner::program) break;
+    if (is < of)
+      best = i, of = is;
+    if (of == owner::program)
+      break;
   }
   return best;
 }
@@ -76,15 +84,20 @@ std::string own_call(std::span<frame const> all) {
   std::string_view outermost_operator;
   for (frame const& f : all) {
     std::string_view const function = word_after(f.name, "torch::autograd::generated::");
-    if (has(function, "Backward")) return std::string(function.substr(0, function.find_first_of("_(")));
-    if (auto const name = word_after(f.name, "at::_ops::"); !name.empty()) outermost_operator = name;
+    if (has(function, "Backward"))
+      return std::string(function.substr(0, function.find_first_of("_(")));
+    if (auto const name = word_after(f.name, "at::_ops::"); !name.empty())
+      outermost_operator = name;
   }
-  if (!outermost_operator.empty()) return "operator " + std::string(outermost_operator);
+  if (!outermost_operator.empty())
+    return "operator " + std::string(outermost_operator);
   for (frame const& f : all) {
-    if (!f.name.empty() && !has_any(f.name, recorder_functions)) return f.name;
+    if (!f.name.empty() && !has_any(f.name, recorder_functions))
+      return f.name;
   }
   for (frame const& f : all) {  // weir in PyTorch writes words in the place of a file
-    if (!f.file.empty() && f.file != "??") return f.file;
+    if (!f.file.empty() && f.file != "??")
+      return f.file;
   }
   return all.empty() ? "" : all.front().name;
 }

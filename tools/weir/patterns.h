@@ -35,7 +35,8 @@ std::size_t pairs_for(std::int64_t wanted_ns, Body body) {
     std::int64_t const from = base::now_ns();
     body(n);
     std::int64_t const spent = base::now_ns() - from;
-    if (spent * 4 >= wanted_ns) return n * static_cast<std::size_t>(wanted_ns) / static_cast<std::size_t>(spent) + 1;
+    if (spent * 4 >= wanted_ns)
+      return n * static_cast<std::size_t>(wanted_ns) / static_cast<std::size_t>(spent) + 1;
   }
 }
 
@@ -58,7 +59,8 @@ class pairs final : public measured {
 
  private:
   void run(std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) from_.give(from_.take(bytes_));
+    for (std::size_t i = 0; i < n; ++i)
+      from_.give(from_.take(bytes_));
   }
   Allocator from_;
   std::size_t bytes_, n_;
@@ -93,24 +95,29 @@ class churn final : public measured {
     std::mt19937_64 random(1);
     std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)),
                                                 std::log2(static_cast<double>(most)));
-    for (auto& s : steps_) s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
+    for (auto& s : steps_)
+      s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
     run(8 * live);  // fills the set and maps its memory
     n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
   }
   ~churn() override {
-    for (void* p : live_) from_.give(p);
+    for (void* p : live_)
+      from_.give(p);
   }
   double round() override {
     return ns_each(n_, [this](std::size_t n) { run(n); });
   }
 
  private:
-  struct step { std::size_t bytes, slot; };
+  struct step {
+    std::size_t bytes, slot;
+  };
   void run(std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) {
       step const& s = steps_[next_++ % steps_.size()];
       void*& block = live_[s.slot];
-      if (block) from_.give(block);
+      if (block)
+        from_.give(block);
       block = from_.take(s.bytes);
     }
   }
@@ -178,15 +185,19 @@ class threads final : public measured {
               t < counted ? work(t, n_, make_(static_cast<int>(t)), seen) : work(t, most, arithmetic{}, seen);
         });
       }
-      while (seen.ready.load() < count_) base::yield_thread();
+      while (seen.ready.load() < count_)
+        base::yield_thread();
       seen.go.store(true);
-      for (auto& t : all) t.join();
+      for (auto& t : all)
+        t.join();
     }
     pairs_per_ns.resize(counted);
     by_thread.resize(counted);
-    for (std::size_t t = 0; t < counted; ++t) by_thread[t].push_back(1 / pairs_per_ns[t]);
+    for (std::size_t t = 0; t < counted; ++t)
+      by_thread[t].push_back(1 / pairs_per_ns[t]);
     double const all = std::accumulate(pairs_per_ns.begin(), pairs_per_ns.end(), 0.0);
-    if (how_ == threads_work::together && in_turn > 0) of_turns.push_back(all / in_turn);
+    if (how_ == threads_work::together && in_turn > 0)
+      of_turns.push_back(all / in_turn);
     return static_cast<double>(counted) / all;
   }
 
@@ -199,10 +210,12 @@ class threads final : public measured {
   // Returns: pairs per ns. Stops after `n` pairs or when another thread is done.
   template <class Allocator>
   double work(std::size_t t, std::size_t n, Allocator mine, signs& seen) const {
-    if (cores_.size() >= count_) (void)os::run_this_thread_on({cores_[t]});
+    if (cores_.size() >= count_)
+      (void)os::run_this_thread_on({cores_[t]});
     run(mine, 1000);
     seen.ready.fetch_add(1);
-    while (!seen.go.load(base::memory_order_acquire)) base::yield_thread();
+    while (!seen.go.load(base::memory_order_acquire))
+      base::yield_thread();
     std::size_t done = 0;
     std::int64_t const from = base::now_ns();
     do {  // at least once, so that a thread that was scheduled late has a figure too
@@ -214,7 +227,8 @@ class threads final : public measured {
   }
   template <class Allocator>
   static void run(Allocator& a, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) a.give(a.take(512));
+    for (std::size_t i = 0; i < n; ++i)
+      a.give(a.take(512));
   }
   Make make_;
   std::vector<int> const cores_;
@@ -237,7 +251,8 @@ class handoff final : public measured {
       for (std::size_t i = 0; i < n; ++i) {
         auto& slot = ring[i % ring.size()];
         void* block = slot.load(base::memory_order_acquire);
-        for (; !block; block = slot.load(base::memory_order_acquire)) base::yield_thread();
+        for (; !block; block = slot.load(base::memory_order_acquire))
+          base::yield_thread();
         slot.store(nullptr, base::memory_order_release);
         mine.give_after_use(block);
       }
@@ -247,7 +262,8 @@ class handoff final : public measured {
     for (std::size_t i = 0; i < n; ++i) {
       void* const block = mine.take(512);
       auto& slot = ring[i % ring.size()];
-      while (slot.load(base::memory_order_acquire)) base::yield_thread();
+      while (slot.load(base::memory_order_acquire))
+        base::yield_thread();
       slot.store(block, base::memory_order_release);
     }
     consumer.join();
@@ -267,11 +283,13 @@ class crowd final : public measured {
   double round() override {
     look_(false);
     std::int64_t const start = base::now_ns();
-    for (void*& p : all_) p = from_.take(bytes);
+    for (void*& p : all_)
+      p = from_.take(bytes);
     std::int64_t const taken = base::now_ns();
     look_(true);
     std::int64_t const seen = base::now_ns();
-    for (void* p : all_) from_.give(p);
+    for (void* p : all_)
+      from_.give(p);
     return static_cast<double>(taken - start + base::now_ns() - seen) / static_cast<double>(blocks);
   }
 

@@ -23,7 +23,9 @@ void require_done(int code, char const* call) {
     throw driver_error(code, "bench", std::string(call) + " answers " + std::to_string(code),
                        "Figures beside weir's need the driver's own calls", source_location::current());
 }
-address number(void const* p) { return reinterpret_cast<address>(p); }
+address number(void const* p) {
+  return reinterpret_cast<address>(p);
+}
 
 struct driver_calls {  // CUDA's calls, declared after the driver's ABI
   int (*cuMemAlloc_v2)(address*, size_t) = nullptr;
@@ -64,7 +66,9 @@ driver_calls find_calls() {
 
 struct held final : raw_calls::memory {
   template <class Give>
-  held(void* p, Give give) : give_(std::move(give)) { data_ = p; }
+  held(void* p, Give give) : give_(std::move(give)) {
+    data_ = p;
+  }
   ~held() override { give_(data_); }
   std::function<void(void*)> give_;
 };
@@ -82,7 +86,8 @@ struct raw_calls::state {
 
   ~state() {
     for (auto const& [device, all] : events) {
-      for (void* const one : all) cuda.cuEventDestroy_v2(one);
+      for (void* const one : all)
+        cuda.cuEventDestroy_v2(one);
     }
   }
 
@@ -132,7 +137,8 @@ std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
     require(my.owner.machine().pin(p, bytes), "bench", std::to_string(bytes) + " B of host memory", "Ask for less",
             source_location::current());
     return std::make_unique<held>(p, [&my, bytes](void* at) {
-      if (my.owner.machine().unpin(at).ok()) os::return_addresses(at, bytes);
+      if (my.owner.machine().unpin(at).ok())
+        os::return_addresses(at, bytes);
     });
   }
   my.on(0);
@@ -145,7 +151,8 @@ std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
 void raw_calls::prepare(stream_ref s) {
   auto& my = *state_;
   my.line = &streams::clock_of(s);
-  if (!my.simulated) my.native = s.native();  // the device of s is current
+  if (!my.simulated)
+    my.native = s.native();  // the device of s is current
 }
 
 void raw_calls::copy(void* dst, void const* src, size_t bytes) {
@@ -170,7 +177,9 @@ void raw_calls::copy_peer(void* dst, int to, void const* src, int from, size_t b
   }
 }
 
-bool raw_calls::takes_pageable() const noexcept { return !state_->simulated; }
+bool raw_calls::takes_pageable() const noexcept {
+  return !state_->simulated;
+}
 
 void raw_calls::copy_pageable(void* dst, void const* src, size_t bytes, bool to_device) {
   auto& my = *state_;
@@ -222,7 +231,8 @@ void raw_calls::wait(stream_ref later, stream_ref earlier) {
 
 void raw_calls::open_peer(int from, int to) {
   auto& my = *state_;
-  if (my.simulated) return;
+  if (my.simulated)
+    return;
   constexpr int already_enabled = 704, cannot = 217;
   void* const near = my.contexts[from] = my.context(from);
   void* const far = my.contexts[to] = my.context(to);

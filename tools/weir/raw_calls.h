@@ -35,7 +35,7 @@ class raw_calls {
   void synchronize();
   // Orders later work of `later` after the work that `earlier` has now.
   void wait(stream_ref later, stream_ref earlier);
-  void open_peer(int from, int to);      // cudaDeviceEnablePeerAccess both ways; only for memory of on_device
+  void open_peer(int from, int to);  // cudaDeviceEnablePeerAccess both ways; only for memory of on_device
 
  private:
   struct state;

@@ -19,7 +19,8 @@ template <class Say>
 std::string recovered_by(memory_statistics const& n, Say say) {
   std::string out;
   for (size_t i = 0; i < recovery_steps.size(); ++i) {
-    if (n.recovered_by[i]) out += (out.empty() ? "" : ", ") + say(recovery_steps[i], std::to_string(n.recovered_by[i]));
+    if (n.recovered_by[i])
+      out += (out.empty() ? "" : ", ") + say(recovery_steps[i], std::to_string(n.recovered_by[i]));
   }
   return out;
 }
@@ -41,27 +42,33 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
       t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
       static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
       number_or_null(t.of_torch).c_str(), base::json_number(o.first_ns, 1).c_str(),
-      base::json_number(o.warm_ns, 1).c_str(),
-      base::json_number(o.first_driver_ns, 1).c_str(), base::json_number(o.warm_driver_ns, 1).c_str(),
-      static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
-      static_cast<unsigned long long>(o.warm_moved), static_cast<unsigned long long>(o.memory.num_ooms),
-      static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
-      recovered_by(o.memory, [](std::string_view rung, std::string const& times) {
-        return base::json_text(std::string(rung)) + ": " + times;
-      }).c_str(), t.began_with);
+      base::json_number(o.warm_ns, 1).c_str(), base::json_number(o.first_driver_ns, 1).c_str(),
+      base::json_number(o.warm_driver_ns, 1).c_str(), static_cast<unsigned long long>(o.created),
+      static_cast<unsigned long long>(o.moved), static_cast<unsigned long long>(o.warm_moved),
+      static_cast<unsigned long long>(o.memory.num_ooms), static_cast<unsigned long long>(o.memory.num_alloc_retries),
+      static_cast<unsigned long long>(o.opened_early),
+      recovered_by(o.memory, [](std::string_view rung,
+                                std::string const& times) { return base::json_text(std::string(rung)) + ": " + times; })
+          .c_str(),
+      t.began_with);
 }
 
-std::string count_text(std::uint64_t n) { return std::to_string(n); }
+std::string count_text(std::uint64_t n) {
+  return std::to_string(n);
+}
 
 // To a MiB: limits that differ by a page must not read the same.
 std::string exact_text(std::size_t bytes) {
   constexpr std::size_t mib = 1 << 20;
-  if (bytes % mib) return count_text(bytes) + " B";
+  if (bytes % mib)
+    return count_text(bytes) + " B";
   return bytes % (1024 * mib) ? count_text(bytes / mib) + " MiB" : count_text(bytes / (1024 * mib)) + " GiB";
 }
 
 // Whether the limit is less than what is in use at once.
-bool beyond_any(trace const& t, replay_settings const& s) { return s.limit && *s.limit < t.peak_held; }
+bool beyond_any(trace const& t, replay_settings const& s) {
+  return s.limit && *s.limit < t.peak_held;
+}
 
 void print_text(std::string const& path, trace const& t, replay_outcome const& o, replay_settings const& s) {
   std::string const what = base::visible(path) + ": " + count_text(t.operations.size()) + " operations of " +
@@ -71,8 +78,8 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
   std::string const where = s.limit ? " a limit of " + exact_text(*s.limit) : o.memory.num_ooms ? " the device" : "";
   std::printf("%s%s%s%s\n", verdict, where.c_str(), *verdict ? ": " : "", what.c_str());
   auto const reserved = static_cast<size_t>(o.memory.reserved_bytes.all.peak);
-  std::string const second = s.rounds > 2 ? "the median of " + count_text(s.rounds - 1) + " later replays"
-                                          : "the second replay";
+  std::string const second =
+      s.rounds > 2 ? "the median of " + count_text(s.rounds - 1) + " later replays" : "the second replay";
   std::printf("  memory at the peak\n    requested    %12s\n    reserved     %12s   %.4f times that\n",
               bytes_text(t.peak_requested).c_str(), bytes_text(reserved).c_str(), ratio(t, o));
   if (t.of_torch && t.peak_requested)
@@ -83,14 +90,18 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
                 bytes_text(t.peak_held).c_str());
   else if (too_small && s.limit && !t.refused)
     std::printf("  The smallest limit that fits: weir replay --fit\n");
-  if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
-  if (t.began_with) std::printf("  %s\n", began_text(t).c_str());
-  std::printf("  an operation           host         driver\n    first replay %9.1f ns %11.1f ns\n    %-12s %9.1f ns "
-              "%11.1f ns\n",
-              o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns, o.warm_driver_ns);
+  if (t.refused)
+    std::printf("  %s\n", refusal_text(t).c_str());
+  if (t.began_with)
+    std::printf("  %s\n", began_text(t).c_str());
+  std::printf(
+      "  an operation           host         driver\n    first replay %9.1f ns %11.1f ns\n    %-12s %9.1f ns "
+      "%11.1f ns\n",
+      o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns, o.warm_driver_ns);
   std::printf("  handles\n    created      %12s\n    moved        %12s   in %s %s\n", count_text(o.created).c_str(),
               count_text(o.moved).c_str(), second.c_str(), count_text(o.warm_moved).c_str());
-  if (!*verdict && !o.memory.num_alloc_retries) return;
+  if (!*verdict && !o.memory.num_alloc_retries)
+    return;
   std::printf(
       "  memory was short\n    refused      %12s   allocations\n    recovered    %12s   searches for memory began\n"
       "    waited       %12s   times for blocks in use on another stream\n",
@@ -98,7 +109,8 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
       count_text(static_cast<std::uint64_t>(o.memory.num_alloc_retries)).c_str(), count_text(o.opened_early).c_str());
   auto const found = recovered_by(
       o.memory, [](std::string_view rung, std::string const& times) { return std::string(rung) + " " + times; });
-  if (!found.empty()) std::printf("    found by     %s\n", found.c_str());
+  if (!found.empty())
+    std::printf("    found by     %s\n", found.c_str());
 }
 
 double part_or_throw(std::string const& text) {
@@ -131,19 +143,18 @@ int replay(std::vector<std::string> const& arguments) {
       "error");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
-      "epsilon", po::value(&epsilon), "the fraction by which reserved memory may exceed the most that was in use: 0.02, …")(
-      "rounds", po::value(&s.rounds),
-      "number of replays, 2 by default; the medians are of those after the first")(
+      "epsilon", po::value(&epsilon),
+      "the fraction by which reserved memory may exceed the most that was in use: 0.02, …")(
+      "rounds", po::value(&s.rounds), "number of replays, 2 by default; the medians are of those after the first")(
       "limit", po::value(&limit), "limit of reserved memory: bytes, or 512MiB, 8GiB, …")(
       "fit", po::bool_switch(&fits_where),
       "search the smallest limit into which each program fits, and the GPUs that have that much memory")(
       "json", po::bool_switch(&s.json), "print a line of JSON for each trace")(
-      "snapshot", po::value(&s.snapshot),
-      "file for a snapshot for PyTorch's memory viewer")(
-      "html", po::value(&s.page),
-      "file for an HTML page: memory over time, and the layout at any moment")(
+      "snapshot", po::value(&s.snapshot), "file for a snapshot for PyTorch's memory viewer")(
+      "html", po::value(&s.page), "file for an HTML page: memory over time, and the layout at any moment")(
       "trace", po::value(&paths), "files");
-  if (!understood(arguments, all, "trace", -1)) return 0;
+  if (!understood(arguments, all, "trace", -1))
+    return 0;
   if (s.rounds < 2)
     throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Use at least 2: a first and a warm one",
                       source_location::current());
@@ -151,11 +162,15 @@ int replay(std::vector<std::string> const& arguments) {
     throw invalid_use("replay", "no trace", "Pass one or more files: weir replay TRACE…", source_location::current());
   use_devices(devices);
   char const* const from_environment = std::getenv("WEIR_DEVICES");
-  if (from_environment) devices = from_environment;
-  if (!devices.empty()) s.machine = parse_devices(devices);
+  if (from_environment)
+    devices = from_environment;
+  if (!devices.empty())
+    s.machine = parse_devices(devices);
   s.size_given = std::count(devices.begin(), devices.end(), ':') == 2;
-  if (!limit.empty()) s.limit = size_or_throw(limit);
-  if (!epsilon.empty()) s.epsilon = part_or_throw(epsilon);
+  if (!limit.empty())
+    s.limit = size_or_throw(limit);
+  if (!epsilon.empty())
+    s.epsilon = part_or_throw(epsilon);
   if (fits_where) {
     if (s.limit || !s.snapshot.empty() || !s.page.empty())
       throw invalid_use("replay", "--fit with --limit, --snapshot or --html",

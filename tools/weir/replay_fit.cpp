@@ -23,10 +23,12 @@ class progress {
   explicit progress(std::string name) : name_(std::move(name)) {}
   progress(progress const&) = delete;
   ~progress() {
-    if (on_) std::fputs("\r\x1b[K", stderr);
+    if (on_)
+      std::fputs("\r\x1b[K", stderr);
   }
   void tell(char const* how, std::size_t limit) {
-    if (!on_) return;
+    if (!on_)
+      return;
     std::string const what = limit ? "a limit of " + bytes_text(limit) : "no limit";
     std::fprintf(stderr, "\r\x1b[K%s: replay %d, %s, %s", name_.c_str(), ++replays_, how, what.c_str());
   }
@@ -39,7 +41,7 @@ class progress {
 
 struct fitted {
   std::optional<std::size_t> limit;  // bytes; null: does not fit the device
-  replay_outcome under{};                   // that limit
+  replay_outcome under{};            // that limit
 };
 
 struct found {
@@ -57,7 +59,8 @@ fitted search(std::string const& path, trace const& t, replay_settings s, std::s
     told.tell(how, limit);
     s.limit = limit, s.rounds = rounds;
     replay_outcome o = replay_one(path, t, s);
-    if (o.memory.num_ooms) return false;
+    if (o.memory.num_ooms)
+      return false;
     out.under = std::move(o);
     return true;
   };
@@ -76,7 +79,8 @@ found search(std::string const& path, trace const& t, replay_settings const& s) 
   told.tell("by default", 0);
   found out{replay_one(path, t, free), {}, {}};
   std::size_t const most = out.unlimited.capacity / page * page;
-  if (!out.unlimited.memory.num_ooms) out.usual = search(path, t, s, most, "by default", told);
+  if (!out.unlimited.memory.num_ooms)
+    out.usual = search(path, t, s, most, "by default", told);
   replay_settings careful = s;
   careful.epsilon = 0;
   out.careful = search(path, t, careful, most, "carefully", told);
@@ -88,7 +92,9 @@ double of_peak(trace const& t, std::size_t limit) {
 }
 
 // As --limit takes it.
-std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }
+std::string limit_text(std::size_t limit) {
+  return std::to_string(limit >> 20) + "MiB";
+}
 
 std::string json_of(char const* prefix, trace const& t, fitted const& f) {
   std::string const is = std::string("\"") + prefix;
@@ -103,7 +109,9 @@ std::string json_of(char const* prefix, trace const& t, fitted const& f) {
 std::size_t least_of(trace const& t, found const& f) {
   return std::max({f.usual.limit.value_or(0), t.needed, t.peak_held});
 }
-bool fits_whole(trace const& t, found const& f) { return f.usual.limit && !t.refused; }
+bool fits_whole(trace const& t, found const& f) {
+  return f.usual.limit && !t.refused;
+}
 
 void print_json(std::string const& path, trace const& t, found const& f) {
   gpu_size const* const gpu = smallest_gpu(least_of(t, f));
@@ -114,9 +122,9 @@ void print_json(std::string const& path, trace const& t, found const& f) {
       "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu, \"began_with\": %zu}\n",
       base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), fits_whole(t, f) ? "true" : "false",
       t.operations.size(), t.peak_requested, number_or_null(t.of_torch).c_str(),
-      gpu ? std::to_string(gpu->gb).c_str() : "null",
-      base::json_number(f.unlimited.epsilon, 4).c_str(), json_of("", t, f.usual).c_str(),
-      json_of("careful_", t, f.careful).c_str(), static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),
+      gpu ? std::to_string(gpu->gb).c_str() : "null", base::json_number(f.unlimited.epsilon, 4).c_str(),
+      json_of("", t, f.usual).c_str(), json_of("careful_", t, f.careful).c_str(),
+      static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),
       base::json_number(f.unlimited.warm_ns, 1).c_str(), base::json_number(f.unlimited.warm_driver_ns, 1).c_str(),
       t.refused, t.needed, t.began_with);
 }
@@ -136,7 +144,8 @@ std::string pass_text(trace const& t, replay_outcome const& o) {
 }
 
 std::string gpu_text(gpu_size const* gpu, bool whole) {
-  if (!gpu) return "none";
+  if (!gpu)
+    return "none";
   return whole ? std::to_string(gpu->gb) + " GB and up" : "at least " + std::to_string(gpu->gb) + " GB";
 }
 
@@ -147,25 +156,28 @@ gpu_size const* print_row(std::string const& path, trace const& t, found const& 
   gpu_size const* const gpu = smallest_gpu(least);
   char const* const verdict = !limit ? "DOES NOT FIT" : t.refused ? "NEEDS MORE" : "FITS IN";
   std::string const limit_is = fits_whole(t, f) ? limit_text(*limit) : "> " + limit_text(least);
-  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s %s\n", verdict, limit_is.c_str(),
-              fits_whole(t, f) ? base::json_number(of_peak(t, *limit), 4).c_str() : "-",
-              limit ? pass_text(t, under).c_str() : "-",
-              f.unlimited.memory.num_ooms ? "-" : pass_text(t, f.unlimited).c_str(),
-              bytes_text(least + beside_weir).c_str(), gpu_text(gpu, fits_whole(t, f)).c_str(),
-              base::visible(path).c_str());
-  if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
-  if (t.began_with) std::printf("  %s\n", began_text(t).c_str());
+  std::printf(
+      "%-14s %-12s %-12s %-26s %-26s %-12s %-14s %s\n", verdict, limit_is.c_str(),
+      fits_whole(t, f) ? base::json_number(of_peak(t, *limit), 4).c_str() : "-",
+      limit ? pass_text(t, under).c_str() : "-", f.unlimited.memory.num_ooms ? "-" : pass_text(t, f.unlimited).c_str(),
+      bytes_text(least + beside_weir).c_str(), gpu_text(gpu, fits_whole(t, f)).c_str(), base::visible(path).c_str());
+  if (t.refused)
+    std::printf("  %s\n", refusal_text(t).c_str());
+  if (t.began_with)
+    std::printf("  %s\n", began_text(t).c_str());
   return gpu;
 }
 
 void print_assumed(std::string const& devices, std::set<gpu_size const*> const& named) {
   std::printf(
-      "\nReplayed on %s. Host times vary with the machine's load.\nThe limit holds for %d replays. The search has steps "
+      "\nReplayed on %s. Host times vary with the machine's load.\nThe limit holds for %d replays. The search has "
+      "steps "
       "of 0.1 %% of the peak requested, at least 2 MiB.\nA GPU is named if it has the limit and %s for CUDA's context, "
       "cuBLAS and NCCL.\n",
       devices.c_str(), lasting, bytes_text(beside_weir).c_str());
   for (gpu_size const* g : named)
-    if (g) std::printf("  %d GB: %.1f GiB, as on %s\n", g->gb, static_cast<double>(g->usable) / (1 << 30), g->examples);
+    if (g)
+      std::printf("  %d GB: %.1f GiB, as on %s\n", g->gb, static_cast<double>(g->usable) / (1 << 30), g->examples);
 }
 
 }  // namespace
@@ -182,12 +194,14 @@ int fit(std::vector<std::string> const& traces, replay_settings const& s) {
     if (s.json) {
       print_json(path, t, f);
     } else {
-      if (!std::exchange(begun, true)) print_head();
+      if (!std::exchange(begun, true))
+        print_head();
       named.insert(print_row(path, t, f));
     }
     std::fflush(stdout);
   }
-  if (begun) print_assumed(devices, named);
+  if (begun)
+    print_assumed(devices, named);
   return all ? 0 : s.json ? 1 : does_not_fit;
 }
 

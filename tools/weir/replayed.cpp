@@ -28,11 +28,14 @@ class player {
         blocks_(t.blocks),
         gates_(t.blocks) {
     operations_.resize(end_ + ahead);
-    for (std::uint32_t i = 0; i < t.streams; ++i) streams_.emplace_back(), by_number_.push_back(streams_.back().ref());
+    for (std::uint32_t i = 0; i < t.streams; ++i)
+      streams_.emplace_back(), by_number_.push_back(streams_.back().ref());
     std::size_t in_use = 0;
     for (auto const& op : t.operations) {
-      if (op.does == trace::kind::done) --in_use;
-      if (op.does == trace::kind::give_in_use && ++in_use > users_.size()) users_.emplace_back();
+      if (op.does == trace::kind::done)
+        --in_use;
+      if (op.does == trace::kind::give_in_use && ++in_use > users_.size())
+        users_.emplace_back();
     }
   }
   struct taken {
@@ -54,7 +57,8 @@ class player {
     std::int64_t const whole = base::now_ns() - from - apart_.whole_ns;
     meter::reading const after = meter_.read();
     std::int64_t const spent = after.spent_ns - before.spent_ns - apart_.spent_ns;
-    for (void*& p : blocks_) deallocate(std::exchange(p, nullptr));
+    for (void*& p : blocks_)
+      deallocate(std::exchange(p, nullptr));
     return {whole - spent, meter_.simulated() ? after.modelled_ns - before.modelled_ns - apart_.modelled_ns : spent};
   }
   [[gnu::noinline]] void operate() {  // what is timed, and nothing else: profilers find it by its name
@@ -89,26 +93,32 @@ class player {
     try {
       blocks_[op.block] = allocate(by_number_[op.stream], op.bytes, default_alignment, unknown);
     } catch (out_of_memory const& e) {
-      if (ladder_.empty()) ladder_ = e.report().text();
-      if (until_refused_) throw refused{};
+      if (ladder_.empty())
+        ladder_ = e.report().text();
+      if (until_refused_)
+        throw refused{};
     }
   }
   // Another stream is held at a gate with the block marked for it. Gates are few:
   // a block that gets none is given back when its c comes.
   void give_in_use(std::uint32_t block) {
-    if (!blocks_[block]) return;
+    if (!blocks_[block])
+      return;
     user& by = idle_user();
     driver::result<driver::gate_handle> held{};
     apart([&] { held = machine_.hold(0, streams::clock_of(by.on.ref()).handle()); });
-    if (!held.ok()) return;
+    if (!held.ok())
+      return;
     by.busy = true;
     gates_[block] = {&by, held.value};
     closed_.push_back(block);
     deallocate(by.on, std::exchange(blocks_[block], nullptr));
   }
   void done(std::uint32_t block) {
-    if (blocks_[block]) return deallocate(std::exchange(blocks_[block], nullptr));
-    if (!gates_[block].by) return;  // opened before, as memory was short
+    if (blocks_[block])
+      return deallocate(std::exchange(blocks_[block], nullptr));
+    if (!gates_[block].by)
+      return;  // opened before, as memory was short
     open(block);
     std::erase(closed_, block);
   }
@@ -122,7 +132,8 @@ class player {
   }
   bool open_all() {  // Returns: whether one was closed
     opened_early_ += closed_.size();
-    for (std::uint32_t const block : closed_) open(block);
+    for (std::uint32_t const block : closed_)
+      open(block);
     return !std::exchange(closed_, {}).empty();
   }
   template <class Act>
@@ -137,15 +148,16 @@ class player {
   }
   user& idle_user() {
     for (user& u : users_) {
-      if (!u.busy) return u;
+      if (!u.busy)
+        return u;
     }
     return users_.emplace_back();
   }
 
-  static constexpr std::size_t ahead = 16;      // operations
+  static constexpr std::size_t ahead = 16;     // operations
   static constexpr source_location unknown{};  // a trace does not have the program's lines
   bool const until_refused_;
-  std::vector<trace::operation> operations_;   // and as many as `ahead` that are none
+  std::vector<trace::operation> operations_;  // and as many as `ahead` that are none
   std::size_t const end_;
   driver::driver& machine_;
   meter& meter_;
@@ -167,7 +179,8 @@ class player {
 machine_choice one_device(replay_settings const& s) {
   machine_choice m = s.machine;
   m.sim.devices = 1;
-  if (!s.size_given) m.sim.memory = size_t{141} << 30;
+  if (!s.size_given)
+    m.sim.memory = size_t{141} << 30;
   return m;
 }
 
@@ -178,8 +191,10 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
   auto made = std::make_unique<meter>(std::move(opened.machine));
   meter& m = *made;
   options o = options::from_environment();
-  if (s.limit) o.device_limit = *s.limit;
-  if (s.epsilon) o.epsilon = *s.epsilon;
+  if (s.limit)
+    o.device_limit = *s.limit;
+  if (s.epsilon)
+    o.epsilon = *s.epsilon;
   auto const rt = make_runtime(std::move(made), o, opened.why);
   runtime_guard const in(*rt);
   device_guard const on(0);
@@ -201,13 +216,16 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
     return {static_cast<double>(took.host_ns) / operations, static_cast<double>(took.driver_ns) / operations,
             m.read().moved - before.moved};
   };
-  if (!s.snapshot.empty() || !s.page.empty()) record_memory_history({.events = size_t{1} << 21});
+  if (!s.snapshot.empty() || !s.page.empty())
+    record_memory_history({.events = size_t{1} << 21});
   spent const first = round();
   out.first_ns = first.host_ns, out.first_driver_ns = first.driver_ns;
   std::vector<spent> warm;
-  for (int i = 1; i < s.rounds && (!s.until_refused || p.ladder().empty()); ++i) warm.push_back(round());
-  if (warm.empty()) warm.push_back(first);  // refused
-  auto const median_of = [&](auto spent::* what) {
+  for (int i = 1; i < s.rounds && (!s.until_refused || p.ladder().empty()); ++i)
+    warm.push_back(round());
+  if (warm.empty())
+    warm.push_back(first);  // refused
+  auto const median_of = [&](auto spent::*what) {
     std::sort(warm.begin(), warm.end(), [&](spent const& a, spent const& b) { return a.*what < b.*what; });
     return warm[(warm.size() - 1) / 2].*what;
   };
@@ -218,7 +236,8 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
   out.memory = memory_stats(0);
   out.ladder = p.ladder();
   out.opened_early = p.opened_early();
-  if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
+  if (!s.snapshot.empty())
+    dump_memory_snapshot(s.snapshot);
   if (!s.page.empty()) {
     auto const all = streams::take_recording(rt->get());
     streams::write_file(
@@ -229,8 +248,9 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
 }
 
 std::string refusal_text(trace const& t) {
-  return "The program ran out of memory while it was recorded: " + bytes_text(t.refused) + " was refused. It needs more than " +
-         bytes_text(t.needed) + ". Record it with a smaller batch or on a larger GPU.";
+  return "The program ran out of memory while it was recorded: " + bytes_text(t.refused) +
+         " was refused. It needs more than " + bytes_text(t.needed) +
+         ". Record it with a smaller batch or on a larger GPU.";
 }
 
 std::string began_text(trace const& t) {
@@ -238,7 +258,9 @@ std::string began_text(trace const& t) {
          " were in use then and count. An earlier peak is not in it. Record from the start to have that, too.";
 }
 
-std::string number_or_null(std::optional<std::size_t> n) { return n ? std::to_string(*n) : "null"; }
+std::string number_or_null(std::optional<std::size_t> n) {
+  return n ? std::to_string(*n) : "null";
+}
 
 double ratio(trace const& t, replay_outcome const& o) {
   return t.peak_requested

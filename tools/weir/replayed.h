@@ -14,7 +14,7 @@ struct replay_outcome {
   std::string devices;
   std::size_t capacity = 0;  // bytes of the device
   double epsilon = 0;
-  std::size_t limit = 0;  // bytes; 0: none
+  std::size_t limit = 0;                           // bytes; 0: none
   double first_ns = 0, warm_ns = 0;                // an operation, on the host, without the driver's
   double first_driver_ns = 0, warm_driver_ns = 0;  // an operation; modelled on a simulated machine
   std::uint64_t created = 0, moved = 0, warm_moved = 0;
@@ -41,6 +41,6 @@ std::string refusal_text(trace const&);
 // "The recording began in the middle ..."; requires that it did
 std::string began_text(trace const&);
 std::string number_or_null(std::optional<std::size_t>);  // as JSON
-double ratio(trace const&, replay_outcome const&);  // the peak reserved, of the peak requested
+double ratio(trace const&, replay_outcome const&);       // the peak reserved, of the peak requested
 
 }  // namespace weir::tool

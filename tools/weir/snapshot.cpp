@@ -38,16 +38,20 @@ sums sums_of(report::device_snapshot const& d) {
   for (memory_segment const& g : d.segments) {
     s.reserved += g.bytes;
     for (memory_block const& b : g.blocks) {
-      if (b.state == block_state::active_allocated) s.live += b.bytes, s.requested += b.requested, ++s.blocks;
-      if (b.state == block_state::active_pending_free) s.pending += b.bytes;
-      if (b.state == block_state::inactive) ++s.holes, s.largest = std::max(s.largest, b.bytes);
+      if (b.state == block_state::active_allocated)
+        s.live += b.bytes, s.requested += b.requested, ++s.blocks;
+      if (b.state == block_state::active_pending_free)
+        s.pending += b.bytes;
+      if (b.state == block_state::inactive)
+        ++s.holes, s.largest = std::max(s.largest, b.bytes);
     }
   }
   return s;
 }
 
 std::string where_text(source_location const& at) {
-  if (!at.file_name()) return "(line not known: allocated before the recording began, or by a thread without Python)";
+  if (!at.file_name())
+    return "(line not known: allocated before the recording began, or by a thread without Python)";
   return base::visible(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
 }
 
@@ -63,14 +67,16 @@ void print_line(size_t bytes, size_t blocks, std::string const& name) {
 }
 
 void print_more(size_t lines, size_t shown) {
-  if (lines > shown) std::printf("  and %s\n", counted(lines - shown, "more lines").c_str());
+  if (lines > shown)
+    std::printf("  and %s\n", counted(lines - shown, "more lines").c_str());
 }
 
 // Where the most was live, unless that is the end: the lines that held most then. In requested bytes, as the lines
 // at the end.
 void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
   report::peak_of_recording const peak = report::peak_of(d);
-  if (d.trace.empty() || peak.live <= live_at_the_end) return;
+  if (d.trace.empty() || peak.live <= live_at_the_end)
+    return;
   std::printf("  at the peak, %.1f ms after the recording began, %s were live:\n",
               static_cast<double>(peak.us - d.trace.front().us) / 1e3, bytes_text(peak.live).c_str());
   std::vector<std::pair<std::string, report::line_use>> sorted(peak.lines.begin(), peak.lines.end());
@@ -79,8 +85,10 @@ void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
   for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
     print_line(sorted[i].second.bytes, sorted[i].second.blocks, base::visible(sorted[i].first));
   print_more(sorted.size(), most);
-  if (live_at_the_end) std::printf("  at the end, %s were live:\n", bytes_text(live_at_the_end).c_str());
-  else std::printf("  at the end no block was live\n");
+  if (live_at_the_end)
+    std::printf("  at the end, %s were live:\n", bytes_text(live_at_the_end).c_str());
+  else
+    std::printf("  at the end no block was live\n");
 }
 
 // Live blocks by the line that allocated them, in descending order of bytes.
@@ -92,14 +100,16 @@ void print_lines(report::device_snapshot const& d) {
   std::map<std::pair<std::string, unsigned>, line> all;
   for (memory_segment const& g : d.segments) {
     for (memory_block const& b : g.blocks) {
-      if (b.state != block_state::active_allocated) continue;
+      if (b.state != block_state::active_allocated)
+        continue;
       line& l = all[{b.where.file_name() ? b.where.file_name() : "", b.where.line()}];
       l.where = where_text(b.where);
       l.bytes += b.requested, ++l.blocks;
     }
   }
   std::vector<line> sorted;
-  for (auto& [key, l] : all) sorted.push_back(std::move(l));
+  for (auto& [key, l] : all)
+    sorted.push_back(std::move(l));
   std::sort(sorted.begin(), sorted.end(), [](line const& a, line const& b) { return a.bytes > b.bytes; });
   constexpr size_t most = 10;
   for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
@@ -122,7 +132,9 @@ void print(report::device_snapshot const& d) {
 }
 
 // A device that the program never used.
-bool is_unused(report::device_snapshot const& d) { return d.segments.empty() && d.trace.empty(); }
+bool is_unused(report::device_snapshot const& d) {
+  return d.segments.empty() && d.trace.empty();
+}
 
 // Lines whose live memory changed between two snapshots, those that grew most first.
 void print_growth(report::device_snapshot const& earlier, report::device_snapshot const& now) {
@@ -145,7 +157,8 @@ void print_growth(report::device_snapshot const& earlier, report::device_snapsho
   long long bytes = 0, blocks = 0;
   for (auto& [name, c] : all) {
     bytes += c.bytes, blocks += c.blocks;
-    if (c.bytes || c.blocks) sorted.push_back(std::move(c));
+    if (c.bytes || c.blocks)
+      sorted.push_back(std::move(c));
   }
   std::sort(sorted.begin(), sorted.end(), [](change const& a, change const& b) { return a.bytes > b.bytes; });
   auto const signed_text = [](long long n) {
@@ -171,23 +184,29 @@ int snapshot(std::vector<std::string> const& arguments) {
       "since", po::value(&since),
       "an earlier snapshot of the same program: tells which lines hold more or less memory than then")(
       "file", po::value(&path), "the snapshot");
-  if (!understood(arguments, all, "file", 1)) return 0;
+  if (!understood(arguments, all, "file", 1))
+    return 0;
   if (path.empty())
     throw invalid_use("snapshot", "no file", "Pass a file: weir snapshot FILE.pickle", source_location::current());
   auto const loaded = report::read_snapshot(contents(path), path);
   report::loaded_snapshot earlier;
-  if (!since.empty()) earlier = report::read_snapshot(contents(since), since);
+  if (!since.empty())
+    earlier = report::read_snapshot(contents(since), since);
   bool any = false;
   for (report::device_snapshot const& d : loaded.devices) {
     auto const then = std::ranges::find(earlier.devices, d.device, &report::device_snapshot::device);
     bool const was_used = then != earlier.devices.end() && !is_unused(*then);
-    if (is_unused(d) && !was_used) continue;
+    if (is_unused(d) && !was_used)
+      continue;
     any = true;
     print(d);
-    if (then != earlier.devices.end()) print_growth(*then, d);
+    if (then != earlier.devices.end())
+      print_growth(*then, d);
   }
-  if (!any) std::printf("no device held memory\n");
-  if (html.empty()) return 0;
+  if (!any)
+    std::printf("no device held memory\n");
+  if (html.empty())
+    return 0;
   std::ofstream out(html, std::ios::binary | std::ios::trunc);
   auto const file_name = [](std::string const& of) { return of.substr(of.rfind('/') + 1); };
   report::page_extras const more{{}, earlier.devices, file_name(since)};

@@ -31,11 +31,13 @@ std::string unpacked(std::string const& path) {
     gzFile f;
     ~file() { gzclose(f); }
   } const in{gzopen(path.c_str(), "rb")};
-  if (!in.f) refuse(path + " cannot be opened", "Pass a readable file");
+  if (!in.f)
+    refuse(path + " cannot be opened", "Pass a readable file");
   std::string text;
   char chunk[1 << 16];
   int n = 0;
-  while ((n = gzread(in.f, chunk, sizeof chunk)) > 0) text.append(chunk, static_cast<std::size_t>(n));
+  while ((n = gzread(in.f, chunk, sizeof chunk)) > 0)
+    text.append(chunk, static_cast<std::size_t>(n));
   int fault = 0;
   char const* const said = gzerror(in.f, &fault);
   if (n < 0 || (fault != Z_OK && fault != Z_STREAM_END)) {
@@ -63,7 +65,8 @@ std::string contents(std::string const& path) {
   } catch (std::ios_base::failure const&) {
     fails = true;
   }
-  if (fails) refuse(path + " cannot be read", "Pass a readable file");
+  if (fails)
+    refuse(path + " cannot be read", "Pass a readable file");
   return text.starts_with("\x1f\x8b") ? unpacked(path) : text;
 }
 
@@ -81,7 +84,8 @@ class words {
     std::string_view const w = word();
     std::uint64_t n = 0;
     auto const [end, failed] = std::from_chars(w.data(), w.data() + w.size(), n);
-    if (w.empty() || failed != std::errc{} || end != w.data() + w.size()) return {};
+    if (w.empty() || failed != std::errc{} || end != w.data() + w.size())
+      return {};
     return n;
   }
   bool at_end() { return word().empty(); }
@@ -104,28 +108,39 @@ class reader {
     ++number_;
     words w(text);
     std::string_view const kind = w.word();
-    if (kind.empty()) return;
+    if (kind.empty())
+      return;
     if (kind.front() == '#') {
-      if (number_ == 1) read_torch_peak(text);
+      if (number_ == 1)
+        read_torch_peak(text);
       return comment(kind, w);
     }
-    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with " + shown(kind), "Begin a line with a, f, c or #");
+    if (kind != "a" && kind != "f" && kind != "c")
+      wrong("begins with " + shown(kind), "Begin a line with a, f, c or #");
     auto const id = w.number();
-    if (!id) wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
-    if (kind == "a") take(*id, w);
-    else if (kind == "f") give(*id);
-    else done(*id);
-    if (!w.at_end()) wrong("goes on after its last number", "Write one operation a line");
+    if (!id)
+      wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
+    if (kind == "a")
+      take(*id, w);
+    else if (kind == "f")
+      give(*id);
+    else
+      done(*id);
+    if (!w.at_end())
+      wrong("goes on after its last number", "Write one operation a line");
   }
   trace finish() {
-    if (out_.operations.empty()) refuse(path_ + " has no operations", "Write lines like \"a 0 1024 0\" and \"f 0\"");
+    if (out_.operations.empty())
+      refuse(path_ + " has no operations", "Write lines like \"a 0 1024 0\" and \"f 0\"");
     out_.blocks = static_cast<std::uint32_t>(seen_.size());
     for (auto& op : out_.operations) {
-      if (op.does == trace::kind::give && seen_[op.block].completes) op.does = trace::kind::give_in_use;
+      if (op.does == trace::kind::give && seen_[op.block].completes)
+        op.does = trace::kind::give_in_use;
     }
     number_streams();
     count_peak();
-    if (out_.refused) out_.needed = std::max(out_.needed, out_.peak_held);
+    if (out_.refused)
+      out_.needed = std::max(out_.needed, out_.peak_held);
     return std::move(out_);
   }
 
@@ -143,21 +158,28 @@ class reader {
   void read_torch_peak(std::string_view text) {
     constexpr std::string_view before = ", reserved ", mark = "# ";
     auto const at = text.find(before);
-    if (at == text.npos || !text.starts_with(mark)) return;
+    if (at == text.npos || !text.starts_with(mark))
+      return;
     words w(text.substr(at + before.size()));
     auto const bytes = w.number();
-    if (!bytes || !w.word().starts_with("bytes")) return;
+    if (!bytes || !w.word().starts_with("bytes"))
+      return;
     out_.of_torch = *bytes;
     out_.where = base::visible(text.substr(mark.size(), at - mark.size()));
   }
   void comment(std::string_view kind, words& w) {
-    if (kind != "#") return;
+    if (kind != "#")
+      return;
     std::string_view const word = w.word();
-    if (word == "began") return begin_with(w);
-    if (word != "refused") return;
+    if (word == "began")
+      return begin_with(w);
+    if (word != "refused")
+      return;
     auto const bytes = w.number();
-    if (!bytes || *bytes > most_bytes) wrong("is no \"# refused BYTES\"", "Write the bytes of the refused allocation");
-    if (live_ + *bytes <= out_.needed) return;
+    if (!bytes || *bytes > most_bytes)
+      wrong("is no \"# refused BYTES\"", "Write the bytes of the refused allocation");
+    if (live_ + *bytes <= out_.needed)
+      return;
     out_.refused = *bytes;
     out_.needed = live_ + *bytes;
   }
@@ -171,7 +193,8 @@ class reader {
   }
   void take(std::uint64_t id, words& w) {
     auto const bytes = w.number(), stream = w.number();
-    if (!bytes || !stream) wrong("is no \"a ID BYTES STREAM\"", "Write three whole numbers after the a");
+    if (!bytes || !stream)
+      wrong("is no \"a ID BYTES STREAM\"", "Write three whole numbers after the a");
     if (*stream >= most_streams)
       wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
     if (*bytes > most_bytes)
@@ -188,15 +211,18 @@ class reader {
   }
   void give(std::uint64_t id) {
     block& b = find(id, "frees");
-    if (b.given) wrong("frees block " + std::to_string(id) + " a second time", "Free each block once");
+    if (b.given)
+      wrong("frees block " + std::to_string(id) + " a second time", "Free each block once");
     b.given = true;
     live_ -= b.bytes;
     out_.operations.push_back({0, by_id_[id], 0, trace::kind::give});
   }
   void done(std::uint64_t id) {
     block& b = find(id, "completes");
-    if (!b.given) wrong("completes block " + std::to_string(id) + " before it is freed", "Write its f line first");
-    if (b.completes) wrong("completes block " + std::to_string(id) + " a second time", "Write one c line a block");
+    if (!b.given)
+      wrong("completes block " + std::to_string(id) + " before it is freed", "Write its f line first");
+    if (b.completes)
+      wrong("completes block " + std::to_string(id) + " a second time", "Write one c line a block");
     b.completes = true;
     out_.operations.push_back({0, by_id_[id], 0, trace::kind::done});
   }
@@ -211,15 +237,19 @@ class reader {
     for (std::size_t i = 0; i < used_.size(); ++i)
       dense[i] = static_cast<std::uint16_t>(out_.streams), out_.streams += used_[i];
     for (auto& op : out_.operations) {
-      if (op.does == trace::kind::take) op.stream = dense[op.stream];
+      if (op.does == trace::kind::take)
+        op.stream = dense[op.stream];
     }
   }
   void count_peak() {
     std::size_t live = 0, held = 0;
     for (auto const& op : out_.operations) {
-      if (op.does == trace::kind::take) live += op.bytes, held += op.bytes;
-      if (op.does == trace::kind::give || op.does == trace::kind::done) live -= seen_[op.block].bytes;
-      if (op.does == trace::kind::give || op.does == trace::kind::give_in_use) held -= seen_[op.block].bytes;
+      if (op.does == trace::kind::take)
+        live += op.bytes, held += op.bytes;
+      if (op.does == trace::kind::give || op.does == trace::kind::done)
+        live -= seen_[op.block].bytes;
+      if (op.does == trace::kind::give || op.does == trace::kind::give_in_use)
+        held -= seen_[op.block].bytes;
       out_.peak_requested = std::max(out_.peak_requested, live);
       out_.peak_held = std::max(out_.peak_held, held);
     }

@@ -36,9 +36,9 @@ struct trace {
   std::size_t peak_held = 0;       // the same, until its f: a program that waits for its other streams needs no less
   std::optional<std::size_t> of_torch{};  // bytes that PyTorch reserved at its peak, if the trace has them
   std::string where{};                    // "PyTorch 2.11.0 on NVIDIA H100", with them
-  std::size_t began_with = 0;      // bytes in use when a recording began in the middle of its program; 0: it has all
-  std::size_t refused = 0;         // bytes of the refused allocation that needed most; 0: none was refused
-  std::size_t needed = 0;          // then the most in use at once until its f, with these: the program needs more
+  std::size_t began_with = 0;  // bytes in use when a recording began in the middle of its program; 0: it has all
+  std::size_t refused = 0;     // bytes of the refused allocation that needed most; 0: none was refused
+  std::size_t needed = 0;      // then the most in use at once until its f, with these: the program needs more
 };
 
 inline constexpr std::uint32_t most_streams = 65536;  // an operation has room for no more

@@ -37,7 +37,7 @@ struct found_entry {
   std::uint64_t frames;
 };
 using found_frame = std::tuple<std::string const*, std::string const*, std::uint32_t>;  // name, file, line
-using frame_numbers = std::vector<std::uint32_t>;                                        // innermost first
+using frame_numbers = std::vector<std::uint32_t>;                                       // innermost first
 struct found_place {
   source_location where{nullptr, nullptr, 0};
   std::uint32_t stack = 0;
@@ -61,7 +61,8 @@ class reader {
   reader(std::string_view in, std::string_view file, source_location at) : in_(in), file_(file), called_(at) {}
 
   loaded_snapshot read() {
-    if (in_.size() > largest_file) refuse("the file has more than 1 GiB", "Record fewer events");
+    if (in_.size() > largest_file)
+      refuse("the file has more than 1 GiB", "Record fewer events");
     if (in_.substr(0, 1) != "\x80")
       refuse("this is not a pickle", "Pass a file of dump_memory_snapshot, or of torch.cuda.memory._dump_snapshot");
     while (step()) {}
@@ -78,10 +79,12 @@ class reader {
   }
   template <class Container>
   void room_for_one_more(Container const& in) const {
-    if (in.size() >= spare + next_ / bytes_a_value) refuse("the file has more values than a snapshot of its length");
+    if (in.size() >= spare + next_ / bytes_a_value)
+      refuse("the file has more values than a snapshot of its length");
   }
   std::string_view bytes(std::size_t n) {
-    if (n > in_.size() - next_) refuse("the file ends within a value");
+    if (n > in_.size() - next_)
+      refuse("the file ends within a value");
     std::string_view const out = in_.substr(next_, n);
     next_ += n;
     return out;
@@ -89,7 +92,8 @@ class reader {
   std::uint64_t little_endian(std::size_t n) {
     std::uint64_t v = 0;
     std::string_view const from = bytes(n);
-    for (std::size_t i = n; i-- > 0;) v = v << 8 | static_cast<unsigned char>(from[i]);
+    for (std::size_t i = n; i-- > 0;)
+      v = v << 8 | static_cast<unsigned char>(from[i]);
     return v;
   }
 
@@ -100,11 +104,12 @@ class reader {
         if (auto const v = little_endian(1); v < 2 || v > 5)
           refuse("protocol " + std::to_string(v) + " is not one of 2 to 5");
         break;
-      case 0x95: (void)bytes(8); break;                                             // the length of a frame
+      case 0x95: (void)bytes(8); break;  // the length of a frame
       case '.': return false;
       case '(': push({value::type::mark}); break;
       case 'N': push({}); break;
-      case 0x88: case 0x89: number(code == 0x88); break;
+      case 0x88:
+      case 0x89: number(code == 0x88); break;
       case 'K': number(little_endian(1)); break;
       case 'M': number(little_endian(2)); break;
       case 'J': number(static_cast<std::uint64_t>(static_cast<std::int32_t>(little_endian(4)))); break;
@@ -113,10 +118,13 @@ class reader {
       case 'X': text(bytes(little_endian(4))); break;
       case 0x8c: text(bytes(little_endian(1))); break;
       case 0x8d: text(bytes(little_endian(8))); break;
-      case ']': case ')': tuple({}); break;
+      case ']':
+      case ')': tuple({}); break;
       case '}': new_dictionary(); break;
       case 't': tuple(from_mark()); break;
-      case 0x85: case 0x86: case 0x87: tuple(top(code - 0x84u)); break;
+      case 0x85:
+      case 0x86:
+      case 0x87: tuple(top(code - 0x84u)); break;
       case 'a': append(top(1)); break;
       case 'e': append(from_mark()); break;
       case 's': set(top(2)); break;
@@ -144,17 +152,22 @@ class reader {
   void number(std::uint64_t n) { push({value::type::number, n}); }
   void long_number() {
     std::size_t const n = little_endian(1);
-    if (n > 9) refuse("a number of " + std::to_string(n) + " bytes");
+    if (n > 9)
+      refuse("a number of " + std::to_string(n) + " bytes");
     std::uint64_t v = 0;
     std::string_view const from = bytes(n);
-    if (n == 9 && from[8] != 0) refuse("a number of more than 64 bits");
-    for (std::size_t i = std::min<std::size_t>(n, 8); i-- > 0;) v = v << 8 | static_cast<unsigned char>(from[i]);
-    if (n > 0 && n < 8 && (from[n - 1] & 0x80)) v |= ~std::uint64_t{0} << (8 * n);
+    if (n == 9 && from[8] != 0)
+      refuse("a number of more than 64 bits");
+    for (std::size_t i = std::min<std::size_t>(n, 8); i-- > 0;)
+      v = v << 8 | static_cast<unsigned char>(from[i]);
+    if (n > 0 && n < 8 && (from[n - 1] & 0x80))
+      v |= ~std::uint64_t{0} << (8 * n);
     number(v);
   }
   void real() {
     std::uint64_t bits = 0;
-    for (char const c : bytes(8)) bits = bits << 8 | static_cast<unsigned char>(c);
+    for (char const c : bytes(8))
+      bits = bits << 8 | static_cast<unsigned char>(c);
     push({value::type::real, bits});
   }
   void text(std::string_view t) {
@@ -164,7 +177,8 @@ class reader {
   static std::string const& text_of(value v) { return *reinterpret_cast<std::string const*>(v.what); }
 
   std::vector<value> top(std::size_t n) {
-    if (stack_.size() < n) refuse("the stack of values is empty");
+    if (stack_.size() < n)
+      refuse("the stack of values is empty");
     std::vector<value> out(stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
     if (std::any_of(out.begin(), out.end(), [](value v) { return v.is == value::type::mark; }))
       refuse("a value below a mark is popped");
@@ -173,7 +187,8 @@ class reader {
   }
   std::vector<value> from_mark() {
     auto const mark = std::find_if(stack_.rbegin(), stack_.rend(), [](value v) { return v.is == value::type::mark; });
-    if (mark == stack_.rend()) refuse("a mark is missing");
+    if (mark == stack_.rend())
+      refuse("a mark is missing");
     std::vector<value> out(mark.base(), stack_.end());
     stack_.resize(static_cast<std::size_t>(mark.base() - stack_.begin()) - 1);
     return out;
@@ -184,7 +199,8 @@ class reader {
     lists_.push_back(std::move(items));
   }
   value container(value::type wanted) const {
-    if (stack_.empty() || stack_.back().is != wanted) refuse("items have no list or dictionary");
+    if (stack_.empty() || stack_.back().is != wanted)
+      refuse("items have no list or dictionary");
     return stack_.back();
   }
   void append(std::vector<value> const& items) {
@@ -192,10 +208,14 @@ class reader {
     list.insert(list.end(), items.begin(), items.end());
   }
   void remember(std::uint64_t n) {
-    if (stack_.empty() || stack_.back().is == value::type::mark) refuse("the memo stores no value");
-    if (n > memo_.size()) refuse("number " + std::to_string(n) + " is stored out of order");
-    if (n == memo_.size()) room_for_one_more(memo_), memo_.push_back(stack_.back());
-    else memo_[n] = stack_.back();
+    if (stack_.empty() || stack_.back().is == value::type::mark)
+      refuse("the memo stores no value");
+    if (n > memo_.size())
+      refuse("number " + std::to_string(n) + " is stored out of order");
+    if (n == memo_.size())
+      room_for_one_more(memo_), memo_.push_back(stack_.back());
+    else
+      memo_[n] = stack_.back();
   }
   void recall(std::uint64_t n) {
     if (n >= memo_.size() || memo_[n].is == value::type::mark)
@@ -205,39 +225,51 @@ class reader {
 
   // Dictionaries --------------------------------------------------------------------------------------------
   void set(std::vector<value> const& items) {
-    if (items.size() % 2) refuse("a key has no value");
+    if (items.size() % 2)
+      refuse("a key has no value");
     dictionary& d = dicts_[container(value::type::dict).what];
     fields f;
-    for (std::size_t i = 0; i < items.size(); i += 2) f.push_back({items[i], items[i + 1]});
-    if (d.is != dictionary::type::plain) refuse("a complete record grows");
+    for (std::size_t i = 0; i < items.size(); i += 2)
+      f.push_back({items[i], items[i + 1]});
+    if (d.is != dictionary::type::plain)
+      refuse("a complete record grows");
     if (!plain_[d.record].empty()) {
       plain_[d.record].insert(plain_[d.record].end(), f.begin(), f.end());
       return;
     }
     d.at = next_;
-    if (field(f, "action")) make(d, dictionary::type::entry, entries_, entry(f));
-    else if (field(f, "filename")) make_frame(d, f);
-    else if (field(f, "blocks")) make(d, dictionary::type::segment, segments_, segment(f));
-    else if (field(f, "state") && field(f, "size")) make(d, dictionary::type::block, blocks_, block(f));
-    else plain_[d.record] = std::move(f);
+    if (field(f, "action"))
+      make(d, dictionary::type::entry, entries_, entry(f));
+    else if (field(f, "filename"))
+      make_frame(d, f);
+    else if (field(f, "blocks"))
+      make(d, dictionary::type::segment, segments_, segment(f));
+    else if (field(f, "state") && field(f, "size"))
+      make(d, dictionary::type::block, blocks_, block(f));
+    else
+      plain_[d.record] = std::move(f);
   }
   // Frames of one function, file and line have one number: stacks are compared by these.
   void make_frame(dictionary& d, fields const& f) {
     found_frame const one{&string(f, "name"), &string(f, "filename"), static_cast<std::uint32_t>(whole(f, "line"))};
     auto const [known, fresh] = frame_numbers_.try_emplace(one, static_cast<std::uint32_t>(frames_.size()));
-    if (fresh) frames_.push_back(one);
-    if (d.record + 1 == plain_.size()) plain_.pop_back();
+    if (fresh)
+      frames_.push_back(one);
+    if (d.record + 1 == plain_.size())
+      plain_.pop_back();
     d.is = dictionary::type::frame, d.record = known->second;
   }
   template <class T>
   void make(dictionary& d, dictionary::type is, std::vector<T>& all, T one) {
-    if (d.record + 1 == plain_.size()) plain_.pop_back();  // mostly true: it had no items
+    if (d.record + 1 == plain_.size())
+      plain_.pop_back();  // mostly true: it had no items
     d.is = is, d.record = static_cast<std::uint32_t>(all.size());
     all.push_back(std::move(one));
   }
   static value const* field(fields const& f, std::string_view name) {
     for (auto const& [key, v] : f) {
-      if (key.is == value::type::text && text_of(key) == name) return &v;
+      if (key.is == value::type::text && text_of(key) == name)
+        return &v;
     }
     return nullptr;
   }
@@ -261,7 +293,8 @@ class reader {
   found_entry entry(fields const& f) const {
     std::string const& action = string(f, "action");
     auto const known = std::find(std::begin(actions), std::end(actions), action);
-    if (known == std::end(actions)) refuse("the action '" + base::visible(action.substr(0, 40)) + "' is unknown");
+    if (known == std::end(actions))
+      refuse("the action '" + base::visible(action.substr(0, 40)) + "' is unknown");
     trace_entry e{*known};
     e.at = *known == "oom" ? whole_or_0(f, "device_free") : whole(f, "addr");
     e.bytes = whole(f, "size"), e.stream = whole_or_0(f, "stream"),
@@ -300,18 +333,24 @@ class reader {
       devices = std::max(devices, static_cast<std::size_t>(record(v, dictionary::type::segment, segments_).device) + 1);
     auto const* const traces =
         field(top, "device_traces") ? &lists_[needed(top, "device_traces", value::type::list).what] : nullptr;
-    if (traces) devices = std::max(devices, traces->size());
-    if (devices > 1024) refuse("memory of device " + std::to_string(devices - 1));
-    for (std::size_t d = 0; d < devices; ++d) out_.devices.push_back({static_cast<int>(d), {}, {}});
-    for (value const v : segments) add(record(v, dictionary::type::segment, segments_));
-    for (std::size_t d = 0; traces && d < traces->size(); ++d) add((*traces)[d], out_.devices[d]);
+    if (traces)
+      devices = std::max(devices, traces->size());
+    if (devices > 1024)
+      refuse("memory of device " + std::to_string(devices - 1));
+    for (std::size_t d = 0; d < devices; ++d)
+      out_.devices.push_back({static_cast<int>(d), {}, {}});
+    for (value const v : segments)
+      add(record(v, dictionary::type::segment, segments_));
+    for (std::size_t d = 0; traces && d < traces->size(); ++d)
+      add((*traces)[d], out_.devices[d]);
     for (device_snapshot& d : out_.devices)
       std::sort(d.segments.begin(), d.segments.end(),
                 [](auto const& a, auto const& b) { return a.address < b.address; });
   }
   template <class T>
   T const& record(value v, dictionary::type wanted, std::vector<T> const& all) const {
-    if (v.is != value::type::dict || dicts_[v.what].is != wanted) refuse("a list has an item of another type");
+    if (v.is != value::type::dict || dicts_[v.what].is != wanted)
+      refuse("a list has an item of another type");
     return all[dicts_[v.what].record];
   }
   void add(found_segment const& from) {
@@ -319,9 +358,11 @@ class reader {
     std::uintptr_t next = s.address;
     for (value const v : lists_[from.blocks]) {
       found_block const& b = record(v, dictionary::type::block, blocks_);
-      if (++blocks_used_ > blocks_.size()) refuse("two segments share a list of blocks");
+      if (++blocks_used_ > blocks_.size())
+        refuse("two segments share a list of blocks");
       memory_block one = b.block;
-      if (one.address == 0) one.address = next;  // absent in older files
+      if (one.address == 0)
+        one.address = next;  // absent in older files
       next = one.address + one.bytes;
       if (one.address < s.address || next > s.address + s.bytes || next < one.address)
         refuse("a block lies outside its segment");
@@ -329,24 +370,30 @@ class reader {
       place(b.frames, one.where, stack);
       s.blocks.push_back(one);
     }
-    if (from.device < 0) refuse("memory of device " + std::to_string(from.device));
+    if (from.device < 0)
+      refuse("memory of device " + std::to_string(from.device));
     out_.devices[static_cast<std::size_t>(from.device)].segments.push_back(std::move(s));
   }
   void add(value trace, device_snapshot& to) {
-    if (trace.is != value::type::list) refuse("a trace is not a list");
+    if (trace.is != value::type::list)
+      refuse("a trace is not a list");
     for (value const v : lists_[trace.what]) {
       found_entry const& e = record(v, dictionary::type::entry, entries_);
-      if (++entries_used_ > entries_.size()) refuse("two devices share a trace");
-      if (e.entry.action.ends_with("snapshot")) continue;
+      if (++entries_used_ > entries_.size())
+        refuse("two devices share a trace");
+      if (e.entry.action.ends_with("snapshot"))
+        continue;
       to.trace.push_back(e.entry);
       place(e.frames, to.trace.back().where, to.trace.back().stack);
     }
   }
   // Sets `where` to the line of the program, and `stack` if the list has more frames.
   void place(std::uint64_t list, source_location& where, std::uint32_t& stack) {
-    if (list == no_list || lists_[list].empty()) return;
+    if (list == no_list || lists_[list].empty())
+      return;
     auto const [known, fresh] = places_by_list_.try_emplace(list);
-    if (fresh) known->second = place_of(lists_[list]);
+    if (fresh)
+      known->second = place_of(lists_[list]);
     where = known->second.where, stack = known->second.stack;
   }
   // PyTorch writes a list of its own for each entry, also where two have the same frames.
@@ -358,7 +405,8 @@ class reader {
       numbers.push_back(dicts_[v.what].record);
     }
     auto const [known, fresh] = places_.try_emplace(std::move(numbers));
-    if (fresh) known->second = named(known->first);
+    if (fresh)
+      known->second = named(known->first);
     return known->second;
   }
   found_place named(frame_numbers const& numbers) {
@@ -375,7 +423,8 @@ class reader {
     frame const is = has_line ? all.frames[own] : frame{"", own_call(all.frames), 0};
     if (!is.file.empty())
       place.where = {out_.texts.emplace(is.file).first->c_str(), out_.texts.emplace(is.name).first->c_str(), is.line};
-    if (has_line && all.frames.size() == 1) return place;
+    if (has_line && all.frames.size() == 1)
+      return place;
     place.stack = all.number;
     out_.stacks.push_back(std::move(all));
     return place;

@@ -32,7 +32,9 @@ void* register_heap(address at, std::size_t bytes) {
   return nvtxMemHeapRegister(domain(), &heap);
 }
 
-void unregister_heap(void* heap) { nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap)); }
+void unregister_heap(void* heap) {
+  nvtxMemHeapUnregister(domain(), static_cast<nvtxMemHeapHandle_t>(heap));
+}
 
 void register_region(void* heap, address at, std::size_t bytes) {
   nvtxMemVirtualRangeDesc_t const range{bytes, reinterpret_cast<void const*>(at)};
@@ -60,7 +62,9 @@ void unregister_region(address at) {
   nvtxMemRegionsUnregister(domain(), &batch);
 }
 #else
-void* register_heap(address, std::size_t) { return nullptr; }
+void* register_heap(address, std::size_t) {
+  return nullptr;
+}
 void unregister_heap(void*) {}
 void register_region(void*, address, std::size_t) {}
 void unregister_region(address) {}
@@ -68,15 +72,20 @@ void unregister_region(address) {}
 
 }  // namespace
 
-bool announcer::possible() noexcept { return WEIR_HAS_NVTX_MEMORY; }
+bool announcer::possible() noexcept {
+  return WEIR_HAS_NVTX_MEMORY;
+}
 
 // Called again for a peer's grant, without effect.
-void announcer::usable(address at, std::size_t bytes) { pages_.lock()->all.emplace(at, page{bytes}); }
+void announcer::usable(address at, std::size_t bytes) {
+  pages_.lock()->all.emplace(at, page{bytes});
+}
 
 void announcer::unusable(address at) noexcept {
   auto p = pages_.lock();
   auto const found = p->all.find(at);
-  if (found == p->all.end()) return;
+  if (found == p->all.end())
+    return;
   if (found->second.heap) {
     p->regions.erase(p->regions.lower_bound(at), p->regions.lower_bound(at + found->second.bytes));
     unregister_heap(found->second.heap);
@@ -85,16 +94,20 @@ void announcer::unusable(address at) noexcept {
 }
 
 void announcer::taken(address at, std::size_t bytes) {
-  if (bytes == 0) return;
+  if (bytes == 0)
+    return;
   auto p = pages_.lock();
   p->blocks[at] = bytes;
   auto in = p->all.upper_bound(at);
-  if (in != p->all.begin()) --in;
+  if (in != p->all.begin())
+    --in;
   for (; in != p->all.end() && in->first < at + bytes; ++in) {
     auto& [base, its] = *in;
     address const from = std::max(at, base), to = std::min(at + bytes, base + its.bytes);
-    if (from >= to) continue;  // the page ends before the block
-    if (!its.heap) its.heap = register_heap(base, its.bytes);
+    if (from >= to)
+      continue;  // the page ends before the block
+    if (!its.heap)
+      its.heap = register_heap(base, its.bytes);
     register_region(its.heap, from, to - from);
     p->regions[from] = to - from;
   }
@@ -103,7 +116,8 @@ void announcer::taken(address at, std::size_t bytes) {
 void announcer::given_back(address at) noexcept {
   auto p = pages_.lock();
   auto const block = p->blocks.find(at);
-  if (block == p->blocks.end()) return;
+  if (block == p->blocks.end())
+    return;
   for (auto r = p->regions.lower_bound(at); r != p->regions.end() && r->first < at + block->second;) {
     unregister_region(r->first);
     r = p->regions.erase(r);

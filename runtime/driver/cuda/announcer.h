@@ -14,8 +14,8 @@ class announcer {
  public:
   static bool possible() noexcept;  // the build found NVTX's headers
 
-  void usable(address, std::size_t bytes);   // a mapping or segment that kernels may use
-  void unusable(address) noexcept;           // called before it is unmapped
+  void usable(address, std::size_t bytes);  // a mapping or segment that kernels may use
+  void unusable(address) noexcept;          // called before it is unmapped
 
   void taken(address, std::size_t bytes);
   void given_back(address) noexcept;
@@ -27,7 +27,7 @@ class announcer {
   };
   struct pages {
     std::map<address, page> all;
-    std::map<address, std::size_t> blocks;  // bytes
+    std::map<address, std::size_t> blocks;   // bytes
     std::map<address, std::size_t> regions;  // bytes of the parts of blocks
   };
   base::guarded<pages> pages_;

@@ -68,7 +68,11 @@ class cuda_driver final : public driver {
   // Every object that weir made, so that misuse is refused here; CUDA answers some of it with a crash.
   // `busy`: some thread is inside a call about this entry; no other call on it may begin.
   base::mutex granting_;
-  struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
+  struct range {
+    std::size_t bytes = 0;
+    int device = -1;
+    bool busy = false;
+  };
   struct physical {
     CUmemGenericAllocationHandle handle = 0;
     int device = -1;
@@ -81,7 +85,11 @@ class cuda_driver final : public driver {
     std::unordered_map<std::uint64_t, physical> handles;
     std::uint64_t next_handle = 1;
   };
-  struct gate { int device = -1; int slot = 0; std::uint32_t sequence = 0; };
+  struct gate {
+    int device = -1;
+    int slot = 0;
+    std::uint32_t sequence = 0;
+  };
   struct gates {
     // pinned, gates_a_device words per device: a gate is open when its word has reached its sequence
     std::uint32_t* words = nullptr;
@@ -91,7 +99,10 @@ class cuda_driver final : public driver {
   };
 
   struct graphs {  // null: in creation
-    struct executable { CUgraphExec made = nullptr; int device = -1; };
+    struct executable {
+      CUgraphExec made = nullptr;
+      int device = -1;
+    };
     std::unordered_map<std::uint64_t, CUgraph> kept;
     std::unordered_map<std::uint64_t, executable> executables;
     std::uint64_t next = 1;
@@ -101,27 +112,37 @@ class cuda_driver final : public driver {
 
   result<memory_handle> create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as);
   bool serves_network_cards(CUdevice) noexcept;  // memory that is mapped
-  bool exists(int device) const noexcept { return device >= 0 && device < count_; }
-  device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
-  int ordinal_of(CUdevice) noexcept;                       // no_device: not among those that this driver has
-  result<int> owner_of(call&, int device, CUstream);       // the device of a stream that is not captured
-  status may_call() const noexcept;                        // checks process and thread, not the device
-  int any_device() noexcept;                               // an opened device, usable if there is one; -1: none opened
-  int pinning_device();                                    // as any_device, but opens a device if no usable one is open
+  bool exists(int device) const noexcept {
+    return device >= 0 && device < count_;
+  }
+  device_state& at(int device) noexcept {
+    return devices_[static_cast<std::size_t>(device)];
+  }
+  int ordinal_of(CUdevice) noexcept;                  // no_device: not among those that this driver has
+  result<int> owner_of(call&, int device, CUstream);  // the device of a stream that is not captured
+  status may_call() const noexcept;                   // checks process and thread, not the device
+  int any_device() noexcept;                          // an opened device, usable if there is one; -1: none opened
+  int pinning_device();                               // as any_device, but opens a device if no usable one is open
   // Returns: the objects not destroyed, in words. Empty: none, or only memory, which the runtime reports.
   std::string left_behind();
-  void found_lost(int device, CUresult) noexcept;          // a call that named this device got a sticky result
+  void found_lost(int device, CUresult) noexcept;  // a call that named this device got a sticky result
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
   CUresult ask_probe(int device) noexcept;
   // none: not weir's; else whether a copy may touch every byte
-  struct seen { std::optional<bool> dst, src; bool both_pinned = false; };
+  struct seen {
+    std::optional<bool> dst, src;
+    bool both_pinned = false;
+  };
   seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // looks up both ends under one lock
   int device_of_segment(address) noexcept;
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte is pinned or device memory, as far as is known
   bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
-  struct extent { address begin = 0, end = 0; bool pinned = false; };
+  struct extent {
+    address begin = 0, end = 0;
+    bool pinned = false;
+  };
   // Sets `where` if it is found.
   static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
@@ -133,7 +154,7 @@ class cuda_driver final : public driver {
   // One call of CUDA's that needs a context, and what its answer means.
   template <class Asks>
   status asked(int device, Asks asks);
-  status refuse_captured(int device, stream_handle);       // not_permitted: captured. Spoils nothing
+  status refuse_captured(int device, stream_handle);  // not_permitted: captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 
   entries const& api_;

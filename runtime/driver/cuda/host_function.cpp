@@ -10,16 +10,21 @@ namespace {
 base::atomic<int> running{0};  // lets a call skip the per-thread check while no host function runs
 }  // namespace
 
-bool inside_host_function() noexcept { return running.load(base::memory_order_relaxed) != 0 && inside_work::here(); }
+bool inside_host_function() noexcept {
+  return running.load(base::memory_order_relaxed) != 0 && inside_work::here();
+}
 
 void host_call::arrive(void* self) noexcept {
   auto* const c = static_cast<host_call*>(self);
-  if (!c->take()) return;  // dropped after a loss; kept in memory for this look
+  if (!c->take())
+    return;  // dropped after a loss; kept in memory for this look
   running.fetch_add(1);
   {
     inside_work const inside;
-    if (c->what.run) c->what.run(c->what.state);
-    if (c->what.drop) c->what.drop(c->what.state);
+    if (c->what.run)
+      c->what.run(c->what.state);
+    if (c->what.drop)
+      c->what.drop(c->what.state);
   }
   running.fetch_sub(1);
   std::unique_ptr<host_call> const self_no_more(c);
@@ -33,19 +38,24 @@ status cuda_driver::host_function(int device, stream_handle s, work w) {
   try {
     said = enqueue_host_call(device, s, w);
   } catch (...) {
-    if (w.drop) w.drop(w.state);
+    if (w.drop)
+      w.drop(w.state);
     throw;
   }
-  if (!said.ok() && w.drop) w.drop(w.state);
+  if (!said.ok() && w.drop)
+    w.drop(w.state);
   return said;
 }
 
 status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
-  if (!w.run) return {code::invalid, 0};
+  if (!w.run)
+    return {code::invalid, 0};
   // a graph may run it any number of times, so that no moment is right for drop
-  if (status const said = refuse_captured(device, s); !said.ok()) return said;
+  if (status const said = refuse_captured(device, s); !said.ok())
+    return said;
   call in(*this, device, call::mode::enqueues);
-  if (in.refused()) return in.refusal();
+  if (in.refused())
+    return in.refusal();
   auto made = std::make_unique<host_call>();
   made->owner = this;
   made->device = device;
@@ -58,14 +68,16 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   std::uint64_t const id = made->id;
   host_call* const c = made.release();  // from here on `arrive` may delete it, or a loss may drop it
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
-  if (r == CUDA_SUCCESS) return {};
+  if (r == CUDA_SUCCESS)
+    return {};
   bool const ours = c->take();
   if (ours) {
     pending_.lock()->calls.erase(id);
     delete c;
   }
   status const said = in.answer(r);
-  if (!ours) return {};  // a loss has dropped it: as if it had been enqueued before
+  if (!ours)
+    return {};  // a loss has dropped it: as if it had been enqueued before
   return said;
 }
 
@@ -84,14 +96,17 @@ void cuda_driver::drop_pending(int device) noexcept {
         ++c;
       }
     }
-    if (taken.empty()) return;
+    if (taken.empty())
+      return;
     p->droppers.emplace_back([taken] {
       for (host_call const* c : taken)
-        if (c->what.drop) c->what.drop(c->what.state);
+        if (c->what.drop)
+          c->what.drop(c->what.state);
     });
   } catch (std::exception const&) {  // no memory or no thread: drop them here
     for (host_call const* c : taken)
-      if (c->what.drop) c->what.drop(c->what.state);
+      if (c->what.drop)
+        c->what.drop(c->what.state);
   }
 }
 

@@ -14,12 +14,14 @@ cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(coun
   outdate();
   for (int i = 0; i < count_; ++i) {
     api_.cuDeviceGet(&at(i).id, i);
-    if (auto const about = info(i); about.ok()) granularity_ = std::max(granularity_, about.value.granularity);
+    if (auto const about = info(i); about.ok())
+      granularity_ = std::max(granularity_, about.value.granularity);
   }
 }
 
 cuda_driver::~cuda_driver() {
-  if (refusal_of_process() != code::ok) return;  // the driver may be unloaded; the system frees everything
+  if (refusal_of_process() != code::ok)
+    return;  // the driver may be unloaded; the system frees everything
   {
     auto g = gates_.lock();
     for (auto const& [id, closed] : g->closed)
@@ -29,35 +31,44 @@ cuda_driver::~cuda_driver() {
   // Host functions still name this driver. After a loss, other devices may wait forever for its events: then
   // wait for a limited time and drop what has not run.
   bool any_lost = false;
-  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;
+  for (int i = 0; i < count_; ++i)
+    any_lost |= at(i).lost.load() != 0;
   if (any_lost) {
     auto p = pending_.lock();
     call_over_.wait_for(p.lock(), std::chrono::seconds(2), [&] { return p->calls.empty(); });
   } else if (!pending_.lock()->calls.empty()) {
     for (int i = 0; i < count_; ++i)
-      if (at(i).context.load()) synchronize_device(i);
+      if (at(i).context.load())
+        synchronize_device(i);
   }
-  for (int i = 0; i < count_; ++i) drop_pending(i);
+  for (int i = 0; i < count_; ++i)
+    drop_pending(i);
   std::vector<base::thread> droppers;
   {
     auto p = pending_.lock();
     call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that ran while their device was lost
     droppers.swap(p->droppers);
   }
-  for (auto& dropper : droppers) dropper.join();
-  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;  // the waits above may have found another loss
+  for (auto& dropper : droppers)
+    dropper.join();
+  for (int i = 0; i < count_; ++i)
+    any_lost |= at(i).lost.load() != 0;                 // the waits above may have found another loss
   if (auto g = gates_.lock(); g->words && !any_lost) {  // waits for all work, which may never end after a loss
     if (int const device = any_device(); device >= 0) {
       call in(*this, device, call::mode::asks);
-      if (!in.refused()) api_.cuMemFreeHost(g->words);
+      if (!in.refused())
+        api_.cuMemFreeHost(g->words);
     }
   }
   for (int i = 0; i < count_; ++i) {
     device_state& d = at(i);
-    if (!d.context.load()) continue;
-    if (d.lost.load() == 0) api_.cuStreamDestroy(d.probe);
+    if (!d.context.load())
+      continue;
+    if (d.lost.load() == 0)
+      api_.cuStreamDestroy(d.probe);
     // Releasing a context for the last time waits for its work too.
-    if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
+    if (d.lost.load() != 0 || !any_lost)
+      api_.cuDevicePrimaryCtxRelease(d.id);
   }
   try {
     if (std::string const left = left_behind(); !left.empty())
@@ -68,14 +79,17 @@ cuda_driver::~cuda_driver() {
 std::string cuda_driver::left_behind() {
   std::string text;
   auto const say = [&](std::size_t n, char const* what) {
-    if (n == 0) return;
+    if (n == 0)
+      return;
     text += (text.empty() ? "" : ", ") + std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
   };
   bool lost_one = false;
-  for (int i = 0; i < count_; ++i) lost_one |= at(i).lost.load() != 0;
+  for (int i = 0; i < count_; ++i)
+    lost_one |= at(i).lost.load() != 0;
   auto const b = books_.lock();
   // memory alone is reported by its runtime
-  if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty()) return {};
+  if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty())
+    return {};
   say(b->reservations.size(), "reservation");
   say(b->mappings.size(), "mapping");
   say(b->handles.size(), "memory handle");
@@ -94,17 +108,22 @@ std::string cuda_driver::left_behind() {
 }
 
 status cuda_driver::may_call() const noexcept {
-  if (code const why = refusal_of_process(); why != code::ok) return {why, 0};
-  if (inside_host_function()) return {code::not_permitted, 0};
+  if (code const why = refusal_of_process(); why != code::ok)
+    return {why, 0};
+  if (inside_host_function())
+    return {code::not_permitted, 0};
   return {};
 }
 
 int cuda_driver::any_device() noexcept {
   int opened = -1;
   for (int i = 0; i < count_; ++i) {
-    if (!at(i).context.load(base::memory_order_acquire)) continue;
-    if (at(i).lost.load(base::memory_order_relaxed) == 0) return i;
-    if (opened < 0) opened = i;
+    if (!at(i).context.load(base::memory_order_acquire))
+      continue;
+    if (at(i).lost.load(base::memory_order_relaxed) == 0)
+      return i;
+    if (opened < 0)
+      opened = i;
   }
   return opened;
 }
@@ -112,9 +131,11 @@ int cuda_driver::any_device() noexcept {
 // Memory may be pinned before any device is open.
 int cuda_driver::pinning_device() {
   int const found = any_device();
-  if (found >= 0 && at(found).lost.load(base::memory_order_relaxed) == 0) return found;
+  if (found >= 0 && at(found).lost.load(base::memory_order_relaxed) == 0)
+    return found;
   for (int i = 0; i < count_; ++i)
-    if (!at(i).context.load(base::memory_order_acquire) && open(i).ok()) return i;
+    if (!at(i).context.load(base::memory_order_acquire) && open(i).ok())
+      return i;
   return found;
 }
 
@@ -123,19 +144,24 @@ int cuda_driver::pinning_device() {
 void cuda_driver::found_lost(int device, CUresult r) noexcept {
   bool found = false;
   for (int i = 0; i < count_; ++i) {
-    if (!at(i).context.load(base::memory_order_acquire)) continue;
+    if (!at(i).context.load(base::memory_order_acquire))
+      continue;
     CUresult const says = ask_probe(i);
-    if (meaning_of(says) != code::lost) continue;
+    if (meaning_of(says) != code::lost)
+      continue;
     found = true;
     lose(i, says);
   }
-  if (!found) lose(device, r);
+  if (!found)
+    lose(device, r);
 }
 
 CUresult cuda_driver::ask_probe(int device) noexcept {
   device_state& d = at(device);
-  if (int const known = d.lost.load(base::memory_order_relaxed)) return static_cast<CUresult>(known);
-  if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS) return CUDA_SUCCESS;
+  if (int const known = d.lost.load(base::memory_order_relaxed))
+    return static_cast<CUresult>(known);
+  if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS)
+    return CUDA_SUCCESS;
   CUresult says = CUDA_SUCCESS;
   {
     relaxed const mode(api_);
@@ -148,12 +174,15 @@ CUresult cuda_driver::ask_probe(int device) noexcept {
 
 void cuda_driver::lose(int device, CUresult r) noexcept {
   int alive = 0;
-  if (at(device).lost.compare_exchange(alive, static_cast<int>(r))) drop_pending(device);
+  if (at(device).lost.compare_exchange(alive, static_cast<int>(r)))
+    drop_pending(device);
 }
 
 result<device_info> cuda_driver::info(int device) {
-  if (status const may = may_call(); !may.ok()) return {may};
-  if (!exists(device)) return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
+  if (status const may = may_call(); !may.ok())
+    return {may};
+  if (!exists(device))
+    return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
   CUdevice const id = at(device).id;
   auto const attribute = [&](CUdevice_attribute which, int otherwise) {
     int value = otherwise;
@@ -161,9 +190,11 @@ result<device_info> cuda_driver::info(int device) {
   };
   device_info about;
   std::array<char, 256> text{};
-  if (CUresult const r = api_.cuDeviceGetName(text.data(), static_cast<int>(text.size()), id)) return {to_status(r)};
+  if (CUresult const r = api_.cuDeviceGetName(text.data(), static_cast<int>(text.size()), id))
+    return {to_status(r)};
   about.name = text.data();
-  if (CUresult const r = api_.cuDeviceTotalMem(&about.total_memory, id)) return {to_status(r)};
+  if (CUresult const r = api_.cuDeviceTotalMem(&about.total_memory, id))
+    return {to_status(r)};
   about.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
   about.minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
   about.multi_processor_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
@@ -174,7 +205,8 @@ result<device_info> cuda_driver::info(int device) {
   if (api_.cuDeviceGetUuid(&uuid, id) == CUDA_SUCCESS) {
     about.uuid = "GPU-";
     for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-      if (i == 4 || i == 6 || i == 8 || i == 10) about.uuid += '-';
+      if (i == 4 || i == 6 || i == 8 || i == 10)
+        about.uuid += '-';
       std::snprintf(text.data(), text.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
       about.uuid += text.data();
     }
@@ -193,27 +225,34 @@ result<device_info> cuda_driver::info(int device) {
   wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   wanted.allocFlags.gpuDirectRDMACapable = serves_network_cards(id);
   std::size_t best = 0;
-  if (about.maps && api_.cuMemGetAllocationGranularity(&best, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) ==
-                        CUDA_SUCCESS)
+  if (about.maps &&
+      api_.cuMemGetAllocationGranularity(&best, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) == CUDA_SUCCESS)
     about.shared_granularity = std::max(best, about.granularity);
   return {{}, about};
 }
 
 status cuda_driver::open(int device) {
-  if (status const may = may_call(); !may.ok()) return may;
-  if (!exists(device)) return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
+  if (status const may = may_call(); !may.ok())
+    return may;
+  if (!exists(device))
+    return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
   device_state& d = at(device);
-  if (int const lost = d.lost.load()) return {code::lost, lost};
-  if (d.context.load(base::memory_order_acquire)) return {};
+  if (int const lost = d.lost.load())
+    return {code::lost, lost};
+  if (d.context.load(base::memory_order_acquire))
+    return {};
   base::lock_guard const one(opening_);
-  if (d.context.load(base::memory_order_acquire)) return {};
+  if (d.context.load(base::memory_order_acquire))
+    return {};
   relaxed const mode(api_);
   CUcontext context = nullptr;
-  if (CUresult const r = api_.cuDevicePrimaryCtxRetain(&context, d.id)) return to_status(r);
+  if (CUresult const r = api_.cuDevicePrimaryCtxRetain(&context, d.id))
+    return to_status(r);
   CUresult r = api_.cuCtxPushCurrent(context);
   if (r == CUDA_SUCCESS) {
     r = api_.cuCtxGetStreamPriorityRange(&d.least_priority, &d.greatest_priority);
-    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.probe, CU_STREAM_NON_BLOCKING, d.least_priority);
+    if (r == CUDA_SUCCESS)
+      r = api_.cuStreamCreateWithPriority(&d.probe, CU_STREAM_NON_BLOCKING, d.least_priority);
     CUcontext popped = nullptr;
     api_.cuCtxPopCurrent(&popped);
   }
@@ -227,49 +266,64 @@ status cuda_driver::open(int device) {
 
 result<memory_info> cuda_driver::memory(int device) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return {in.refusal()};
+  if (in.refused())
+    return {in.refusal()};
   memory_info is;
   status const said = in.answer(api_.cuMemGetInfo(&is.free, &is.total));
   return {said, is};
 }
 
 status cuda_driver::make_current(int device) {
-  if (status const may = may_call(); !may.ok()) return may;
-  if (device == no_device) return to_status(api_.cuCtxSetCurrent(nullptr));
-  if (!exists(device)) return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
+  if (status const may = may_call(); !may.ok())
+    return may;
+  if (device == no_device)
+    return to_status(api_.cuCtxSetCurrent(nullptr));
+  if (!exists(device))
+    return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
   CUcontext const context = at(device).context.load(base::memory_order_acquire);
-  if (!context) return {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
+  if (!context)
+    return {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
   return to_status(api_.cuCtxSetCurrent(context));
 }
 
 result<int> cuda_driver::current_device() {
-  if (status const may = may_call(); !may.ok()) return {may};
+  if (status const may = may_call(); !may.ok())
+    return {may};
   CUcontext current = nullptr;
-  if (CUresult const r = api_.cuCtxGetCurrent(&current)) return {to_status(r)};
-  if (!current) return {{}, no_device};
+  if (CUresult const r = api_.cuCtxGetCurrent(&current))
+    return {to_status(r)};
+  if (!current)
+    return {{}, no_device};
   CUdevice id = -1;
-  if (CUresult const r = api_.cuCtxGetDevice(&id)) return {to_status(r)};
+  if (CUresult const r = api_.cuCtxGetDevice(&id))
+    return {to_status(r)};
   return {{}, ordinal_of(id)};
 }
 
 int cuda_driver::ordinal_of(CUdevice id) noexcept {
   for (int d = 0; d < count_; ++d)
-    if (at(d).id == id) return d;
+    if (at(d).id == id)
+      return d;
   return no_device;
 }
 
 status cuda_driver::synchronize_device(int device) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return in.refusal();
+  if (in.refused())
+    return in.refusal();
   return in.answer(api_.cuCtxSynchronize());
 }
 
 result<peer_info> cuda_driver::peer(int from, int to) {
-  if (status const may = may_call(); !may.ok()) return {may};
-  if (!exists(from) || !exists(to)) return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
-  if (from == to) return {{}, {.access = true, .native_atomics = true}};
+  if (status const may = may_call(); !may.ok())
+    return {may};
+  if (!exists(from) || !exists(to))
+    return {{code::invalid, CUDA_ERROR_INVALID_DEVICE}};
+  if (from == to)
+    return {{}, {.access = true, .native_atomics = true}};
   int access = 0, atomics = 0;
-  if (CUresult const r = api_.cuDeviceCanAccessPeer(&access, at(from).id, at(to).id)) return {to_status(r)};
+  if (CUresult const r = api_.cuDeviceCanAccessPeer(&access, at(from).id, at(to).id))
+    return {to_status(r)};
   if (api_.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, at(from).id, at(to).id) !=
       CUDA_SUCCESS)
     atomics = 0;
@@ -278,7 +332,8 @@ result<peer_info> cuda_driver::peer(int from, int to) {
 
 call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), device_(device), mode_(m) {
   refusal_ = driver.may_call();
-  if (refused()) return;
+  if (refused())
+    return;
   if (!driver.exists(device)) {
     refusal_ = {code::invalid, CUDA_ERROR_INVALID_DEVICE};
     return;
@@ -306,11 +361,13 @@ call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), 
     return;
   }
   context_ = context;
-  if (mode_ != mode::enqueues) driver.api_.cuThreadExchangeStreamCaptureMode(&before_);
+  if (mode_ != mode::enqueues)
+    driver.api_.cuThreadExchangeStreamCaptureMode(&before_);
 }
 
 call::~call() {
-  if (context_ && mode_ != mode::enqueues) driver_.api_.cuThreadExchangeStreamCaptureMode(&before_);
+  if (context_ && mode_ != mode::enqueues)
+    driver_.api_.cuThreadExchangeStreamCaptureMode(&before_);
   if (pushed_) {
     CUcontext popped = nullptr;
     driver_.api_.cuCtxPopCurrent(&popped);
@@ -319,7 +376,8 @@ call::~call() {
 
 status call::answer(CUresult r) noexcept {
   status const said = to_status(r);
-  if (said.what == code::lost) driver_.found_lost(device_, r);
+  if (said.what == code::lost)
+    driver_.found_lost(device_, r);
   return said;
 }
 
@@ -330,13 +388,18 @@ namespace weir::driver {
 opened open_cuda() {
   try {
     auto const& [api, why] = cuda::load();
-    if (!api) return {nullptr, why};
-    if (CUresult const r = api->cuInit(0)) return {nullptr, cuda::describe(r)};
+    if (!api)
+      return {nullptr, why};
+    if (CUresult const r = api->cuInit(0))
+      return {nullptr, cuda::describe(r)};
     cuda::watch_for_exit();
     int version = 0, count = 0;
-    if (CUresult const r = api->cuDriverGetVersion(&version)) return {nullptr, cuda::describe(r)};
-    if (CUresult const r = api->cuDeviceGetCount(&count)) return {nullptr, cuda::describe(r)};
-    if (count == 0) return {nullptr, "no CUDA device is visible"};
+    if (CUresult const r = api->cuDriverGetVersion(&version))
+      return {nullptr, cuda::describe(r)};
+    if (CUresult const r = api->cuDeviceGetCount(&count))
+      return {nullptr, cuda::describe(r)};
+    if (count == 0)
+      return {nullptr, "no CUDA device is visible"};
     count = std::min(count, cuda::cuda_driver::most_devices);
     auto machine = std::make_unique<cuda::cuda_driver>(*api, count);
     std::string const what = std::to_string(count) + (count == 1 ? " GPU" : " GPUs") + ", driver for CUDA " +

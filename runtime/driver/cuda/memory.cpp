@@ -15,7 +15,9 @@ constexpr std::size_t host_page = 4096;  // the smallest page of any host with C
 using base::holder_of;
 using base::overlaps;
 
-bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
+bool wraps(address at, std::size_t bytes) {
+  return at + bytes < at;
+}
 
 // Makes the node before the driver call, so that entering the range afterwards cannot fail.
 template <class Ranges, class Range>
@@ -34,12 +36,14 @@ void cuda_driver::over(ranges books::*which, address at, bool stays) {
     ((*b).*which).find(at)->second.busy = false;
     return;
   }
-  if (which != &books::reservations) outdate();
+  if (which != &books::reservations)
+    outdate();
   ((*b).*which).erase(at);
 }
 
 result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
-  if (status const may = may_call(); !may.ok()) return {may};
+  if (status const may = may_call(); !may.ok())
+    return {may};
   bool const power = (alignment & (alignment - 1)) == 0;
   if (bytes == 0 || bytes % granularity_ != 0 || !power || (alignment != 0 && alignment % granularity_ != 0))
     return {invalid};
@@ -54,12 +58,15 @@ result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
 }
 
 status cuda_driver::unreserve(address at, std::size_t bytes) {
-  if (status const may = may_call(); !may.ok()) return may;
+  if (status const may = may_call(); !may.ok())
+    return may;
   {
     auto b = books_.lock();
     auto const found = b->reservations.find(at);
-    if (found == b->reservations.end() || found->second.bytes != bytes || found->second.busy) return invalid;
-    if (overlaps(b->mappings, at, bytes)) return invalid;
+    if (found == b->reservations.end() || found->second.bytes != bytes || found->second.busy)
+      return invalid;
+    if (overlaps(b->mappings, at, bytes))
+      return invalid;
     found->second.busy = true;
   }
   CUresult const r = in_relaxed([&] { return api_.cuMemAddressFree(at, bytes); });
@@ -73,8 +80,10 @@ result<memory_handle> cuda_driver::create(int device, std::size_t bytes) {
 
 result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return {in.refusal()};
-  if (bytes == 0 || bytes % granularity_ != 0) return {invalid};
+  if (in.refused())
+    return {in.refusal()};
+  if (bytes == 0 || bytes % granularity_ != 0)
+    return {invalid};
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.requestedHandleTypes = exportable_as;
@@ -101,74 +110,93 @@ result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAl
 }
 
 status cuda_driver::release(memory_handle handle) {
-  if (status const may = may_call(); !may.ok()) return may;
+  if (status const may = may_call(); !may.ok())
+    return may;
   auto node = books_.lock()->handles.extract(static_cast<std::uint64_t>(handle));
-  if (node.empty()) return invalid;
+  if (node.empty())
+    return invalid;
   CUresult const r = in_relaxed([&] { return api_.cuMemRelease(node.mapped().handle); });
   status const said = to_status(r);
-  if (said.what == code::lost) found_lost(node.mapped().device, r);
-  if (!said.ok()) books_.lock()->handles.insert(std::move(node));
+  if (said.what == code::lost)
+    found_lost(node.mapped().device, r);
+  if (!said.ok())
+    books_.lock()->handles.insert(std::move(node));
   return said;
 }
 
 status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) try {
-  if (status const may = may_call(); !may.ok()) return may;
+  if (status const may = may_call(); !may.ok())
+    return may;
   physical page;
   {
     auto b = books_.lock();
     auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
-    if (found == b->handles.end() || found->second.handle == 0 || found->second.bytes != bytes) return invalid;
+    if (found == b->handles.end() || found->second.handle == 0 || found->second.bytes != bytes)
+      return invalid;
     page = found->second;
     auto const home = holder_of(b->reservations, at);
-    if (home == b->reservations.end() || home->second.busy || at % granularity_ != 0) return invalid;
-    if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes)) return invalid;
+    if (home == b->reservations.end() || home->second.busy || at % granularity_ != 0)
+      return invalid;
+    if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes))
+      return invalid;
     b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
   }
   CUresult const r = in_relaxed([&] { return api_.cuMemMap(at, bytes, 0, page.handle, 0); });
   over(&books::mappings, at, r == CUDA_SUCCESS);
   status const said = to_status(r);
-  if (said.what == code::lost) found_lost(page.device, r);
+  if (said.what == code::lost)
+    found_lost(page.device, r);
   return said;
 } catch (std::bad_alloc const&) {
   return {code::out_of_memory};
 }
 
 status cuda_driver::unmap(address at, std::size_t bytes) {
-  if (status const may = may_call(); !may.ok()) return may;
+  if (status const may = may_call(); !may.ok())
+    return may;
   int device = -1;
   {
     auto b = books_.lock();
     auto const found = b->mappings.find(at);
-    if (found == b->mappings.end() || found->second.bytes != bytes || found->second.busy) return invalid;
+    if (found == b->mappings.end() || found->second.bytes != bytes || found->second.busy)
+      return invalid;
     found->second.busy = true;
     device = found->second.device;
   }
-  if (announcer_) announcer_->unusable(at);
+  if (announcer_)
+    announcer_->unusable(at);
   CUresult const r = in_relaxed([&] { return api_.cuMemUnmap(at, bytes); });
   over(&books::mappings, at, r != CUDA_SUCCESS);
   status const said = to_status(r);
-  if (said.what == code::lost) found_lost(device, r);
+  if (said.what == code::lost)
+    found_lost(device, r);
   return said;
 }
 
 status cuda_driver::grant(address at, std::size_t bytes, int device) {
-  if (device < 0 || device >= 64) return invalid;
+  if (device < 0 || device >= 64)
+    return invalid;
   return grant_all(at, bytes, std::uint64_t{1} << device);
 }
 
 status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
-  if (!devices) return invalid;
+  if (!devices)
+    return invalid;
   call in(*this, std::countr_zero(devices), call::mode::survives);
-  if (in.refused()) return in.refusal();
-  if (bytes == 0 || wraps(at, bytes) || static_cast<int>(std::bit_width(devices)) > device_count()) return invalid;
+  if (in.refused())
+    return in.refusal();
+  if (bytes == 0 || wraps(at, bytes) || static_cast<int>(std::bit_width(devices)) > device_count())
+    return invalid;
   {
     auto b = books_.lock();
     address next = at;
     for (auto m = b->mappings.find(at); next < at + bytes; ++m) {
-      if (m == b->mappings.end() || m->first != next || m->second.busy) return invalid;
+      if (m == b->mappings.end() || m->first != next || m->second.busy)
+        return invalid;
       next += m->second.bytes;
     }
-    if (next != at + bytes) return invalid;
+    if (next != at + bytes)
+      return invalid;
   }
   std::array<CUmemAccessDesc, 64> access{};
   std::size_t n = 0;
@@ -188,68 +216,86 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
 }
 
 bool cuda_driver::nvtx_memory() {
-  if (!announcer::possible()) return false;
-  if (!announcer_) announcer_ = std::make_unique<announcer>();
+  if (!announcer::possible())
+    return false;
+  if (!announcer_)
+    announcer_ = std::make_unique<announcer>();
   return true;
 }
 
 result<address> cuda_driver::create_segment(int device, std::size_t bytes) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return {in.refusal()};
-  if (bytes == 0) return {invalid};
+  if (in.refused())
+    return {in.refusal()};
+  if (bytes == 0)
+    return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes, .device = device});
   CUdeviceptr at = 0;
-  if (status const said = in.answer(api_.cuMemAlloc(&at, bytes)); !said.ok()) return {said};
+  if (status const said = in.answer(api_.cuMemAlloc(&at, bytes)); !said.ok())
+    return {said};
   node.key() = at;
   books_.lock()->segments.insert(std::move(node));
-  if (announcer_) announcer_->usable(at, bytes);
+  if (announcer_)
+    announcer_->usable(at, bytes);
   return {{}, static_cast<address>(at)};
 }
 
 status cuda_driver::release_segment(int device, address at) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return in.refusal();
+  if (in.refused())
+    return in.refusal();
   ranges::node_type node;
   {
     auto b = books_.lock();
     auto const found = b->segments.find(at);
-    if (found == b->segments.end() || found->second.device != device) return invalid;
+    if (found == b->segments.end() || found->second.device != device)
+      return invalid;
     outdate();
     node = b->segments.extract(found);
   }
-  if (announcer_) announcer_->unusable(at);
+  if (announcer_)
+    announcer_->unusable(at);
   status const said = in.answer(api_.cuMemFree(at));
-  if (!said.ok()) books_.lock()->segments.insert(std::move(node));
+  if (!said.ok())
+    books_.lock()->segments.insert(std::move(node));
   return said;
 }
 
 status cuda_driver::pin(void* host, std::size_t bytes) {
   address const at = reinterpret_cast<address>(host);
-  if (status const may = may_call(); !may.ok()) return may;
-  if (!host || bytes == 0 || at % host_page != 0 || bytes % host_page != 0 || wraps(at, bytes)) return invalid;
+  if (status const may = may_call(); !may.ok())
+    return may;
+  if (!host || bytes == 0 || at % host_page != 0 || bytes % host_page != 0 || wraps(at, bytes))
+    return invalid;
   call in(*this, pinning_device(), call::mode::asks);
-  if (in.refused()) return in.refusal();
+  if (in.refused())
+    return in.refusal();
   {
     auto b = books_.lock();
-    if (overlaps(b->pins, at, bytes)) return invalid;
+    if (overlaps(b->pins, at, bytes))
+      return invalid;
     b->pins.emplace(at, range{.bytes = bytes, .busy = true});
   }
   CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
   over(&books::pins, at, r == CUDA_SUCCESS);
   // The system refuses to lock more memory.
-  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {code::out_of_memory, r};
+  if (r == CUDA_ERROR_OPERATING_SYSTEM)
+    return {code::out_of_memory, r};
   return in.answer(r);
 }
 
 status cuda_driver::unpin(void* host) {
   call in(*this, any_device(), call::mode::asks);
-  if (in.refused() && in.refusal().what != code::lost) return in.refusal();
+  if (in.refused() && in.refusal().what != code::lost)
+    return in.refusal();
   address const at = reinterpret_cast<address>(host);
   {
     auto b = books_.lock();
     auto const found = b->pins.find(at);
-    if (found == b->pins.end() || found->second.busy) return invalid;
-    if (in.refused()) return in.refusal();
+    if (found == b->pins.end() || found->second.busy)
+      return invalid;
+    if (in.refused())
+      return in.refusal();
     found->second.busy = true;
   }
   CUresult const r = api_.cuMemHostUnregister(host);
@@ -258,30 +304,40 @@ status cuda_driver::unpin(void* host) {
 }
 
 result<place> cuda_driver::find(void const* p) {
-  if (status const may = may_call(); !may.ok()) return {may};
+  if (status const may = may_call(); !may.ok())
+    return {may};
   address const at = reinterpret_cast<address>(p);
   {
     auto b = books_.lock();
-    if (holder_of(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
+    if (holder_of(b->pins, at) != b->pins.end())
+      return {{}, {.in = where::pinned}};
     for (ranges const* in : {&b->mappings, &b->segments})
       if (auto const found = holder_of(*in, at); found != in->end())
         return {{}, {.in = where::device, .device = found->second.device}};
-    if (holder_of(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
+    if (holder_of(b->reservations, at) != b->reservations.end())
+      return {{}, {.in = where::unknown_device}};
   }
   int const device = any_device();
-  if (device < 0) return {{}, {}};  // no context: memory of others cannot be looked up
+  if (device < 0)
+    return {{}, {}};  // no context: memory of others cannot be looked up
   call in(*this, device, call::mode::survives);
-  if (in.refused()) return {in.refusal()};
+  if (in.refused())
+    return {in.refusal()};
   unsigned type = 0;
   int ordinal = -1;
   std::array<CUpointer_attribute, 2> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   std::array<void*, 2> into{&type, &ordinal};
   CUresult const r = api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), at);
-  if (r == CUDA_ERROR_INVALID_VALUE) return {{}, {}};  // not known to the driver
-  if (status const said = in.answer(r); !said.ok()) return {said};
-  if (type == CU_MEMORYTYPE_HOST) return {{}, {.in = where::pinned}};
-  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {{}, {}};
-  if (!exists(ordinal)) return {{}, {.in = where::unknown_device}};
+  if (r == CUDA_ERROR_INVALID_VALUE)
+    return {{}, {}};  // not known to the driver
+  if (status const said = in.answer(r); !said.ok())
+    return {said};
+  if (type == CU_MEMORYTYPE_HOST)
+    return {{}, {.in = where::pinned}};
+  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
+    return {{}, {}};
+  if (!exists(ordinal))
+    return {{}, {.in = where::unknown_device}};
   return {{}, {.in = where::device, .device = ordinal}};
 }
 
@@ -290,16 +346,20 @@ result<place> cuda_driver::find(void const* p) {
 std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = holder_of(*in, at);
-    if (found == in->end()) continue;
+    if (found == in->end())
+      continue;
     address const begin = found->first;
     address next = begin + found->second.bytes;
     if (in == &b.mappings) {
-      while (next - at < bytes && ++found != in->end() && found->first == next) next += found->second.bytes;
+      while (next - at < bytes && ++found != in->end() && found->first == next)
+        next += found->second.bytes;
     }
-    if (where) *where = {begin, next, in == &b.pins};
+    if (where)
+      *where = {begin, next, in == &b.pins};
     return next - at >= bytes;
   }
-  if (overlaps(b.reservations, at, bytes)) return false;
+  if (overlaps(b.reservations, at, bytes))
+    return false;
   return std::nullopt;
 }
 
@@ -317,14 +377,17 @@ struct cuda_driver::remembered {
 
   extent const* find(address at, std::size_t bytes) const noexcept {
     for (extent const& e : known)
-      if (at - e.begin < e.end - e.begin && bytes <= e.end - at) return &e;
+      if (at - e.begin < e.end - e.begin && bytes <= e.end - at)
+        return &e;
     return nullptr;
   }
   void read(std::uint64_t now) noexcept {
-    if (std::exchange(edition, now) != now) known = {};
+    if (std::exchange(edition, now) != now)
+      known = {};
   }
   void note(extent const& e) noexcept {
-    if (!find(e.begin, e.end - e.begin)) known[next++ % known.size()] = e;
+    if (!find(e.begin, e.end - e.begin))
+      known[next++ % known.size()] = e;
   }
   // null: none yet, or the thread is ending
   using own = base::thread_pointer<remembered, static_cast<remembered*>(nullptr)>;
@@ -333,11 +396,13 @@ struct cuda_driver::remembered {
 
 cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
   address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
-  if (wraps(to, bytes) || wraps(from, bytes)) return {false, false};
+  if (wraps(to, bytes) || wraps(from, bytes))
+    return {false, false};
   if (auto const* const mine = remembered::own::value;
       mine && mine->edition == edition_.load(base::memory_order_acquire)) [[likely]] {
     auto const *const of_dst = mine->find(to, bytes), *const of_src = mine->find(from, bytes);
-    if (of_dst && of_src) [[likely]] return {true, true, of_dst->pinned && of_src->pinned};
+    if (of_dst && of_src) [[likely]]
+      return {true, true, of_dst->pinned && of_src->pinned};
   }
   return look_in_books(to, from, bytes);
 }
@@ -350,23 +415,29 @@ cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size
     static base::per_thread<remembered> of_thread;
     auto& mine = *(remembered::own::value = &of_thread.get());
     mine.read(edition_.load(base::memory_order_relaxed));
-    if (of_dst.value_or(false)) mine.note(dst_lies);
-    if (of_src.value_or(false)) mine.note(src_lies);
+    if (of_dst.value_or(false))
+      mine.note(dst_lies);
+    if (of_src.value_or(false))
+      mine.note(src_lies);
   } catch (...) {}  // no memory: not cached
   return {of_dst, of_src, dst_lies.pinned && src_lies.pinned};
 }
 
 // NVTX's listener looks up memory in the current context.
 void cuda_driver::block_taken(address at, std::size_t bytes) {
-  if (!announcer_) return;
+  if (!announcer_)
+    return;
   call in(*this, device_of_segment(at), call::mode::asks);
-  if (!in.refused()) announcer_->taken(at, bytes);
+  if (!in.refused())
+    announcer_->taken(at, bytes);
 }
 
 void cuda_driver::block_given_back(address at) {
-  if (!announcer_) return;
+  if (!announcer_)
+    return;
   call in(*this, device_of_segment(at), call::mode::asks);
-  if (!in.refused()) announcer_->given_back(at);
+  if (!in.refused())
+    announcer_->given_back(at);
 }
 
 int cuda_driver::device_of_segment(address at) noexcept {
@@ -377,13 +448,15 @@ int cuda_driver::device_of_segment(address at) noexcept {
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
   address const at = reinterpret_cast<address>(p);
-  if (wraps(at, bytes)) return false;
+  if (wraps(at, bytes))
+    return false;
   std::optional<bool> const ours = [&] { return in_books(*books_.lock(), at, bytes); }();
   return copyable(p, bytes, ours);
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool> const& ours) noexcept {
-  if (ours) return *ours;
+  if (ours)
+    return *ours;
   address next = reinterpret_cast<address>(p);
   relaxed const mode(api_);
   for (address const end = next + bytes; next < end;) {  // memory of others: one allocation after another
@@ -395,7 +468,8 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool>
     std::array<void*, 3> into{&type, &start, &size};
     if (api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), next) != CUDA_SUCCESS || type == 0)
       return false;
-    if (start + size <= next) return true;  // known to the driver, but not its extent
+    if (start + size <= next)
+      return true;  // known to the driver, but not its extent
     next = start + size;
   }
   return true;

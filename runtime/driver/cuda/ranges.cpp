@@ -5,8 +5,12 @@
 #include <nvtx3/nvToolsExt.h>
 
 namespace weir::driver {
-void push_range(char const* name) noexcept { (void)nvtxRangePushA(name); }
-void pop_range() noexcept { (void)nvtxRangePop(); }
+void push_range(char const* name) noexcept {
+  (void)nvtxRangePushA(name);
+}
+void pop_range() noexcept {
+  (void)nvtxRangePop();
+}
 }  // namespace weir::driver
 #else
 namespace weir::driver {

@@ -15,30 +15,37 @@ result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) 
 }
 
 result<int> cuda_driver::export_handle(memory_handle handle) {
-  if (status const may = may_call(); !may.ok()) return {may};
+  if (status const may = may_call(); !may.ok())
+    return {may};
   CUmemGenericAllocationHandle theirs = 0;
   int device = -1;
   {
     auto b = books_.lock();
     auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
-    if (found == b->handles.end() || found->second.handle == 0 || !found->second.exportable) return {invalid};
+    if (found == b->handles.end() || found->second.handle == 0 || !found->second.exportable)
+      return {invalid};
     theirs = found->second.handle;
     device = found->second.device;
   }
   int file = -1;
   call in(*this, device, call::mode::survives);
-  if (in.refused()) return {in.refusal()};
+  if (in.refused())
+    return {in.refusal()};
   CUresult const r = api_.cuMemExportToShareableHandle(&file, theirs, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {{code::out_of_memory, r}};  // no file descriptor is left
-  if (status const said = in.answer(r); !said.ok()) return {said};
+  if (r == CUDA_ERROR_OPERATING_SYSTEM)
+    return {{code::out_of_memory, r}};  // no file descriptor is left
+  if (status const said = in.answer(r); !said.ok())
+    return {said};
   return {{}, file};
 }
 
 // The sender of the file says its size and device; map() refuses a wrong size.
 result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, int file) {
   call in(*this, device, call::mode::asks);
-  if (in.refused()) return {in.refusal()};
-  if (bytes == 0 || bytes % granularity_ != 0 || file < 0) return {invalid};
+  if (in.refused())
+    return {in.refusal()};
+  if (bytes == 0 || bytes % granularity_ != 0 || file < 0)
+    return {invalid};
   std::uint64_t id = 0;
   {
     auto b = books_.lock();

@@ -13,9 +13,11 @@ namespace {
 
 loaded find_all() {
   void* const library = os::load_library("libcuda.so.1");
-  if (!library) return {nullptr, "libcuda.so.1 not found: no NVIDIA driver here"};
+  if (!library)
+    return {nullptr, "libcuda.so.1 not found: no NVIDIA driver here"};
   auto const find = reinterpret_cast<PFN_cuGetProcAddress_v12000>(os::find_symbol(library, "cuGetProcAddress_v2"));
-  if (!find) return {nullptr, "the NVIDIA driver is older than CUDA 12.0"};
+  if (!find)
+    return {nullptr, "the NVIDIA driver is older than CUDA 12.0"};
   static entries table;
   auto const look_up = [&](char const* name, int version) {
     void* entry = nullptr;
@@ -23,9 +25,11 @@ loaded find_all() {
     bool const ok = find(name, &entry, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found) == CUDA_SUCCESS;
     return ok && found == CU_GET_PROC_ADDRESS_SUCCESS ? entry : nullptr;
   };
-#define WEIR_CUDA_LOOK_UP(name, version)                                                    \
-  table.name = reinterpret_cast<PFN_##name##_v##version>(look_up(#name, version));          \
-  if (!table.name) return {nullptr, std::string("the NVIDIA driver is too old: libcuda.so.1 has no ") + #name + " of version " #version};
+#define WEIR_CUDA_LOOK_UP(name, version)                                           \
+  table.name = reinterpret_cast<PFN_##name##_v##version>(look_up(#name, version)); \
+  if (!table.name)                                                                 \
+    return {nullptr,                                                               \
+            std::string("the NVIDIA driver is too old: libcuda.so.1 has no ") + #name + " of version " #version};
   WEIR_CUDA_ENTRIES(WEIR_CUDA_LOOK_UP)
 #undef WEIR_CUDA_LOOK_UP
   return {&table, {}};
@@ -119,7 +123,8 @@ void watch_for_exit() noexcept {
 }
 
 code refusal_of_process() noexcept {
-  if (process_was_forked()) return code::forked;
+  if (process_was_forked())
+    return code::forked;
   return ending.load(base::memory_order_relaxed) || process_is_ending() ? code::unloading : code::ok;
 }
 

@@ -102,7 +102,8 @@ loaded const& load();
 
 code meaning_of(CUresult) noexcept;
 inline status to_status(CUresult r) noexcept {
-  if (r == CUDA_SUCCESS) [[likely]] return {};
+  if (r == CUDA_SUCCESS) [[likely]]
+    return {};
   return {meaning_of(r), static_cast<int>(r)};
 }
 std::string describe(CUresult);  // why there is no GPU, for people

@@ -17,12 +17,12 @@ namespace weir::memory {
 
 struct alias {
   aliased_handle* of = nullptr;  // null: announced by expect()
-  alias* next = nullptr;  // the next older one of the same handle
+  alias* next = nullptr;         // the next older one of the same handle
   address at = 0;
   std::size_t bytes = 0;
-  clock::stamp last;      // last use here; must be complete before an unmap
-  bool granted = true;    // false: the driver refused both access and the unmap
-  bool stuck = false;     // the driver refused the unmap; plans avoid it until retry_stuck()
+  clock::stamp last;    // last use here; must be complete before an unmap
+  bool granted = true;  // false: the driver refused both access and the unmap
+  bool stuck = false;   // the driver refused the unmap; plans avoid it until retry_stuck()
 
   address end() const noexcept { return at + bytes; }
 };
@@ -69,7 +69,8 @@ class alias_table {
   void forget(address at) noexcept {  // unmapped, or never made
     auto const all = all_.lock();
     auto const found = all->find(at);
-    if (found->second.of) unlink(found->second);
+    if (found->second.of)
+      unlink(found->second);
     all->erase(found);
   }
   void keep_stuck(alias& g) noexcept {
@@ -78,7 +79,8 @@ class alias_table {
   }
   void retry_stuck() noexcept {
     auto const all = all_.lock();
-    for (auto& [at, g] : *all) g.stuck = false;
+    for (auto& [at, g] : *all)
+      g.stuck = false;
   }
   // The oldest alias of a handle; bytes 0: the handle has at most `spared`.
   struct place {
@@ -89,7 +91,8 @@ class alias_table {
   place oldest(aliased_handle const& h, int spared) const noexcept {
     auto const all = all_.lock();
     alias const* g = h.aliases;
-    while (g && g->next) g = g->next;
+    while (g && g->next)
+      g = g->next;
     return h.alias_count.get() > spared ? place{g->at, g->bytes, g->last} : place{};
   }
   // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
@@ -112,7 +115,8 @@ class alias_table {
   }
   static void unlink(alias& g) noexcept {
     alias** link = &g.of->aliases;
-    while (*link != &g) link = &(*link)->next;
+    while (*link != &g)
+      link = &(*link)->next;
     *link = g.next;
     g.of->alias_count.add(-1);
   }
@@ -122,7 +126,7 @@ class alias_table {
 // What a plan knows of aliases. Requires: their lock is held.
 struct alias_view {
   enum class outcome : std::uint8_t { swaps, unmaps, stays };  // switched back; unmapped; neither now
-  alias_table::places const* all = nullptr;                         // null: no aliases
+  alias_table::places const* all = nullptr;                    // null: no aliases
   void const* context = nullptr;
   // A handle inside [lo, hi), the range being planned, cannot be switched back.
   outcome (*judge)(void const* context, alias const&, address lo, address hi) = nullptr;
@@ -130,7 +134,8 @@ struct alias_view {
   // The first alias that ends after `a`.
   alias_table::places::const_iterator from(address a) const {
     auto at = all->lower_bound(a);
-    if (at != all->begin() && std::prev(at)->second.end() > a) --at;
+    if (at != all->begin() && std::prev(at)->second.end() > a)
+      --at;
     return at;
   }
 };

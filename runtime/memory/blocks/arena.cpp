@@ -1,7 +1,7 @@
 // The slow half of arena.h: cutting, merging and reserving blocks.
 // Threads: as arena.h.
-#include "runtime/base/room.h"
 #include "runtime/memory/blocks/arena.h"
+#include "runtime/base/room.h"
 
 #include <algorithm>
 
@@ -20,7 +20,8 @@ inline heap_block* arena::make(region& r, address at, std::size_t bytes, state i
 void arena::stock_up(std::size_t blocks) {
   while (spare_.size() < blocks) {
     // so that returning a block to spare_ never allocates
-    if (spare_.capacity() <= blocks_.size()) spare_.reserve(2 * blocks_.size() + blocks);
+    if (spare_.capacity() <= blocks_.size())
+      spare_.reserve(2 * blocks_.size() + blocks);
     spare_.push_back(&blocks_.emplace_back());
   }
 }
@@ -28,7 +29,8 @@ void arena::stock_up(std::size_t blocks) {
 [[gnu::always_inline]] inline void arena::link_after(heap_block& left, heap_block& right) noexcept {
   right.before = &left;
   right.after = left.after;
-  if (left.after) left.after->before = &right;
+  if (left.after)
+    left.after->before = &right;
   left.after = &right;
 }
 
@@ -56,7 +58,8 @@ heap_block* arena::split(heap_block& p, address at) {
   p.bytes = at - p.at;
   link_after(p, *right);
   if (opening_index::is_solid(p)) {
-    if (opening_index* const all = rooms_of(p)) all->split(p, *right);
+    if (opening_index* const all = rooms_of(p))
+      all->split(p, *right);
   }
   return right;
 }
@@ -76,23 +79,28 @@ void arena::delist(heap_block& p) noexcept {
 }
 
 // A free block that shrinks or grows stays the same object, so that most lists need no change.
-[[gnu::always_inline]] inline void arena::before_change(heap_block& p) noexcept { whole_handles_.before_change(p); }
+[[gnu::always_inline]] inline void arena::before_change(heap_block& p) noexcept {
+  whole_handles_.before_change(p);
+}
 
 [[gnu::always_inline]] inline void arena::after_change(heap_block& p) noexcept {
   bool const stays_large = p.leaf != heap_block::no_leaf && p.bytes >= p.in->large_bytes;
-  if (stays_large && p.sorted == heap_block::index_state::unsorted) [[likely]] return p.in->large->change(p);
+  if (stays_large && p.sorted == heap_block::index_state::unsorted) [[likely]]
+    return p.in->large->change(p);
   change_lists(p);
 }
 
 void arena::change_lists(heap_block& p) noexcept {
   bool const was = p.leaf != heap_block::no_leaf, is = is_large(p);
-  if (was || is) return change_large(p, was, is);
+  if (was || is)
+    return change_large(p, was, is);
   if (int const q = bins::bin_of(p.bytes); q != p.bin) {
     bins& list = list_of(p);
     list.erase(p);
     list.insert(p, q);
   }
-  if (whole_handle_index::concerns(p) || p.sorted != heap_block::index_state::no) whole_handles_.after_change(p, false);
+  if (whole_handle_index::concerns(p) || p.sorted != heap_block::index_state::no)
+    whole_handles_.after_change(p, false);
 }
 
 void arena::change_large(heap_block& p, bool was, bool is) noexcept {
@@ -109,17 +117,21 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 [[gnu::always_inline]] inline void arena::put_free(heap_block& p) noexcept {
-  if (opening_index* const all = rooms_of(p)) all->open(p);
+  if (opening_index* const all = rooms_of(p))
+    all->open(p);
   p.is = state::free;
   heap_block* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
   heap_block* const right = p.after && p.after->is == state::free && !apart(*p.after) ? p.after : nullptr;
-  if (!left && !right) return enlist(p);
-  if (left && right) delist(*right);
+  if (!left && !right)
+    return enlist(p);
+  if (left && right)
+    delist(*right);
   heap_block& stays = left ? *left : *right;
   before_change(stays);
   if (left) {
     absorb_next(*left);
-    if (right) absorb_next(*left);
+    if (right)
+      absorb_next(*left);
   } else {
     absorb_previous(*right);
   }
@@ -127,7 +139,8 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 void arena::put_unmapped(heap_block& p) noexcept {
-  if (opening_index* const all = rooms_of(p)) all->open(p);
+  if (opening_index* const all = rooms_of(p))
+    all->open(p);
   p.is = state::unmapped;
   p.freed = 0;
   heap_block* self = &p;
@@ -165,16 +178,21 @@ void arena::put_unmapped(heap_block& p) noexcept {
   return p;
 }
 
-heap_block* arena::carve(heap_block* p, address at, std::size_t bytes) { return cut_out(p, at, bytes); }
+heap_block* arena::carve(heap_block* p, address at, std::size_t bytes) {
+  return cut_out(p, at, bytes);
+}
 
 heap_block* arena::take(std::size_t bytes, std::size_t alignment) {
-  if (places_first()) [[unlikely]] return take_chosen(bytes, alignment);
+  if (places_first()) [[unlikely]]
+    return take_chosen(bytes, alignment);
   auto const fits = [](heap_block const&) { return true; };  // every block begins at a multiple of the unit
-  if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, fits);
+  if (alignment > bins::unit) [[unlikely]]
+    return take_if(bytes, alignment, fits);
   heap_block* found = nullptr;
   if (is_for_large(bytes)) {
     found = first_large_->find(bytes);
-    if (!found && regions_.size() > 1) [[unlikely]] found = lowest(bytes, fits);
+    if (!found && regions_.size() > 1) [[unlikely]]
+      found = lowest(bytes, fits);
   } else {
     found = tightest(bytes, fits);
   }
@@ -185,7 +203,8 @@ heap_block* arena::carve_inside(heap_block& p, address at, std::size_t bytes) no
   before_change(p);
   heap_block* const right = split(p, at);
   after_change(p);
-  if (right->bytes > bytes) enlist(*split(*right, at + bytes));
+  if (right->bytes > bytes)
+    enlist(*split(*right, at + bytes));
   return right;
 }
 
@@ -208,7 +227,8 @@ void arena::add_region(region& r, state is) {
   regions_.push_back(&r);
   know_first_region();
   r.first = p;
-  if (is == state::free) return enlist(*p);
+  if (is == state::free)
+    return enlist(*p);
   if (r.runs < p->end()) {
     insert_unmapped(*split(*p, r.runs));
     has_runs_ = true;
@@ -218,9 +238,11 @@ void arena::add_region(region& r, state is) {
 
 void arena::place(places how) {
   by_openings_ = false;
-  if (how == places::mapped) return;
+  if (how == places::mapped)
+    return;
   for (region* r : regions_)
-    if (!r->rooms && r->large && r->bytes < opening_index::most_bytes) r->rooms = std::make_unique<opening_index>(*r);
+    if (!r->rooms && r->large && r->bytes < opening_index::most_bytes)
+      r->rooms = std::make_unique<opening_index>(*r);
   by_openings_ = !regions_.empty() && regions_.front()->rooms;
 }
 
@@ -246,7 +268,8 @@ heap_block* arena::commit_run(growth_plan& g) {
     end_reservation(*p);
     p = right;
   }
-  if (p->bytes > g.bytes) end_reservation(*split(*p, g.block + g.bytes));
+  if (p->bytes > g.bytes)
+    end_reservation(*split(*p, g.block + g.bytes));
   return p;
 }
 
@@ -282,7 +305,8 @@ heap_block* arena::reserve(heap_block& free, address from, address to) {
     enlist(*p);
     p = right;
   }
-  if (p->end() > to) enlist(*split(*p, to));
+  if (p->end() > to)
+    enlist(*split(*p, to));
   p->is = state::reserved;
   close_around(*p);
   return p;
@@ -291,14 +315,16 @@ heap_block* arena::reserve(heap_block& free, address from, address to) {
 heap_block* arena::reserve_unmapped(address from, std::size_t bytes) {
   stock(3);
   heap_block* p = unmapped_by_address_.around(from, bytes);
-  if (!p) return nullptr;
+  if (!p)
+    return nullptr;
   erase_unmapped(*p);
   if (from > p->at) {
     heap_block* const right = split(*p, from);
     insert_unmapped(*p);
     p = right;
   }
-  if (p->bytes > bytes) insert_unmapped(*split(*p, from + bytes));
+  if (p->bytes > bytes)
+    insert_unmapped(*split(*p, from + bytes));
   p->is = state::reserved;
   close_around(*p);
   return p;
@@ -311,8 +337,10 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
   std::size_t binned = 0, free_seen = 0, unmapped_listed = 0, unmapped_seen = 0, spans = 0, unsorted = 0;
   each_free([&](heap_block const& p) {
     ++binned;
-    if (p.is != state::free) say("a bin holds a block that is not free", p.at);
-    if (!is_unused(p)) say("a free block has a home, a mark or a slab", p.at);
+    if (p.is != state::free)
+      say("a bin holds a block that is not free", p.at);
+    if (!is_unused(p))
+      say("a free block has a home, a mark or a slab", p.at);
     if (p.leaf == heap_block::no_leaf && bins::bin_of(p.bytes) != p.bin)
       say("a free block is in the bin of another size", p.at);
     bool const noted = p.sorted == (is_large(p) ? heap_block::index_state::unsorted : heap_block::index_state::noted),
@@ -357,8 +385,10 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
       bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
       if (entered && (r->table.covering(p->at) != p || r->table.covering(p->end() - 1) != p))
         say("a block is not found by its addresses", p->at);
-      if (!entered && r->table.covering(p->at)) say("a block that is not in use is found by its address", p->at);
-      if (p->is == state::reserved) continue;
+      if (!entered && r->table.covering(p->at))
+        say("a block that is not in use is found by its address", p->at);
+      if (p->is == state::reserved)
+        continue;
       for (address a = p->at; a < p->end();) {
         handle const* const h = r->page(a);
         if ((h != nullptr) == (p->is == state::unmapped))
@@ -371,18 +401,25 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
         a = next;
       }
     }
-    if (at != r->base + r->bytes) say("the last block does not end where the region ends", at);
-    if (r->rooms) r->rooms->validate(say);
-    if (large_seen != large_listed) say("the index by address has another number of large free blocks", r->base);
+    if (at != r->base + r->bytes)
+      say("the last block does not end where the region ends", at);
+    if (r->rooms)
+      r->rooms->validate(say);
+    if (large_seen != large_listed)
+      say("the index by address has another number of large free blocks", r->base);
   }
   if (!std::all_of(spare_.begin(), spare_.end(), [](heap_block const* p) {
         return is_unused(*p) && p->leaf == heap_block::no_leaf && p->sorted == heap_block::index_state::no;
       }))
     say("a spare block node is in use or listed", 0);
-  if (unsorted != whole_handles_.unsorted()) say("the count of unsorted large blocks is wrong", 0);
-  if (spans != whole_handles_.listed()) say("a block with whole handles is not in the whole-handle index", 0);
-  if (binned != free_seen || binned != free_blocks()) say("a free block is in no bin", 0);
-  if (unmapped_listed != unmapped_seen) say("an unmapped block is not listed", 0);
+  if (unsorted != whole_handles_.unsorted())
+    say("the count of unsorted large blocks is wrong", 0);
+  if (spans != whole_handles_.listed())
+    say("a block with whole handles is not in the whole-handle index", 0);
+  if (binned != free_seen || binned != free_blocks())
+    say("a free block is in no bin", 0);
+  if (unmapped_listed != unmapped_seen)
+    say("an unmapped block is not listed", 0);
 }
 
 }  // namespace weir::memory

@@ -21,11 +21,11 @@ namespace weir::memory {
 // A range of free and unmapped blocks, held as one reserved block while it is mapped without the lock.
 struct growth_plan {
   heap_block* reserved = nullptr;
-  address block = 0;             // address of the block to come
-  std::size_t bytes = 0;         // of the block
+  address block = 0;                   // address of the block to come
+  std::size_t bytes = 0;               // of the block
   std::vector<address_range> missing;  // to map: whole pages, in order
-  std::vector<alias*> aliases;  // inside: each is switched back, or unmapped, before `missing` is mapped
-  std::uint64_t freed = 0;       // newest free stamp inside
+  std::vector<alias*> aliases;         // inside: each is switched back, or unmapped, before `missing` is mapped
+  std::uint64_t freed = 0;             // newest free stamp inside
   std::size_t missing_bytes = 0;
   bool is_clear = false;         // no alias lies inside any more: `missing_bytes` is final
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
@@ -44,12 +44,12 @@ struct released {
 class arena {
  public:
   static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of one block, far above any device
-  arena() = default;  // Throws: bad_alloc
+  arena() = default;                                               // Throws: bad_alloc
   // Where a block of the home goes. mapped: into mapped memory that is free, if any is large enough.
   // openings: a block of `large_pages` and more to where the fewest pages come into use, so that little is
   // lost at the ends of blocks; a smaller one into the lowest opening.
   enum class places : std::uint8_t { mapped, openings };
-  void place(places);  // Throws: bad_alloc
+  void place(places);                                          // Throws: bad_alloc
   bool places_first() const noexcept { return by_openings_; }  // not by what is mapped
   arena(arena const&) = delete;
 
@@ -66,17 +66,23 @@ class arena {
   }
   // A shorter run of whole cells, as long as one finds below that size. Never among blocks.
   heap_block* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
-    if (!has_runs_) return nullptr;
+    if (!has_runs_)
+      return nullptr;
     heap_block* found = nullptr;
     auto const room = [&](heap_block const& p) {
       return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell));
     };
-    runs_.look_down(below, [&](heap_block& p) {
-      if (room(p) < slot_bytes) return false;
-      found = &p;
-      return true;
-    }, looks_at_spans);
-    if (!found) return nullptr;
+    runs_.look_down(
+        below,
+        [&](heap_block& p) {
+          if (room(p) < slot_bytes)
+            return false;
+          found = &p;
+          return true;
+        },
+        looks_at_spans);
+    if (!found)
+      return nullptr;
     std::size_t const slots = std::min(room(*found), below) / slot_bytes;
     return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
   }
@@ -94,7 +100,8 @@ class arena {
     heap_block* found = nullptr;
     if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
-      if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
+      if (!found && alignment > bins::unit)
+        found = lowest(bytes + alignment, fits);
     } else {
       found = tightest(bytes, fits);
     }
@@ -107,7 +114,8 @@ class arena {
   heap_block* give_part(heap_block& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
     heap_block* const rest = run.end() > from + bytes ? split(run, from + bytes) : nullptr;
-    if (rest) rest->in_slab = run.in_slab;
+    if (rest)
+      rest->in_slab = run.in_slab;
     heap_block* const gone = from > run.at ? split(run, from) : &run;
     gone->in_slab = run.in_slab;
     give(*gone, freed);
@@ -120,12 +128,11 @@ class arena {
   enum class zone : std::uint8_t { blocks, runs };
   // Reserves the range of that part that lacks the fewest bytes; an alias that is switched back counts almost
   // nothing. False: no range is large enough. Without `thorough`, also: none of those examined is.
-  bool plan(std::size_t bytes, std::size_t alignment, zone, growth_plan&, alias_view const& = {},
-            bool thorough = true);
+  bool plan(std::size_t bytes, std::size_t alignment, zone, growth_plan&, alias_view const& = {}, bool thorough = true);
   bool fits_mapped(std::size_t bytes) const noexcept { return most_for_blocks() >= bytes; }  // or nearly
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for runs
-  heap_block* commit(growth_plan&);            // Requires: the block's range is mapped. Ensures: live
-  heap_block* commit_run(growth_plan&);        // As commit. Ensures: as take_run
+  heap_block* commit(growth_plan&);                     // Requires: the block's range is mapped. Ensures: live
+  heap_block* commit_run(growth_plan&);                 // As commit. Ensures: as take_run
   void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }  // mapped pages become free, others gap
 
   // Reserves whole handles of free blocks whose free stamp is `complete`, one reserved block in each, until
@@ -141,7 +148,8 @@ class arena {
     going out;
     std::size_t found = 0;
     auto const take = [&](heap_block& p) {
-      if (found >= want) return true;
+      if (found >= want)
+        return true;
       if (!complete(p.freed)) {
         out.waits_for = p.freed;
         return true;
@@ -175,31 +183,38 @@ class arena {
     handle const* best = nullptr;
     heap_block* from = nullptr;
     auto const better = [&](handle const& h) {
-      if (!best) return true;
+      if (!best)
+        return true;
       bool const fits = h.bytes <= most, fitted = best->bytes <= most;
-      if (fits != fitted) return fits;
+      if (fits != fitted)
+        return fits;
       return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
     };
     auto const look_inside = [&](heap_block& p, int looks) {
       for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h))
-        if (better(*h) && suits(*h)) best = h, from = &p;
+        if (better(*h) && suits(*h))
+          best = h, from = &p;
     };
     int left = looks_at_spans;
     if (places_first()) {  // what lies low is the next to be used
       sorted().highest([&](heap_block& p) {
-        if (!complete(p.freed)) return --left == 0;
+        if (!complete(p.freed))
+          return --left == 0;
         int looks = looks_inside;
         for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h))
-          if (h->bytes <= most && suits(*h)) best = h, from = &p;
+          if (h->bytes <= most && suits(*h))
+            best = h, from = &p;
         return best || --left == 0;
       });
     }
-    if (!best) sorted().smallest(
-        [&](heap_block& p) {
-          if (complete(p.freed)) look_inside(p, looks_inside);
-          return best && best->bytes <= most && best->bytes >= enough;
-        },
-        looks_at_spans);
+    if (!best)
+      sorted().smallest(
+          [&](heap_block& p) {
+            if (complete(p.freed))
+              look_inside(p, looks_inside);
+            return best && best->bytes <= most && best->bytes >= enough;
+          },
+          looks_at_spans);
     taken_handle out;
     if (!best) {
       left = looks_at_spans;
@@ -212,7 +227,8 @@ class arena {
         return best || --left == 0;
       });
     }
-    if (!best) return out;
+    if (!best)
+      return out;
     out.from = released{nullptr, from->in, {*best}};
     out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
@@ -222,7 +238,8 @@ class arena {
   void change_handles(Do act) {
     auto const each_listed = [&](auto change) {
       each_block([&](heap_block& p) {
-        if (p.is == state::free) change(p);
+        if (p.is == state::free)
+          change(p);
       });
     };
     each_listed([&](heap_block& p) { delist(p); });
@@ -242,7 +259,8 @@ class arena {
   template <class Do>
   void each_block(Do act) const {  // of each region from its first address up
     for (region const* r : regions_) {
-      for (heap_block* p = r->first; p; p = p->after) act(*p);
+      for (heap_block* p = r->first; p; p = p->after)
+        act(*p);
     }
   }
   std::size_t free_blocks() const noexcept { return listed_; }
@@ -250,7 +268,8 @@ class arena {
   // bytes; no search. No free block outside the part for runs is larger, and for most_free() none at all.
   std::size_t most_for_blocks() const noexcept {
     std::size_t most = free_.at_most();
-    for (region const* r : regions_) most = r->large ? std::max(most, r->large->at_most()) : most;
+    for (region const* r : regions_)
+      most = r->large ? std::max(most, r->large->at_most()) : most;
     return most;
   }
   std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
@@ -263,7 +282,8 @@ class arena {
   // The smallest free blocks outside the part for runs that may hold `bytes`.
   template <class Do>
   void some_free(std::size_t bytes, int looks, Do act) const {
-    looks -= free_.look(bytes, [&](heap_block& p) { return act(p), false; }, looks);
+    looks -= free_.look(
+        bytes, [&](heap_block& p) { return act(p), false; }, looks);
     for (heap_block* p : large_by_size(
              looks, [&](heap_block const&q) { return q.bytes >= bytes; },
              [](heap_block const*a, heap_block const*b) { return a->bytes < b->bytes; }))
@@ -271,14 +291,19 @@ class arena {
   }
   template <class Do>
   void any_free(int looks, Do act) const {  // up to `looks` of each part, and of the large ones
-    free_.look(0, [&](heap_block& p) { return act(p), false; }, looks);
-    runs_.look(0, [&](heap_block& p) { return act(p), false; }, looks);
-    each_large([&](heap_block& p) {
-      if (looks-- > 0) act(p);
-    }, lowest_fit::some_leaves);
+    free_.look(
+        0, [&](heap_block& p) { return act(p), false; }, looks);
+    runs_.look(
+        0, [&](heap_block& p) { return act(p), false; }, looks);
+    each_large(
+        [&](heap_block& p) {
+          if (looks-- > 0)
+            act(p);
+        },
+        lowest_fit::some_leaves);
   }
   std::uint64_t newest_given() const noexcept { return newest_given_; }  // no free block has a later free stamp
-  void forget_stamps() {  // Requires: all free blocks are complete
+  void forget_stamps() {                                                 // Requires: all free blocks are complete
     each_free([](heap_block& p) { p.freed = 0; });
     newest_given_ = 0;
   }
@@ -290,11 +315,12 @@ class arena {
   template <class Fits>
   heap_block* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
     for (region const* r : regions_) {
-      if (!r->large) continue;
+      if (!r->large)
+        continue;
       int left = looks;
-      for (heap_block* p = r->large->find(bytes); p && left-- > 0;
-           p = r->large->find(bytes, r->page_index(p->at) + 1))
-        if (fits(*p)) return p;
+      for (heap_block* p = r->large->find(bytes); p && left-- > 0; p = r->large->find(bytes, r->page_index(p->at) + 1))
+        if (fits(*p))
+          return p;
     }
     return nullptr;
   }
@@ -312,27 +338,35 @@ class arena {
   // The tightest free block outside the part for runs.
   template <class Fits>
   heap_block* tightest(std::size_t bytes, Fits fits) const {
-    if (heap_block* const p = free_.find(bytes, fits)) return p;
+    if (heap_block* const p = free_.find(bytes, fits))
+      return p;
     heap_block* best = nullptr;
     for (region const* r : regions_) {
       heap_block* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
-      if (p && (!best || p->bytes < best->bytes)) best = p;
+      if (p && (!best || p->bytes < best->bytes))
+        best = p;
     }
     return best;
   }
   template <class Do>
   void each_large(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {
     for (region const* r : regions_)
-      if (r->large) r->large->each(act, leaves);
+      if (r->large)
+        r->large->each(act, leaves);
   }
   template <class Which, class Before>
   std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {  // of some leaves
     std::vector<heap_block*> some;
-    if (most <= 0) return some;
-    each_large([&](heap_block& p) {
-      if (which(p)) some.push_back(&p);
-    }, lowest_fit::some_leaves);
-    if (some.empty()) return some;
+    if (most <= 0)
+      return some;
+    each_large(
+        [&](heap_block& p) {
+          if (which(p))
+            some.push_back(&p);
+        },
+        lowest_fit::some_leaves);
+    if (some.empty())
+      return some;
     auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
     std::partial_sort(some.begin(), last, some.end(), [&](heap_block const* a, heap_block const* b) {
       return before(a, b) || (!before(b, a) && a->at < b->at);
@@ -342,32 +376,36 @@ class arena {
   }
   whole_handle_index& sorted() noexcept {  // with every block sorted
     for (region const* r : regions_) {
-      if (!r->large || !whole_handles_.unsorted()) continue;
+      if (!r->large || !whole_handles_.unsorted())
+        continue;
       r->large->each_from_the_lowest([&](heap_block& p) {
-        if (p.sorted == heap_block::index_state::unsorted) whole_handles_.sort(p);
+        if (p.sorted == heap_block::index_state::unsorted)
+          whole_handles_.sort(p);
       });
     }
     return whole_handles_;
   }
-  void stock(std::size_t blocks) {                // Throws: bad_alloc. Ensures: make() then allocates nothing
-    if (spare_.size() < blocks) [[unlikely]] stock_up(blocks);
+  void stock(std::size_t blocks) {  // Throws: bad_alloc. Ensures: make() then allocates nothing
+    if (spare_.size() < blocks) [[unlikely]]
+      stock_up(blocks);
   }
   void stock_up(std::size_t blocks);
   heap_block* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
   void link_after(heap_block& left, heap_block& right) noexcept;
   void link_before(heap_block& right, heap_block& left) noexcept;
-  void absorb_next(heap_block& p) noexcept {           // merges the next block into this one
+  void absorb_next(heap_block& p) noexcept {  // merges the next block into this one
     heap_block* const gone = p.after;
     p.bytes += gone->bytes;
     p.freed = std::max(p.freed, gone->freed);
     p.after = gone->after;
-    if (p.after) p.after->before = &p;
+    if (p.after)
+      p.after->before = &p;
     spare_.push_back(gone);
   }
   void absorb_previous(heap_block&) noexcept;
-  heap_block* split(heap_block&, address);                    // Returns: the right part, same state, in no list
+  heap_block* split(heap_block&, address);  // Returns: the right part, same state, in no list
   heap_block* reserve(heap_block& free, address from, address to);
-  void end_reservation(heap_block&) noexcept;          // what is mapped becomes free, the rest unmapped
+  void end_reservation(heap_block&) noexcept;  // what is mapped becomes free, the rest unmapped
   heap_block* carve(heap_block* free, address at, std::size_t bytes);
   heap_block* cut_out(heap_block* free, address at, std::size_t bytes);  // as carve(), always inlined
   heap_block* take_chosen(std::size_t bytes, std::size_t alignment);
@@ -383,10 +421,11 @@ class arena {
     return p.at < p.in->runs ? p.in->rooms.get() : nullptr;
   }
   [[gnu::always_inline]] static void close_around(heap_block& p) noexcept {
-    if (opening_index* const all = rooms_of(p)) all->close(p);
+    if (opening_index* const all = rooms_of(p))
+      all->close(p);
   }
-  void put_free(heap_block&) noexcept;       // merges and enlists
-  void enlist(heap_block&) noexcept;         // by size or, if large, by address; and for the search for whole handles
+  void put_free(heap_block&) noexcept;  // merges and enlists
+  void enlist(heap_block&) noexcept;    // by size or, if large, by address; and for the search for whole handles
   void delist(heap_block&) noexcept;
   void before_change(heap_block&) noexcept;  // before a listed block changes its range or its stamp
   void after_change(heap_block&) noexcept;
@@ -433,13 +472,13 @@ class arena {
   std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of the smallest block that gets it
   std::uint64_t newest_given_ = 0;
   std::vector<region*> regions_;
-  std::vector<heap_block*> spare_;  // here begins the second of the lines that most calls read
-  bins free_, runs_;                // without those in a region's `large`
-  whole_handle_index whole_handles_;                // the free blocks with whole handles
-  bins unmapped_, unmapped_runs_;           // by part
+  std::vector<heap_block*> spare_;    // here begins the second of the lines that most calls read
+  bins free_, runs_;                  // without those in a region's `large`
+  whole_handle_index whole_handles_;  // the free blocks with whole handles
+  bins unmapped_, unmapped_runs_;     // by part
   blocks_by_address unmapped_by_address_;
   std::uint64_t looked_at_ = 0;
-  std::deque<heap_block> blocks_;       // a deque: addresses are stable
+  std::deque<heap_block> blocks_;  // a deque: addresses are stable
 };
 
 }  // namespace weir::memory

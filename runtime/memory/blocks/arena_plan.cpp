@@ -16,10 +16,12 @@ namespace {
 constexpr int most_looks = 64, reach = 16, alias_looks = 4096;
 constexpr int most_openings = 32;
 constexpr std::size_t hardly_an_end = 32;  // part of a page
-constexpr std::size_t most_runs = 32;  // ranges of aliases to switch back, tried as plans
+constexpr std::size_t most_runs = 32;      // ranges of aliases to switch back, tried as plans
 using outcome = alias_view::outcome;
 
-bool idle(heap_block const* p) noexcept { return p && (p->is == state::free || p->is == state::unmapped); }
+bool idle(heap_block const* p) noexcept {
+  return p && (p->is == state::free || p->is == state::unmapped);
+}
 
 std::size_t saved_by(outcome f, std::size_t bytes) noexcept {  // of the missing bytes
   return f == outcome::swaps ? bytes - bytes / 64 : 0;
@@ -33,20 +35,25 @@ class alias_gains {
   bool look(address from, address to, bool known) {
     seen_.clear(), runs_.clear();
     from_ = from, to_ = to, seen_to_ = ~address{0};
-    if (!sight_.all) return true;
-    if (left_ <= 0 && known) return false;
+    if (!sight_.all)
+      return true;
+    if (left_ <= 0 && known)
+      return false;
     std::size_t saved = 0, staying = 0;
     for (auto i = sight_.from(from); i != sight_.all->end() && i->first < to; ++i) {
       alias const& g = i->second;
-      if (!g.of || g.end() <= from) continue;
+      if (!g.of || g.end() <= from)
+        continue;
       if (left_-- <= 0) {
         seen_to_ = std::max(from, g.at);
         break;
       }
       outcome const f = sight_.judge(sight_.context, g, from, to);
       if (f == outcome::swaps) {
-        if (!runs_.empty() && runs_.back().second == g.at) runs_.back().second = g.end();
-        else if (runs_.size() < most_runs) runs_.push_back({g.at, g.end()});
+        if (!runs_.empty() && runs_.back().second == g.at)
+          runs_.back().second = g.end();
+        else if (runs_.size() < most_runs)
+          runs_.push_back({g.at, g.end()});
       }
       seen_.push_back({g.at, g.end(), f, saved, staying});
       saved += saved_by(f, g.bytes);
@@ -59,15 +66,21 @@ class alias_gains {
   std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
   // Missing bytes that the aliases between two addresses save. nullopt: one of them must stay.
   std::optional<std::size_t> between(address lo, address hi) const noexcept {
-    if (hi > seen_to_) return one_by_one(lo, hi);
-    if (seen_.size() < 2) return 0;
+    if (hi > seen_to_)
+      return one_by_one(lo, hi);
+    if (seen_.size() < 2)
+      return 0;
     auto const first = std::partition_point(seen_.begin(), seen_.end() - 1, [&](seen const& s) { return s.end <= lo; });
     auto const past = std::partition_point(first, seen_.end() - 1, [&](seen const& s) { return s.at < hi; });
-    if (first == past) return 0;
-    if (past->staying_before != first->staying_before) return std::nullopt;
+    if (first == past)
+      return 0;
+    if (past->staying_before != first->staying_before)
+      return std::nullopt;
     std::size_t saved = past->saved_before - first->saved_before;
-    if (first->at < lo) saved -= saved_by(first->is, lo - first->at);
-    if (auto const last = past - 1; last->end > hi) saved -= saved_by(last->is, last->end - hi);
+    if (first->at < lo)
+      saved -= saved_by(first->is, lo - first->at);
+    if (auto const last = past - 1; last->end > hi)
+      saved -= saved_by(last->is, last->end - hi);
     return saved;
   }
 
@@ -81,9 +94,11 @@ class alias_gains {
     std::size_t saved = 0;
     for (auto i = sight_.from(lo); i != sight_.all->end() && i->first < hi; ++i) {
       alias const& g = i->second;
-      if (!g.of || g.end() <= lo) continue;
+      if (!g.of || g.end() <= lo)
+        continue;
       outcome const f = sight_.judge(sight_.context, g, from_, to_);
-      if (f == outcome::stays) return std::nullopt;
+      if (f == outcome::stays)
+        return std::nullopt;
       saved += saved_by(f, std::min(hi, g.end()) - std::max(lo, g.at));
     }
     return saved;
@@ -109,21 +124,27 @@ struct arena::search {
     heap_block* first = &near;
     heap_block* last = &near;
     looked_at += 2 * reach;
-    for (int i = 0; i < reach && !apart(*first) && idle(first->before); ++i) first = first->before;
-    for (int i = 0; i < reach && idle(last->after) && !apart(*last->after); ++i) last = last->after;
+    for (int i = 0; i < reach && !apart(*first) && idle(first->before); ++i)
+      first = first->before;
+    for (int i = 0; i < reach && idle(last->after) && !apart(*last->after); ++i)
+      last = last->after;
     address const from = first->at, to = last->end();
-    if (to - from < bytes || !aliases.look(from, to, best.first)) return;
+    if (to - from < bytes || !aliases.look(from, to, best.first))
+      return;
     std::size_t const page = near.in->page_bytes, hole = to - from;
     auto const at = [&](address a) {
-      if (a < from || a + bytes > to) return;
+      if (a < from || a + bytes > to)
+        return;
       address const lo = round_down(a, page), hi = round_up(a + bytes, page);
       std::size_t missing = 0, idle_there = 0;
       for (heap_block* p = first; p != last->after; p = p->after) {
         address const x = std::max(p->at, lo), y = std::min(p->end(), hi);
-        if (y > x) (p->is == state::unmapped ? missing : idle_there) += y - x;
+        if (y > x)
+          (p->is == state::unmapped ? missing : idle_there) += y - x;
       }
       auto const saved = aliases.between(lo, hi);
-      if (!saved) return;
+      if (!saved)
+        return;
       std::size_t const cost = missing - *saved;
       // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
       std::size_t const ends = missing < round_up(bytes, page) ? idle_there + missing - bytes : 0;
@@ -132,11 +153,13 @@ struct arena::search {
     };
     for (heap_block* p = first; p != last->after; p = p->after) {
       at(round_up(p->at, alignment));
-      if (p->end() - from >= bytes) at(round_down(p->end() - bytes, alignment));
+      if (p->end() - from >= bytes)
+        at(round_down(p->end() - bytes, alignment));
     }
     for (auto const& [start, end] : aliases.runs()) {
       at(round_up(start, alignment));
-      if (end - from >= bytes) at(round_down(end - bytes, alignment));
+      if (end - from >= bytes)
+        at(round_down(end - bytes, alignment));
     }
   }
 };
@@ -161,8 +184,10 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
   }
   (in == zone::runs ? runs_ : free_).look_down(s.bytes, around, left);
   unmapped.look(s.bytes, around, most_looks);
-  if (!s.best.first) unmapped.look(s.bytes + s.alignment, around, most_looks);
-  if (!s.best.first && s.thorough) unmapped.each(around);
+  if (!s.best.first)
+    unmapped.look(s.bytes + s.alignment, around, most_looks);
+  if (!s.best.first && s.thorough)
+    unmapped.each(around);
   return s.best;
 }
 
@@ -170,15 +195,18 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
 template <class Suits>
 arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suits) {
   if (is_for_large(bytes)) {
-    if (chosen const c = choose_fewest(bytes, alignment, suits); c.left) return c;
+    if (chosen const c = choose_fewest(bytes, alignment, suits); c.left)
+      return c;
   }
   for (region const* r : regions_) {
-    if (!r->rooms) continue;
+    if (!r->rooms)
+      continue;
     int looks = most_openings;
     for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0;
          left = r->rooms->lowest(bytes, round_up(left->end() + 1 - r->base, granule) + r->base)) {
       address const at = round_up(left->end(), alignment);
-      if (at + bytes <= left->end() + left->room && suits(r->rooms->first(*left), at)) return {left, at};
+      if (at + bytes <= left->end() + left->room && suits(r->rooms->first(*left), at))
+        return {left, at};
     }
   }
   return {};
@@ -190,36 +218,43 @@ arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Sui
   chosen best;
   auto least = std::numeric_limits<std::ptrdiff_t>::max();
   for (region const* r : regions_) {
-    if (!r->rooms) continue;
+    if (!r->rooms)
+      continue;
     std::size_t const page = r->page_bytes;
     r->rooms->some_of(bytes, [&](heap_block& left) {
       address const from = left.end(), to = from + left.room;
       ++looked_at_;
       auto const consider = [&](address at) {
-        if (at < from || at + bytes > to) return;
+        if (at < from || at + bytes > to)
+          return;
         address const lo = round_down(at, page), hi = round_up(at + bytes, page);
         bool const enters = from > lo, leaves = to < hi;  // the page at that end is in use already
-        auto const pages = static_cast<std::ptrdiff_t>((hi - lo) / page) - enters -
-                           (leaves && (!enters || hi - lo > page));
+        auto const pages =
+            static_cast<std::ptrdiff_t>((hi - lo) / page) - enters - (leaves && (!enters || hi - lo > page));
         std::size_t const ends = at - std::max(from, lo) + std::min(to, hi) - (at + bytes);
         std::ptrdiff_t const cost = pages - (ends < page / hardly_an_end);
-        if (cost > least || (cost == least && best.left && at >= best.at)) return;
-        if (suits(r->rooms->first(left), at)) least = cost, best = {&left, at};
+        if (cost > least || (cost == least && best.left && at >= best.at))
+          return;
+        if (suits(r->rooms->first(left), at))
+          least = cost, best = {&left, at};
       };
       consider(round_up(from, alignment));
-      if (to < r->runs) consider(round_down(to - bytes, alignment));
+      if (to < r->runs)
+        consider(round_down(to - bytes, alignment));
     });
-    if (best.left) break;
+    if (best.left)
+      break;
   }
   return best;
 }
 
 heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
-  chosen const c =
-      choose(bytes, std::max(alignment, bins::unit), [](heap_block const&, address) { return true; });
-  if (!c.left) return nullptr;
+  chosen const c = choose(bytes, std::max(alignment, bins::unit), [](heap_block const&, address) { return true; });
+  if (!c.left)
+    return nullptr;
   heap_block* p = &c.left->in->rooms->first(*c.left);
-  while (p->end() <= c.at) p = p->after;
+  while (p->end() <= c.at)
+    p = p->after;
   return p->is == state::free && c.at + bytes <= p->end() ? carve(p, c.at, bytes) : nullptr;
 }
 
@@ -230,14 +265,16 @@ arena::candidate arena::chosen_candidate(search& s) {
     address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
     return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi);
   });
-  if (!c.left) return out;
+  if (!c.left)
+    return out;
   heap_block& block = c.left->in->rooms->first(*c.left);
   std::size_t const page = block.in->page_bytes;
   address const lo = round_down(c.at, page), hi = round_up(c.at + s.bytes, page);
   out = {c.at, 0, 0, 0, 0, &block};
   for (heap_block const* p = &block; p && p->at < hi && idle(p); p = p->after) {
     address const from = std::max(p->at, lo), to = std::min(p->end(), hi);
-    if (to > from && p->is == state::unmapped) out.missing += to - from;
+    if (to > from && p->is == state::unmapped)
+      out.missing += to - from;
   }
   return out;
 }
@@ -246,9 +283,12 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan&
                  bool thorough) {
   search s{bytes, alignment, alias_gains(sight), thorough, looked_at_};
   candidate w;
-  if (in == zone::blocks && places_first() && !thorough) w = chosen_candidate(s);
-  if (!w.first) w = best_candidate(s, in);
-  if (!w.first) return false;
+  if (in == zone::blocks && places_first() && !thorough)
+    w = chosen_candidate(s);
+  if (!w.first)
+    w = best_candidate(s, in);
+  if (!w.first)
+    return false;
   reserve_candidate(w, bytes, out, sight);
   return true;
 }
@@ -260,13 +300,16 @@ void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan
   address lo = round_down(best, page), hi = round_up(best + bytes, page);  // unmapped: whole pages and aliases
   if (sight.all) {
     for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i)
-      if (i->second.of && i->second.end() > lo) plan.aliases.push_back(const_cast<alias*>(&i->second));
+      if (i->second.of && i->second.end() > lo)
+        plan.aliases.push_back(const_cast<alias*>(&i->second));
   }
   heap_block* p = w.first;
-  while (p->end() <= best) p = p->after;
+  while (p->end() <= best)
+    p = p->after;
   std::size_t blocks = 0;
   for (heap_block* q = p; q && q->at < best + bytes; q = q->after, ++blocks) {
-    if (q->is != state::unmapped) continue;
+    if (q->is != state::unmapped)
+      continue;
     address const x = std::max(q->at, lo), y = std::min(q->end(), hi);
     plan.missing.push_back({x, y - x});
   }
@@ -290,7 +333,8 @@ void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan
     heap_block* const next = p->after;
     newest_is_unmapped = next->is == state::unmapped;
     newest_is_unmapped ? erase_unmapped(*next) : delist(*next);
-    if (!newest_is_unmapped) plan.freed = std::max(plan.freed, next->freed);
+    if (!newest_is_unmapped)
+      plan.freed = std::max(plan.freed, next->freed);
     absorb_next(*p);
   }
   address const right = newest_is_unmapped ? std::min(p->end(), hi) : best + bytes;

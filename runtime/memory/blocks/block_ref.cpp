@@ -8,7 +8,8 @@ block_ref block_ref::find(region& r, address a) noexcept {
   block_ref found;
   if (slab* const s = r.table.slab_at(a)) {
     std::uint32_t const i = s->index(a);
-    if (i >= s->slots || s->has_gone(i)) return found;
+    if (i >= s->slots || s->has_gone(i))
+      return found;
     found.block = s->run;
     found.in_slab = s;
     found.index = i;

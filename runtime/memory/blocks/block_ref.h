@@ -12,9 +12,9 @@
 namespace weir::memory {
 
 struct block_ref {
-  heap_block* block = nullptr;   // the block, or the slab's run
+  heap_block* block = nullptr;  // the block, or the slab's run
   slab* in_slab = nullptr;      // null: a block of the arena
-  std::uint32_t index = 0;  // of the slot
+  std::uint32_t index = 0;      // of the slot
   address start = 0;
   bool live = false;
 
@@ -22,7 +22,8 @@ struct block_ref {
 
   template <class Do>
   void each_user(Do act) const {  // each stream that the block is marked for
-    if (in_slab) return in_slab->each_user(index, act);
+    if (in_slab)
+      return in_slab->each_user(index, act);
     block->users.each(act);
   }
   void forget_user(clock::stream_clock& user) const noexcept {

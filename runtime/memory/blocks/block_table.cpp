@@ -22,7 +22,8 @@ void bit_tree::add(std::size_t i) noexcept {
   for (auto& level : levels_) {
     bool const known = level[i / 64] != 0;
     level[i / 64] |= std::uint64_t{1} << (i % 64);
-    if (known) return;
+    if (known)
+      return;
     i /= 64;
   }
 }
@@ -30,7 +31,8 @@ void bit_tree::add(std::size_t i) noexcept {
 void bit_tree::erase(std::size_t i) noexcept {
   for (auto& level : levels_) {
     level[i / 64] &= ~(std::uint64_t{1} << (i % 64));
-    if (level[i / 64]) return;
+    if (level[i / 64])
+      return;
     i /= 64;
   }
 }
@@ -43,9 +45,11 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
     unsigned const bit = i % 64;
     found =
         word & (self ? (bit == 63 ? ~std::uint64_t{0} : (std::uint64_t{2} << bit) - 1) : (std::uint64_t{1} << bit) - 1);
-    if (found) break;
+    if (found)
+      break;
     i /= 64;
-    if (++depth == levels_.size()) return none;
+    if (++depth == levels_.size())
+      return none;
   }
   std::size_t at = i / 64 * 64 + static_cast<std::size_t>(63 - std::countl_zero(found));
   while (depth > 0) {
@@ -64,7 +68,8 @@ std::array<heap_block*, granule_table::row>& granule_table::among(std::uintptr_t
   if (!(s & 1)) {
     auto* const alone = reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
     s = ++used_ << 1 | 1;
-    if (alone) rows_[used_].of[(alone->at / granule - first_) % row] = alone;
+    if (alone)
+      rows_[used_].of[(alone->at / granule - first_) % row] = alone;
   }
   return rows_[s >> 1].of;
 }
@@ -86,15 +91,19 @@ void block_table::each_granule(heap_block const& p, Each each) noexcept {
 }
 
 void block_table::enter(heap_block& p) noexcept {
-  if (p.is != state::slab) return enter_block(p, p.at);
+  if (p.is != state::slab)
+    return enter_block(p, p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
-    if (whole) base::store_release(wholes_[i], p.in_slab);
-    else set_cells(from, to, p.in_slab);
+    if (whole)
+      base::store_release(wholes_[i], p.in_slab);
+    else
+      set_cells(from, to, p.in_slab);
   });
 }
 
 void block_table::leave(heap_block& p) noexcept {
-  if (p.is != state::slab) return leave_block(p.at);
+  if (p.is != state::slab)
+    return leave_block(p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
     slab* const all = wholes_[i];
     if (all && !whole) {  // slots of what stays may be looked for meanwhile
@@ -102,25 +111,32 @@ void block_table::leave(heap_block& p) noexcept {
       set_cells(begin, from, all);
       set_cells(to, begin + granule, all);
     }
-    if (all) base::store_release<slab*>(wholes_[i], nullptr);
-    else set_cells(from, to, nullptr);
+    if (all)
+      base::store_release<slab*>(wholes_[i], nullptr);
+    else
+      set_cells(from, to, nullptr);
   });
 }
 
 void block_table::set_cells(address from, address to, slab* value) noexcept {
-  for (address a = from; a < to; a += cell) slabs_[cell_index(a)] = value;
+  for (address a = from; a < to; a += cell)
+    slabs_[cell_index(a)] = value;
 }
 
 heap_block* block_table::covering(address a) const noexcept {
-  if (slab const* const s = slab_at(a)) return s->part_at(a);
+  if (slab const* const s = slab_at(a))
+    return s->part_at(a);
   std::size_t i = index(a);
   heap_block* p = starts_.at(i);
   if (!p || p->at > a) {
     for (p = nullptr; !p; p = starts_.at(i)) {
-      if (i == 0) return nullptr;
+      if (i == 0)
+        return nullptr;
       std::size_t const before = started_.last_up_to(i - 1);
-      if (before == bit_tree::none) return nullptr;
-      if (!starts_.at(before)) started_.erase(before);
+      if (before == bit_tree::none)
+        return nullptr;
+      if (!starts_.at(before))
+        started_.erase(before);
       i = before;
     }
   }

@@ -22,7 +22,8 @@ class bit_tree {
   static constexpr std::size_t none = ~std::size_t{0};
   explicit bit_tree(std::size_t n);
   void insert(std::size_t i) noexcept {
-    if (!(lowest_[i / 64] >> (i % 64) & 1)) add(i);
+    if (!(lowest_[i / 64] >> (i % 64) & 1))
+      add(i);
   }
   void erase(std::size_t i) noexcept;
   std::size_t last_up_to(std::size_t i) const noexcept;
@@ -48,13 +49,17 @@ class granule_table {
   // starts: p begins in this granule, and stays there until clear()
   void set(std::size_t i, heap_block* p, bool starts) noexcept {
     std::uintptr_t& s = stretches_[i / row];
-    if (s == 0 && starts) [[likely]] s = reinterpret_cast<std::uintptr_t>(p);
-    else among(s)[i % row] = p;
+    if (s == 0 && starts) [[likely]]
+      s = reinterpret_cast<std::uintptr_t>(p);
+    else
+      among(s)[i % row] = p;
   }
   void clear(std::size_t i) noexcept {
     std::uintptr_t& s = stretches_[i / row];
-    if (s & 1) rows_[s >> 1].of[i % row] = nullptr;
-    else s = 0;
+    if (s & 1)
+      rows_[s >> 1].of[i % row] = nullptr;
+    else
+      s = 0;
   }
   heap_block* at(std::size_t i) const noexcept;  // of granule i alone
 
@@ -105,8 +110,8 @@ class block_table {
   // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its
   // own. A slot's way to its slab may change while it is live: cells are written before the whole is taken
   // out, so that a thread that finds null sees them.
-  sparse_array<slab*> wholes_;   // a granule
-  sparse_array<slab*> slabs_;    // a cell
+  sparse_array<slab*> wholes_;  // a granule
+  sparse_array<slab*> slabs_;   // a cell
   // granules where a block starts, or has started: a search that meets one of these takes it out
   mutable bit_tree started_;
 };

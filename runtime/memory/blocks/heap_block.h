@@ -25,7 +25,7 @@ enum class state : std::uint8_t {
   slab,      // the run of a slab
   free,      // mapped; all work that used it is ordered before the stamp (home, freed), so before home's next work
   reserved,  // held by a call that talks to the driver without the lock
-  unmapped,       // unmapped: addresses without physical memory
+  unmapped,  // unmapped: addresses without physical memory
 };
 
 // A stream that a block is marked for.
@@ -41,8 +41,10 @@ void forget_ended(Users& all) noexcept {
     clock::stream_clock& later = all[i].stream->of_marks();
     auto const same = [&](block_user const& one) { return one.stream == &later; };
     bool const goes_on_elsewhere = &later != all[i].stream;
-    if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same)) continue;
-    if (!goes_on_elsewhere && later.is_over()) continue;
+    if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same))
+      continue;
+    if (!goes_on_elsewhere && later.is_over())
+      continue;
     block_user stays = goes_on_elsewhere ? block_user{&later} : std::move(all[i]);
     all[kept++] = std::move(stays);
   }
@@ -52,12 +54,14 @@ class block_users {
  public:
   bool has(clock::stream_clock const& user) const noexcept {
     for (block_user const& one : all_) {  // one or two: the loop of a library search is slower
-      if (one.stream == &user) return true;
+      if (one.stream == &user)
+        return true;
     }
     return false;
   }
   void add(clock::stream_clock& user) {  // Throws: bad_alloc
-    if (all_.size() == all_.capacity()) forget_ended(all_);
+    if (all_.size() == all_.capacity())
+      forget_ended(all_);
     user.note_mark();
     all_.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
   }
@@ -68,7 +72,8 @@ class block_users {
   bool empty() const noexcept { return all_.empty(); }
   template <class Do>
   void each(Do act) const {
-    for (block_user const& one : all_) act(one.stream);
+    for (block_user const& one : all_)
+      act(one.stream);
   }
 
  private:
@@ -90,21 +95,21 @@ struct alignas(64) heap_block {
   state is = state::unmapped;
   index_state sorted = index_state::no;
   std::uint8_t seat = 0;
-  std::uint16_t leaf = no_leaf; // large and free: its leaf in lowest_fit.h
+  std::uint16_t leaf = no_leaf;  // large and free: its leaf in lowest_fit.h
   std::uint16_t bin = 0;
   heap_block* bin_before = nullptr;  // free, gap: links of its bin
   heap_block* bin_after = nullptr;
-  std::uint64_t freed = 0;                 // free: the number of its free stamp, on the arena's home
-  clock::stream_clock* home = nullptr;         // live: the stream it was allocated for
-  std::size_t requested = 0;               // live
-  slab* in_slab = nullptr;                     // slab
+  std::uint64_t freed = 0;              // free: the number of its free stamp, on the arena's home
+  clock::stream_clock* home = nullptr;  // live: the stream it was allocated for
+  std::size_t requested = 0;            // live
+  slab* in_slab = nullptr;              // slab
   block_users users;                    // live: other streams that use it
-  std::uint64_t recency = 0;                  // large and free: a later insert or change has a higher one
+  std::uint64_t recency = 0;            // large and free: a later insert or change has a higher one
   heap_block* span_before = nullptr;
   heap_block* span_after = nullptr;
-  std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
+  std::size_t span = 0;  // listed: bytes of the handles that lie wholly inside
   hook age;
-  hook place;                   // listed or gap: by address
+  hook place;  // listed or gap: by address
   std::uint16_t span_bin = 0;
   // Neither free nor unmapped, below region::runs: the room behind it (opening_index.h).
   std::uint16_t room_leaf = no_leaf;
@@ -130,7 +135,8 @@ class blocks_by_address {
   void erase(heap_block& p) noexcept { all_.erase(all_.iterator_to(p)); }
   heap_block* around(address at, std::size_t bytes) noexcept {  // null: no block contains the whole range
     auto const after = all_.upper_bound(at, above{});
-    if (after == all_.begin()) return nullptr;
+    if (after == all_.begin())
+      return nullptr;
     heap_block& p = *std::prev(after);
     return at + bytes <= p.end() ? &p : nullptr;
   }
@@ -139,14 +145,16 @@ class blocks_by_address {
   void lowest(Enough enough) noexcept {
     for (auto at = all_.begin(); at != all_.end();) {
       heap_block& p = *at++;
-      if (enough(p)) return;
+      if (enough(p))
+        return;
     }
   }
   // From the highest down, likewise.
   template <class Enough>
   void highest(Enough enough) noexcept {
     for (auto at = all_.end(); at != all_.begin();)
-      if (enough(*--at)) return;
+      if (enough(*--at))
+        return;
   }
 
  private:
@@ -181,7 +189,8 @@ class bins_by {
 
   static int bin_of(std::size_t bytes) noexcept {
     std::size_t const u = bytes / unit;
-    if (u < 64) return static_cast<int>(u);
+    if (u < 64)
+      return static_cast<int>(u);
     int const e = std::bit_width(u) - 1;
     int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
     return bin < count ? bin : count - 1;
@@ -191,7 +200,8 @@ class bins_by {
     By::bin(p) = static_cast<std::uint16_t>(q);
     By::before(p) = nullptr;
     By::after(p) = heads_[at(q)];
-    if (By::after(p)) By::before(*By::after(p)) = &p;
+    if (By::after(p))
+      By::before(*By::after(p)) = &p;
     heads_[at(q)] = &p;
     bits_[at(q) / 64] |= std::uint64_t{1} << (q % 64);
     words_ |= 1u << (q / 64);
@@ -205,10 +215,12 @@ class bins_by {
       heads_[q] = By::after(p);
       if (!By::after(p)) {
         bits_[q / 64] &= ~(std::uint64_t{1} << (q % 64));
-        if (!bits_[q / 64]) words_ &= ~(1u << (q / 64));
+        if (!bits_[q / 64])
+          words_ &= ~(1u << (q / 64));
       }
     }
-    if (By::after(p)) By::before(*By::after(p)) = By::before(p);
+    if (By::after(p))
+      By::before(*By::after(p)) = By::before(p);
     By::before(p) = By::after(p) = nullptr;
     --size_;
   }
@@ -220,18 +232,22 @@ class bins_by {
       heap_block* best = nullptr;
       int left = looks;
       for (heap_block* p = heads_[at(q)]; p && left-- > 0; p = By::after(*p)) {
-        if (By::size(*p) < bytes || (best && By::size(*p) >= By::size(*best)) || !fits(*p)) continue;
+        if (By::size(*p) < bytes || (best && By::size(*p) >= By::size(*best)) || !fits(*p))
+          continue;
         best = p;
-        if (By::size(*p) == bytes) break;
+        if (By::size(*p) == bytes)
+          break;
       }
-      if (best) return best;
+      if (best)
+        return best;
     }
     return nullptr;
   }
   template <class Do>
   void each(Do act) const {  // Requires: act does not change the bins
     for (int q = next(0); q >= 0; q = next(q + 1))
-      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
+        act(*p);
   }
   // From the bin of `bytes` up, until `enough(block)` or `looks` blocks.
   // Returns: the number examined; looks + 1 if there are more.
@@ -240,7 +256,8 @@ class bins_by {
     int seen = 0;
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1))
       for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
-        if (seen++ == looks || enough(*p)) return seen;
+        if (seen++ == looks || enough(*p))
+          return seen;
     return seen;
   }
   // As look(), from the bin of `bytes` down.
@@ -249,13 +266,15 @@ class bins_by {
     int seen = 0;
     for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1))
       for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
-        if (seen++ == looks || enough(*p)) return seen;
+        if (seen++ == looks || enough(*p))
+          return seen;
     return seen;
   }
   std::size_t size() const noexcept { return size_; }
   std::size_t at_most() const noexcept {  // bytes: no block is larger
     int const q = last(count - 1);
-    if (q < 64) return q < 0 ? 0 : at(q) * unit;
+    if (q < 64)
+      return q < 0 ? 0 : at(q) * unit;
     return q == count - 1 ? std::numeric_limits<std::size_t>::max()
                           : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
   }
@@ -263,18 +282,24 @@ class bins_by {
  private:
   static std::size_t at(int q) noexcept { return static_cast<std::size_t>(q); }
   int next(int q) const noexcept {  // the first non-empty bin from q up; -1: none
-    if (q >= count) return -1;
-    if (std::uint64_t const word = bits_[at(q) / 64] >> (q % 64)) return q + std::countr_zero(word);
+    if (q >= count)
+      return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] >> (q % 64))
+      return q + std::countr_zero(word);
     std::uint32_t const above = q / 64 == 15 ? 0 : words_ & ~((2u << (q / 64)) - 1);
-    if (!above) return -1;
+    if (!above)
+      return -1;
     int const w = std::countr_zero(above);
     return w * 64 + std::countr_zero(bits_[at(w)]);
   }
   int last(int q) const noexcept {  // the last non-empty bin up to q; -1: none
-    if (q < 0) return -1;
-    if (std::uint64_t const word = bits_[at(q) / 64] << (63 - q % 64)) return q - std::countl_zero(word);
+    if (q < 0)
+      return -1;
+    if (std::uint64_t const word = bits_[at(q) / 64] << (63 - q % 64))
+      return q - std::countl_zero(word);
     std::uint32_t const below = words_ & ((1u << (q / 64)) - 1);
-    if (!below) return -1;
+    if (!below)
+      return -1;
     int const w = 31 - std::countl_zero(below);
     return w * 64 + 63 - std::countl_zero(bits_[at(w)]);
   }

@@ -33,9 +33,9 @@ struct by_block {
 template <class By>
 class lowest_by {
  public:
-  static constexpr std::size_t unit = 512;                        // bytes: the unit of stored sizes
-  static constexpr std::size_t some_leaves = 8;                   // examined by a search that no order helps
-  static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; a larger one has no such list
+  static constexpr std::size_t unit = 512;                         // bytes: the unit of stored sizes
+  static constexpr std::size_t some_leaves = 8;                    // examined by a search that no order helps
+  static constexpr std::size_t most_pages = std::size_t{1} << 21;  // of a region; a larger one has no such list
   // most: indices end below. Requires: no two blocks have an index, or adjacent ones.
   explicit lowest_by(std::size_t most)
       : most_leaves_(leaves_for(most)),
@@ -47,7 +47,8 @@ class lowest_by {
     std::size_t const page = By::index(p);
     std::size_t r = rank_of(page);
     if (at(r).n == room) {
-      if (count_ == most_leaves_) return;  // not listed
+      if (count_ == most_leaves_)
+        return;  // not listed
       split(r), r = rank_of(page);
     }
     put(r, p, page);
@@ -55,7 +56,8 @@ class lowest_by {
   void erase(heap_block& p) noexcept {
     leaf& l = leaves_[By::leaf(p)];
     take_out(l, p);
-    if (count_ > 1) [[unlikely]] join_around(l.rank);
+    if (count_ > 1) [[unlikely]]
+      join_around(l.rank);
   }
   // The block begins or ends elsewhere. Requires: no other block lies between its old and its new place.
   [[gnu::always_inline]] void change(heap_block& p) noexcept {
@@ -64,7 +66,8 @@ class lowest_by {
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
       return erase(p), insert(p);
     set(l, By::seat(p), p, page);
-    if (std::int32_t& most = most_[r]; most < l.sizes[By::seat(p)]) most = l.sizes[By::seat(p)];
+    if (std::int32_t& most = most_[r]; most < l.sizes[By::seat(p)])
+      most = l.sizes[By::seat(p)];
   }
   // `p` takes the place of `was`. Requires: as change()
   [[gnu::always_inline]] void replace(heap_block& was, heap_block& p) noexcept {
@@ -78,32 +81,40 @@ class lowest_by {
   void each_of(std::size_t bytes, std::size_t some, Do act) const {
     std::int32_t const v = units(bytes + unit - 1);
     for (std::size_t r = 0; r < count_ && some; ++r) {
-      if (most_[r] < v) continue;
+      if (most_[r] < v)
+        continue;
       leaf const& l = at(r);
       for (std::uint32_t i = 0; i < l.n; ++i)
-        if (l.sizes[i] >= v) act(*l.at[i]);
+        if (l.sizes[i] >= v)
+          act(*l.at[i]);
       --some;
     }
   }
   // The lowest block of at least `bytes` with index `from` or a higher one; null: none.
   heap_block* find(std::size_t bytes, std::size_t from = 0) noexcept {
-    if (bytes > (most_units - 1) * unit) return nullptr;
+    if (bytes > (most_units - 1) * unit)
+      return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
     if (count_ == 1 && !from) [[likely]] {  // rank 0 is always leaf 0
-      if (most_[0] < v) return nullptr;
+      if (most_[0] < v)
+        return nullptr;
       leaf& l = leaves_[0];
       std::int32_t const found = lowest_in<false>(l, v, 0);
-      if (found != none) [[likely]] return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      if (found != none) [[likely]]
+        return l.at[static_cast<std::size_t>(found) & (room - 1)];
       most_[0] = largest_in(l);
       return nullptr;
     }
     for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
-      if (most_[r] < v) continue;
+      if (most_[r] < v)
+        continue;
       leaf& l = at(r);
       std::int32_t const found =
           from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
-      if (found != none) return l.at[static_cast<std::size_t>(found) & (room - 1)];
-      if (!from) most_[r] = largest_in(l);
+      if (found != none)
+        return l.at[static_cast<std::size_t>(found) & (room - 1)];
+      if (!from)
+        most_[r] = largest_in(l);
     }
     return nullptr;
   }
@@ -114,17 +125,21 @@ class lowest_by {
     std::size_t const v = (bytes + unit - 1) / unit;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
       leaf const& l = r ? at(r) : leaves_[0];  // rank 0 is always leaf 0
-      if (count_ == 1) [[likely]] {  // first the blocks of the smallest sufficient size
+      if (count_ == 1) [[likely]] {            // first the blocks of the smallest sufficient size
         std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
-        if (least == none && v < most_units - 1) return nullptr;
+        if (least == none && v < most_units - 1)
+          return nullptr;
         for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
           heap_block* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
-          if ((!best || p->recency > best->recency) && fits(*p)) best = p;
+          if ((!best || p->recency > best->recency) && fits(*p))
+            best = p;
         }
-        if (best) return best;
+        if (best)
+          return best;
       }
       for (std::uint32_t i = 0; i < l.n; ++i) {
-        if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
+        if (static_cast<std::size_t>(l.sizes[i]) < v)
+          continue;
         heap_block& p = *l.at[i];
         if (p.bytes < bytes ||
             (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.recency < best->recency))) || !fits(p))
@@ -138,13 +153,16 @@ class lowest_by {
   void each(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {  // act may not change them
     for (std::size_t r = 0; r < std::min(count_, leaves); ++r) {
       leaf const& l = at(r);
-      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
+      for (std::uint32_t i = 0; i < l.n; ++i)
+        act(*l.at[i]);
     }
   }
   std::size_t at_most() const noexcept {  // bytes: no block is larger
-    if (count_ > some_leaves) return std::numeric_limits<std::size_t>::max();
+    if (count_ > some_leaves)
+      return std::numeric_limits<std::size_t>::max();
     std::int32_t most = 0;
-    for (std::size_t r = 0; r < count_; ++r) most = at(r).n ? std::max(most, most_[r]) : most;
+    for (std::size_t r = 0; r < count_; ++r)
+      most = at(r).n ? std::max(most, most_[r]) : most;
     return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
                                                                   : static_cast<std::size_t>(most) * unit;
   }
@@ -154,7 +172,8 @@ class lowest_by {
       leaf const& l = at(r);
       std::array<std::int32_t, room> keys = l.keys;
       std::sort(keys.begin(), keys.begin() + l.n);
-      for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[static_cast<std::size_t>(keys[i]) & (room - 1)]);
+      for (std::uint32_t i = 0; i < l.n; ++i)
+        act(*l.at[static_cast<std::size_t>(keys[i]) & (room - 1)]);
     }
   }
   template <class Wrong>
@@ -173,11 +192,11 @@ class lowest_by {
         heap_block& p = *l.at[i];
         std::size_t const page = By::index(p);
         good &= By::seat(p) == i && &leaves_[By::leaf(p)] == &l && l.keys[i] == key(page, i) &&
-                l.sizes[i] == units(By::bytes(p)) &&
-                most_[r] >= l.sizes[i];
+                l.sizes[i] == units(By::bytes(p)) && most_[r] >= l.sizes[i];
         good &= page >= starts_[r] && (r + 1 == count_ || page < starts_[r + 1]);
       }
-      if (!good) wrong(r);
+      if (!good)
+        wrong(r);
     }
     return all;
   }
@@ -191,7 +210,7 @@ class lowest_by {
     std::array<std::int32_t, room> keys;   // the page where the block begins, and its seat
     std::array<std::int32_t, room> sizes;  // in units; 0: an empty seat
     std::array<heap_block*, room> at;
-    std::uint32_t n;                       // seats in use: the first ones
+    std::uint32_t n;  // seats in use: the first ones
     std::uint32_t rank;
   };
   static std::size_t leaves_for(std::size_t pages) noexcept {
@@ -205,7 +224,8 @@ class lowest_by {
   }
   leaf& at(std::size_t rank) const noexcept { return leaves_[order_[rank]]; }
   std::size_t rank_of(std::size_t page) const noexcept {
-    if (count_ == 1) [[likely]] return 0;
+    if (count_ == 1) [[likely]]
+      return 0;
     return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
   }
 
@@ -237,7 +257,8 @@ class lowest_by {
     for (std::uint32_t i = l.n; i-- > 0;) {
       heap_block& p = *l.at[i];
       std::size_t const page = By::index(p);
-      if (page < first_page) continue;
+      if (page < first_page)
+        continue;
       take_out(l, p);
       put(to, p, page);
     }
@@ -246,7 +267,8 @@ class lowest_by {
     std::array<std::int32_t, room> keys = at(r).keys;
     std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
     auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
-    if (count_ == used_) order_[count_] = static_cast<std::uint16_t>(used_++);
+    if (count_ == used_)
+      order_[count_] = static_cast<std::uint16_t>(used_++);
     std::rotate(&order_[r + 1], &order_[count_], &order_[count_ + 1]);
     std::copy_backward(&starts_[r + 1], &starts_[count_], &starts_[count_ + 1]);
     std::copy_backward(&most_[r + 1], &most_[count_], &most_[count_ + 1]);
@@ -259,10 +281,12 @@ class lowest_by {
   }
   void join_around(std::size_t r) noexcept {
     join(r);
-    if (r > 0) join(r - 1);
+    if (r > 0)
+      join(r - 1);
   }
   void join(std::size_t r) noexcept {  // with its right neighbour, if both have few blocks
-    if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to) return;
+    if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to)
+      return;
     move_all(r + 1, r, 0);
     std::rotate(&order_[r + 1], &order_[r + 2], &order_[count_]);
     std::copy(&starts_[r + 2], &starts_[count_], &starts_[r + 1]);
@@ -271,7 +295,8 @@ class lowest_by {
     number_from(r + 1);
   }
   void number_from(std::size_t r) noexcept {
-    for (; r < count_; ++r) at(r).rank = static_cast<std::uint32_t>(r);
+    for (; r < count_; ++r)
+      at(r).rank = static_cast<std::uint32_t>(r);
   }
 
   using four = std::int32_t __attribute__((vector_size(16)));
@@ -292,7 +317,8 @@ class lowest_by {
     std::size_t i = 0;
     do {
 #pragma GCC unroll 4
-      for (std::size_t k = 0; k < 4; ++k, i += 4) look(i, read(&l.sizes[i]));
+      for (std::size_t k = 0; k < 4; ++k, i += 4)
+        look(i, read(&l.sizes[i]));
     } while (i < l.n);
   }
   template <bool bounded>

@@ -4,7 +4,7 @@
 // Pages can move, so a block's place does not depend on which pages are mapped: a program that repeats its
 // requests then finds the same places. Openings lie below region::runs.
 // Invariants
-//   `solid_before` and `solid_after` link a region's blocks that are neither free nor unmapped, and its ends, by address
+//   `solid_before` and `solid_after` link a region's blocks that are neither free nor unmapped, and its ends
 //   room = solid_after->at - end(); an opening of a granule and more is listed, unless the index is full
 #pragma once
 #include "runtime/memory/blocks/lowest_fit.h"
@@ -29,7 +29,8 @@ class opening_index {
     floor_.room = in.runs - in.base;
     list(floor_);
     for (heap_block* p = in.first; p && p->at < in.runs; p = p->after)
-      if (is_solid(*p)) close(*p);
+      if (is_solid(*p))
+        close(*p);
   }
   opening_index(opening_index const&) = delete;
   static bool is_solid(heap_block const& p) noexcept { return p.is != state::free && p.is != state::unmapped; }
@@ -37,8 +38,10 @@ class opening_index {
   // `p` is free or unmapped no longer.
   [[gnu::always_inline]] void close(heap_block& p) noexcept {
     heap_block* left = p.before;
-    while (left && !is_solid(*left)) left = left->before;
-    if (!left) left = &floor_;
+    while (left && !is_solid(*left))
+      left = left->before;
+    if (!left)
+      left = &floor_;
     heap_block& right = *left->solid_after;
     p.solid_before = left, p.solid_after = &right;
     left->solid_after = right.solid_before = &p;
@@ -55,7 +58,8 @@ class opening_index {
     left.room = right.at - left.end();
     p.room = 0;
     if (p.room_leaf != heap_block::no_leaf) {
-      if (left.room_leaf == heap_block::no_leaf) return index_.replace(p, left);
+      if (left.room_leaf == heap_block::no_leaf)
+        return index_.replace(p, left);
       index_.erase(p);
     }
     list(left);
@@ -65,7 +69,8 @@ class opening_index {
     right.solid_before = &p, right.solid_after = p.solid_after;
     p.solid_after->solid_before = &right, p.solid_after = &right;
     right.room = std::exchange(p.room, 0);
-    if (p.room_leaf != heap_block::no_leaf) index_.replace(p, right);
+    if (p.room_leaf != heap_block::no_leaf)
+      index_.replace(p, right);
   }
   // The block whose opening is the lowest with that much room and begins at `from` or above; null: none.
   heap_block* lowest(std::size_t bytes) noexcept { return index_.find(bytes); }
@@ -77,15 +82,20 @@ class opening_index {
     index_.each_of(bytes, most_leaves, act);
   }
   // The first free or unmapped block behind. Requires: there is one
-  heap_block& first(heap_block const& left) const noexcept { return &left == &floor_ ? *floor_.in->first : *left.after; }
+  heap_block& first(heap_block const& left) const noexcept {
+    return &left == &floor_ ? *floor_.in->first : *left.after;
+  }
   template <class Say>
   void validate(Say say) const {
     heap_block const* left = &floor_;
     std::size_t rooms = 0;
     for (heap_block const* p = floor_.in->first; p && p->at < floor_.in->runs; p = p->after) {
-      if (!is_solid(*p)) continue;
-      if (left->solid_after != p || p->solid_before != left) say("a block is not linked to its solid neighbour", p->at);
-      if (left->room != p->at - left->end()) say("the room behind a block is wrong before", p->at);
+      if (!is_solid(*p))
+        continue;
+      if (left->solid_after != p || p->solid_before != left)
+        say("a block is not linked to its solid neighbour", p->at);
+      if (left->room != p->at - left->end())
+        say("the room behind a block is wrong before", p->at);
       rooms += left->room_leaf != heap_block::no_leaf;
       left = p;
     }
@@ -100,8 +110,10 @@ class opening_index {
   static constexpr std::size_t most_leaves = 32;  // examined by one search
   void list(heap_block& p) noexcept {
     bool const listed = p.room_leaf != heap_block::no_leaf;
-    if (p.room >= granule) listed ? index_.change(p) : index_.insert(p);
-    else if (listed) index_.erase(p);
+    if (p.room >= granule)
+      listed ? index_.change(p) : index_.insert(p);
+    else if (listed)
+      index_.erase(p);
   }
   heap_block floor_, ceiling_;  // no bytes: the ends of the part for blocks
   lowest_by<by_room> index_;    // by the block before the opening

@@ -20,20 +20,21 @@ namespace weir::memory {
 
 struct pending_block {
   heap_block* block = nullptr;  // a block of the arena, or
-  slab* in_slab = nullptr;     // a slot of a slab
+  slab* in_slab = nullptr;      // a slot of a slab
   std::uint32_t index = 0;
-  std::size_t bytes = 0;   // `more` included
+  std::size_t bytes = 0;             // `more` included
   std::vector<clock::stamp> stamps;  // all must be ordered or complete
   // number on the home stream: the home's own use, and uses found to be ordered before it, are before that
   std::uint64_t since = 0;
-  std::uint64_t sequence = 0;            // order of the free; push() sets it
+  std::uint64_t sequence = 0;        // order of the free; push() sets it
   std::vector<slabs::taken> more{};  // slots freed together with this one, which wait for the same
 
   std::size_t slots() const noexcept { return in_slab ? 1 + more.size() : 0; }
   template <class Do>
-  void each_slot(Do act) const {     // Requires: slots
+  void each_slot(Do act) const {  // Requires: slots
     act(slabs::taken{in_slab, index});
-    for (slabs::taken const s : more) act(s);
+    for (slabs::taken const s : more)
+      act(s);
   }
 };
 
@@ -60,11 +61,15 @@ class pending_queue {
 
   // Host memory for a push() of at most so many stamps. Throws: bad_alloc
   void make_room(std::size_t stamps) {
-    if (stamps <= room_) [[likely]] return;
-    if (spare_.empty()) spare_.push_front(*new node), ++spares_;
+    if (stamps <= room_) [[likely]]
+      return;
+    if (spare_.empty())
+      spare_.push_front(*new node), ++spares_;
     spare_.front().stamps.reserve(stamps);
-    if (spare_queue_.empty()) spare_queue_[0];
-    while (spare_newest_.size() < stamps) spare_newest_[spare_newest_.empty() ? 0 : spare_newest_.rbegin()->first + 1];
+    if (spare_queue_.empty())
+      spare_queue_[0];
+    while (spare_newest_.size() < stamps)
+      spare_newest_[spare_newest_.empty() ? 0 : spare_newest_.rbegin()->first + 1];
     room_ = stamps;
   }
   // Throws: bad_alloc; the block is not queued then.
@@ -100,9 +105,10 @@ class pending_queue {
     queues::node_type queue_;
     numbers::node_type newest_;
   };
-  static constexpr std::size_t most_together = 64;  // slots
+  static constexpr std::size_t most_together = 64;         // slots
   static void make(spare_node& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes the rest
-    if (!r.block_) r.block_ = std::make_unique<node>();
+    if (!r.block_)
+      r.block_ = std::make_unique<node>();
     r.block_->stamps.reserve(1);
     r.block_->more.reserve(most_together - 1);
     if (r.queue_.empty()) {
@@ -110,7 +116,8 @@ class pending_queue {
       one[stream];
       r.queue_ = one.extract(one.begin());
     }
-    if (r.newest_.empty()) r.newest_ = numbers{{stream, 0}}.extract(stream);
+    if (r.newest_.empty())
+      r.newest_ = numbers{{stream, 0}}.extract(stream);
     r.queue_.key() = r.newest_.key() = stream;
   }
   // Allocates nothing, and uses up the room. Requires: a room made for the stream of `s`; slots not empty.
@@ -121,10 +128,12 @@ class pending_queue {
     n.block = nullptr, n.in_slab = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
     n.more.assign(slots.begin() + 1, slots.end());
     auto newest = newest_.find(s.stream);
-    if (newest == newest_.end()) newest = newest_.insert(std::move(r.newest_)).position;
+    if (newest == newest_.end())
+      newest = newest_.insert(std::move(r.newest_)).position;
     newest->second = std::max(newest->second, s.n);
     auto queue = queues_.find(s.stream);
-    if (queue == queues_.end()) queue = queues_.insert(std::move(r.queue_)).position;
+    if (queue == queues_.end())
+      queue = queues_.insert(std::move(r.queue_)).position;
     enter(n, queue->second);
   }
   // Removes each block whose stamps are all `passed(stamp, block)`, and calls `settled(block)`, which must
@@ -140,7 +149,8 @@ class pending_queue {
           node& b = queue.front();
           auto const next =
               std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
-          if (next == b.stamps.begin()) break;
+          if (next == b.stamps.begin())
+            break;
           if (next == b.stamps.end()) {
             queue.pop_front();
             leave(b, reclaimed);
@@ -179,10 +189,12 @@ class pending_queue {
   template <class Suits>
   bool take(std::uint64_t stream, Suits suits, pending_block& out, std::size_t looks = 16) {
     auto const found = queues_.find(stream);
-    if (found == queues_.end()) return false;
+    if (found == queues_.end())
+      return false;
     auto& queue = found->second;
     for (auto at = queue.rbegin(); at != queue.rend() && looks-- > 0; ++at) {
-      if (!suits(static_cast<pending_block const&>(*at))) continue;
+      if (!suits(static_cast<pending_block const&>(*at)))
+        continue;
       node& b = *at;
       queue.erase(queue.iterator_to(b));
       leave(b, [&](pending_block& gone) { out = std::move(gone); });
@@ -197,7 +209,8 @@ class pending_queue {
   template <class Enough>
   void fitting(std::size_t bytes, int looks, Enough enough) const {
     for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at)
-      if (enough(static_cast<pending_block const&>(*at))) return;
+      if (enough(static_cast<pending_block const&>(*at)))
+        return;
   }
   // In the order of their frees, or in reverse, until `enough(block)` or `looks` blocks.
   template <class Enough>
@@ -213,18 +226,21 @@ class pending_queue {
   std::vector<clock::stamp> fronts() const {  // the stamp that each queue waits for next
     std::vector<clock::stamp> all;
     for (auto const& [stream, queue] : queues_)
-      if (!queue.empty()) all.push_back(queue.front().stamps.front());
+      if (!queue.empty())
+        all.push_back(queue.front().stamps.front());
     return all;
   }
   std::vector<clock::stamp> newest() const {  // one a stream: no block waits for a later stamp of it
     std::vector<clock::stamp> all;
     for (auto const& [stream, n] : newest_)
-      if (n) all.push_back({stream, n});
+      if (n)
+        all.push_back({stream, n});
     return all;
   }
   template <class Do>
   void each(Do act) const {
-    for (node const& b : by_sequence_) act(static_cast<pending_block const&>(b));
+    for (node const& b : by_sequence_)
+      act(static_cast<pending_block const&>(b));
   }
   // bytes, of blocks of the arena
   std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
@@ -245,7 +261,8 @@ class pending_queue {
   template <class Map>
   static typename Map::mapped_type& entry(Map& in, Map& spare, std::uint64_t stream) noexcept {
     auto const known = in.find(stream);
-    if (known != in.end()) return known->second;
+    if (known != in.end())
+      return known->second;
     auto made = spare.extract(spare.begin());
     made.key() = stream;
     return in.insert(std::move(made)).position->second;
@@ -254,7 +271,8 @@ class pending_queue {
     n.sequence = ++last_sequence_;
     queue.push_back(n);
     by_sequence_.push_back(n);
-    if (n.block) by_size_.insert(n);
+    if (n.block)
+      by_size_.insert(n);
     bytes_ += n.bytes;
     bytes_in_slots_ += n.in_slab ? n.bytes : 0;
     ++size_;
@@ -262,39 +280,47 @@ class pending_queue {
   template <class Reclaimed>
   void leave(node& b, Reclaimed reclaimed) noexcept {  // Requires: not in its queue
     by_sequence_.erase(by_sequence_.iterator_to(b));
-    if (b.block) by_size_.erase(by_size_.iterator_to(b));
+    if (b.block)
+      by_size_.erase(by_size_.iterator_to(b));
     bytes_ -= b.bytes;
     bytes_in_slots_ -= b.in_slab ? b.bytes : 0;
     --size_;
     reclaimed(static_cast<pending_block&>(b));
-    if (spares_ == most_spares) return delete &b;
+    if (spares_ == most_spares)
+      return delete &b;
     spare_.push_front(b);
     ++spares_;
     room_ = 0;
   }
   // Streams come and go while others' blocks wait: what is known of them does not grow with their number.
   void forget_streams_without_blocks() noexcept {
-    for (auto& [stream, n] : newest_) n = 0;
+    for (auto& [stream, n] : newest_)
+      n = 0;
     for (node const& b : by_sequence_)
       for (clock::stamp const s : b.stamps) {
         auto const known = newest_.find(s.stream);
-        if (known != newest_.end()) known->second = std::max(known->second, s.n);
+        if (known != newest_.end())
+          known->second = std::max(known->second, s.n);
       }
     std::erase_if(newest_, [](auto const& one) { return one.second == 0; });
     newest_left_ = newest_.size();
   }
   // Few streams keep their entries for their next block; those of many streams are dropped.
   void forget_if_empty(queues::iterator at) noexcept {
-    if (at->second.empty() && queues_.size() > most_kept) queues_.erase(at);
+    if (at->second.empty() && queues_.size() > most_kept)
+      queues_.erase(at);
   }
   void forget_when_empty() noexcept {
-    if (size_ != 0) return;
-    if (queues_.size() > most_kept || newest_.size() > most_kept) return newest_.clear(), queues_.clear();
-    for (auto& [stream, n] : newest_) n = 0;
+    if (size_ != 0)
+      return;
+    if (queues_.size() > most_kept || newest_.size() > most_kept)
+      return newest_.clear(), queues_.clear();
+    for (auto& [stream, n] : newest_)
+      n = 0;
   }
 
   static constexpr std::size_t most_spares = 1024, most_kept = 4, most_newest = 4;
-  queues queues_;                         // by stream; some may be empty
+  queues queues_;    // by stream; some may be empty
   node_list spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_sequence>, no_size>
@@ -302,11 +328,11 @@ class pending_queue {
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
                         boost::intrusive::compare<below>, no_size>
       by_size_;
-  numbers newest_;                        // highest number by stream; 0: none queued since all was empty
-  std::size_t newest_left_ = 0;           // of it, when streams were last forgotten: each walk follows as many pushes
-  queues spare_queue_;                    // entries for make_room(), empty and 0
+  numbers newest_;               // highest number by stream; 0: none queued since all was empty
+  std::size_t newest_left_ = 0;  // of it, when streams were last forgotten: each walk follows as many pushes
+  queues spare_queue_;           // entries for make_room(), empty and 0
   numbers spare_newest_;
-  std::size_t room_ = 0;                  // stamps that the spare node and entries have room for
+  std::size_t room_ = 0;  // stamps that the spare node and entries have room for
   std::uint64_t last_sequence_ = 0;
   std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
 };

@@ -21,7 +21,7 @@ struct alias;
 // It is mapped whole, at the one place that is its home, and at its aliases (alias_table.h).
 struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
-  address at = 0;             // its home. Written also with the lock of the aliases held, where it has some
+  address at = 0;  // its home. Written also with the lock of the aliases held, where it has some
   std::size_t bytes = 0;
   std::uint64_t readers = 0;  // bit d: device d may use it
   bool kept = false;          // at the end: something in it is still in use
@@ -29,7 +29,7 @@ struct handle {
 };
 // One that may have aliases: what a stream's memory keeps.
 struct aliased_handle : handle {
-  alias* aliases = nullptr;               // the newest; with their lock
+  alias* aliases = nullptr;              // the newest; with their lock
   base::single_writer<int> alias_count;  // changes with their lock; any thread may read it
 };
 

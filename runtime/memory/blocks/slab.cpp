@@ -14,21 +14,26 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   if (have >= many_slabs) {
     std::size_t run =
         std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
-    while (run > usual_run_bytes && run / size > most_slots) run /= 2;
-    if (run > usual_run_bytes) return run;
+    while (run > usual_run_bytes && run / size > most_slots)
+      run /= 2;
+    if (run > usual_run_bytes)
+      return run;
   }
   std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
   std::size_t best = least, best_waste = ~std::size_t{0};
   for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
     std::size_t const waste = run % size;
-    if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run) return run;
-    if (waste * best < best_waste * run || best_waste == ~std::size_t{0}) best = run, best_waste = waste;
+    if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run)
+      return run;
+    if (waste * best < best_waste * run || best_waste == ~std::size_t{0})
+      best = run, best_waste = waste;
   }
   return best;
 }
 
 void slab::say_more(std::uint32_t i) noexcept {
-  if (!users_storage) return;
+  if (!users_storage)
+    return;
   for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark | more);) {}
 }
 
@@ -36,53 +41,63 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
   user.note_mark();
   if (!users_storage) {
     auto room = std::make_unique<first_user[]>(slots);
-    for (auto const& [noted, n] : notes) room[noted].store(more);
+    for (auto const& [noted, n] : notes)
+      room[noted].store(more);
     users_storage = std::move(room);
     users.store(users_storage.get(), base::memory_order_release);
   }
   // a borrowed stream's mark holds its clock, and needs a note for that
-  if (user.alive() != clock::life::borrowed && add_first_user(users_storage.get(), i, user)) return;
+  if (user.alive() != clock::life::borrowed && add_first_user(users_storage.get(), i, user))
+    return;
   auto& others = noted_at(i).users;
-  if (!others.has(user)) others.add(user);
+  if (!others.has(user))
+    others.add(user);
 }
 
 void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
   if (first_user_of(i) == &user) {
     for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark & more);) {}
   }
-  if (note* const n = note_of(i)) n->users.forget(user);
+  if (note* const n = note_of(i))
+    n->users.forget(user);
 }
 
 void slabs::list(slab& s) noexcept {
   slab*& head = open_[static_cast<std::size_t>(s.size_class)];
   s.before = nullptr;
   s.after = head;
-  if (head) head->before = &s;
+  if (head)
+    head->before = &s;
   head = &s;
   s.listed = true;
 }
 
 void slabs::unlist(slab& s) noexcept {
   (s.before ? s.before->after : open_[static_cast<std::size_t>(s.size_class)]) = s.after;
-  if (s.after) s.after->before = s.before;
+  if (s.after)
+    s.after->before = s.before;
   s.before = s.after = nullptr;
   s.listed = false;
 }
 
 std::uint32_t slabs::take_bit(slab& s) noexcept {
-  if (s.empty()) --empties_[static_cast<std::size_t>(s.size_class)];
-  while (!s.free_bits[s.hint]) ++s.hint;
+  if (s.empty())
+    --empties_[static_cast<std::size_t>(s.size_class)];
+  while (!s.free_bits[s.hint])
+    ++s.hint;
   std::uint64_t& word = s.free_bits[s.hint];
   auto const i = s.hint * 64 + static_cast<std::uint32_t>(std::countr_zero(word));
   word &= word - 1;
   free_bytes_ -= s.size;
-  if (--s.free == 0) unlist(s);
+  if (--s.free == 0)
+    unlist(s);
   return i;
 }
 
 slabs::taken slabs::take(int c, std::size_t requested) {
   slab* const s = open_[static_cast<std::size_t>(c)];
-  if (!s) return {};
+  if (!s)
+    return {};
   if (slab::fits_byte(s->size, requested)) {
     std::uint32_t const i = take_bit(*s);
     s->set_live(i, requested);
@@ -112,7 +127,8 @@ std::size_t slabs::take_for_cache(int c, std::span<cached_slot> out) noexcept {
 }
 
 bool slabs::give(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
-  if (s.at(i) == slot::pending) --s.pending;
+  if (s.at(i) == slot::pending)
+    --s.pending;
   s.forget(i);
   return set_free(s, i, freed);
 }
@@ -124,8 +140,10 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   s.hint = std::min(s.hint, i / 64);
   ++s.free;
   free_bytes_ += s.size, ++freed_;
-  if (!s.listed) list(s);
-  if (!s.empty()) return false;
+  if (!s.listed)
+    list(s);
+  if (!s.empty())
+    return false;
   // Each class keeps one empty whole slab, so that a lone pair of calls does not cut and return a run.
   return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
 }
@@ -149,7 +167,8 @@ slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket)
       std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
   auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
   spare_.pop_back();
-  for (std::size_t i = 0; i < slots; ++i) bits[i / 64] |= std::uint64_t{1} << (i % 64);
+  for (std::size_t i = 0; i < slots; ++i)
+    bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.known = std::move(known), s.free_bits = std::move(bits);
   s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
   for (std::size_t i = 0; i <= slots; ++i)
@@ -185,19 +204,26 @@ heap_block* slabs::forget(slab& s) noexcept {
 }
 
 slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
-  if (from >= s.slots) return {};
+  if (from >= s.slots)
+    return {};
   std::uint32_t const words = (s.slots + 63) / 64;
   std::uint32_t w = from / 64;
   std::uint64_t word = s.free_bits[w] & ~std::uint64_t{0} << from % 64;
-  while (!word && ++w < words) word = s.free_bits[w];
-  if (!word) return {};
+  while (!word && ++w < words)
+    word = s.free_bits[w];
+  if (!word)
+    return {};
   std::uint32_t i = w * 64 + static_cast<std::uint32_t>(std::countr_zero(word)), end = i;
-  while (i > from && s.has_gone(i - 1)) --i;
+  while (i > from && s.has_gone(i - 1))
+    --i;
   while (end < s.slots) {
     auto const free = static_cast<std::uint32_t>(std::countr_one(s.free_bits[end / 64] >> end % 64));
-    if (free) end += std::min(free, 64 - end % 64);
-    else if (s.has_gone(end)) ++end;
-    else break;
+    if (free)
+      end += std::min(free, 64 - end % 64);
+    else if (s.has_gone(end))
+      ++end;
+    else
+      break;
   }
   return {i, end - i};
 }
@@ -205,20 +231,24 @@ slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
 void slabs::drop(slab& s, stretch idle, address from, address to) noexcept {
   in_runs_ -= to - from;
   for (std::uint32_t i = std::max(idle.first, s.index(from)); i < idle.first + idle.slots && s.start(i) < to; ++i) {
-    if (s.has_gone(i)) continue;
+    if (s.has_gone(i))
+      continue;
     s.free_bits[i / 64] &= ~(std::uint64_t{1} << i % 64);
     s.byte(i).set(slot_bits::gone);
     --s.free, ++s.gone;
     free_bytes_ -= s.size;
   }
-  if (s.free == 0 && s.listed) unlist(s);
+  if (s.free == 0 && s.listed)
+    unlist(s);
 }
 
 slab* slabs::any_empty() noexcept {
   for (std::size_t c = 0; c < open_.size(); ++c) {
-    if (empties_[c] == 0) continue;
+    if (empties_[c] == 0)
+      continue;
     for (slab* s = open_[c]; s; s = s->after)
-      if (s->empty()) return s;
+      if (s->empty())
+        return s;
   }
   return nullptr;
 }
@@ -227,7 +257,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
   std::array<std::size_t, size_classes::count> counts{}, empties{};
   std::size_t in_runs = 0, free_bytes = 0, words = 0;
   for (auto const& s : all_) {
-    if (!s->run) continue;
+    if (!s->run)
+      continue;
     std::string const name = subject + " slab of " + std::to_string(s->size) + " B: ";
     std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
     for (heap_block const* p = s->run; p; p = s->next_part(*p)) {
@@ -235,7 +266,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
       if (p->is != state::slab || p->in_slab != s.get())
         wrong.push_back(name + "a part of its run belongs to another slab");
       for (address a = p->at; a < p->end(); a += cell) {
-        if (p->in->table.slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run belongs to another slab");
+        if (p->in->table.slab_at(a) != s.get())
+          wrong.push_back(name + "a cell of its run belongs to another slab");
         if (p->in->table.slab_of_granule(a) && p->in->table.slab_in_cell(a))
           wrong.push_back(name + "a granule of one slab also has cells");
       }
@@ -255,8 +287,10 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
       free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending,
           cached += s->at(i) == slot::cached;
       bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
-      if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "the free bit and the state of a slot differ");
-      if (bit && i / 64 < s->hint) wrong.push_back(name + "a slot below the hint is free");
+      if (bit != (s->at(i) == slot::free))
+        wrong.push_back(name + "the free bit and the state of a slot differ");
+      if (bit && i / 64 < s->hint)
+        wrong.push_back(name + "a slot below the hint is free");
       bool const noted = s->notes.count(i) != 0;
       std::uintptr_t const mark = s->users_storage ? s->users_storage[i].load() : 0;
       if ((noted && !s->has_note(i)) || (s->users_storage && noted != ((mark & slab::more) != 0)))
@@ -270,7 +304,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
     free_bytes += std::size_t{free} * s->size, words += words_of(*s);
     if (s->listed != (s->free > 0))
       wrong.push_back(name + "it is listed without a free slot, or has one and is not listed");
-    if (s->freed > now) wrong.push_back(name + "its free stamp is ahead of its stream");
+    if (s->freed > now)
+      wrong.push_back(name + "its free stamp is ahead of its stream");
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }

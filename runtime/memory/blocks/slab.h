@@ -23,12 +23,14 @@ struct size_classes {
   static constexpr int count = 64 + 5 * 8;
   static constexpr std::size_t largest = 32 << 10;
   static constexpr std::size_t bytes(int c) noexcept {
-    if (c < 64) return static_cast<std::size_t>(c + 1) * 16;
+    if (c < 64)
+      return static_cast<std::size_t>(c + 1) * 16;
     std::size_t const base = std::size_t{1024} << ((c - 64) / 8);
     return base + base / 8 * static_cast<std::size_t>((c - 64) % 8 + 1);
   }
   static constexpr int of(std::size_t bytes) noexcept {
-    if (bytes <= 1024) return bytes == 0 ? 0 : static_cast<int>((bytes + 15) / 16) - 1;
+    if (bytes <= 1024)
+      return bytes == 0 ? 0 : static_cast<int>((bytes + 15) / 16) - 1;
     int const e = std::bit_width(bytes - 1) - 1;  // 2^e <= bytes - 1 < 2^(e + 1)
     std::size_t const step = (std::size_t{1} << e) / 8;
     return 64 + (e - 10) * 8 + static_cast<int>((bytes - (std::size_t{1} << e) + step - 1) / step) - 1;
@@ -38,9 +40,11 @@ struct size_classes {
   static std::size_t lines_of(std::size_t bytes) noexcept;
   // The smallest class of at least `bytes` whose slots all have that alignment; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
-    if (bytes > largest || alignment > largest) return -1;
+    if (bytes > largest || alignment > largest)
+      return -1;
     for (int c = of(bytes); c < count; ++c)
-      if (size_classes::bytes(c) % alignment == 0) return c;
+      if (size_classes::bytes(c) % alignment == 0)
+        return c;
     return -1;
   }
 };
@@ -59,13 +63,13 @@ using slot_byte = base::single_writer<std::uint8_t>;
 struct slot_bits {
   // noted: in `marks` or `notes`. A thread that sets it on a live slot changes no other bit
   static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
-  static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
+  static constexpr int unused_shift = 3;  // small: all of size - requested; large: whether there is any
   static constexpr std::uint8_t some_unused = 1 << 3;
-  static constexpr std::uint8_t exact = 1;                // live, no note, requested == size
-  static constexpr std::uint8_t gone = 1 << 3;            // the byte of no live and of no free slot
+  static constexpr std::uint8_t exact = 1;      // live, no note, requested == size
+  static constexpr std::uint8_t gone = 1 << 3;  // the byte of no live and of no free slot
 };
 struct large_slot {
-  slot_byte state;                                        // first member: byte(i) is the address of both
+  slot_byte state;  // first member: byte(i) is the address of both
   base::single_writer<std::uint16_t> unused;
 };
 static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 && sizeof(slot_byte) == 1);
@@ -77,41 +81,41 @@ struct alignas(64) slab {
   // frees the block, when no other thread marks it any more.
   using first_user = base::atomic<std::uintptr_t>;
   static constexpr std::uintptr_t more = 1;
-  struct note {  // what few slots need
-    clock::stream_clock* home = nullptr;           // null: the slab's own stream
-    std::shared_ptr<void const> home_lifetime;     // so that no other stream gets that object
-    block_users users;                             // without the first one
-    std::uint32_t unused = 0;                  // of a small slot, if the byte has no room for it
+  struct note {                                 // what few slots need
+    clock::stream_clock* home = nullptr;        // null: the slab's own stream
+    std::shared_ptr<void const> home_lifetime;  // so that no other stream gets that object
+    block_users users;                          // without the first one
+    std::uint32_t unused = 0;                   // of a small slot, if the byte has no room for it
     void set_home(clock::stream_clock& t) noexcept { home = &t, home_lifetime = t.hold(); }
   };
-  struct alignas(128) states {                 // cache lines of their own: slabs of different streams share none
+  struct alignas(128) states {  // cache lines of their own: slabs of different streams share none
     std::array<unsigned char, 128> bytes{};
   };
 
   // The fields that a free without the lock reads come first, in one cache line.
   address base = 0;
-  std::uint64_t reciprocal = 0;           // 2^64 / size, rounded up
-  unsigned char* first = nullptr;         // the state byte of slot 0; one more behind the last slot's, never live
+  std::uint64_t reciprocal = 0;    // 2^64 / size, rounded up
+  unsigned char* first = nullptr;  // the state byte of slot 0; one more behind the last slot's, never live
   stream_heap* owner = nullptr;
   std::uint32_t size = 0, slots = 0;
   std::uint16_t size_class = 0, bucket = 0;  // way: where a thread finds its cache of this heap
-  std::uint8_t byte_shift = 0;            // 0; of large slots 2
+  std::uint8_t byte_shift = 0;               // 0; of large slots 2
   bool listed = false;
   // Where a thread cache keeps slots of this size: offset from the smallest size, in cache lines of 64 bytes.
   static constexpr std::uint16_t lines_a_size = 17;
   std::uint16_t lines = 0;
-  heap_block* run = nullptr;                        // its lowest part; the others lie behind it
-  std::uint32_t bytes = 0;                     // of the run, with the cells that are gone
+  heap_block* run = nullptr;  // its lowest part; the others lie behind it
+  std::uint32_t bytes = 0;    // of the run, with the cells that are gone
   std::uint32_t free = 0, pending = 0, gone = 0;
-  std::uint32_t hint = 0;                      // no word of free_bits below it has a bit
-  std::uint64_t freed = 0;                     // latest free stamp of a slot or of the run
+  std::uint32_t hint = 0;   // no word of free_bits below it has a bit
+  std::uint64_t freed = 0;  // latest free stamp of a slot or of the run
   std::unique_ptr<states[]> known;
   std::unique_ptr<std::uint64_t[]> free_bits;  // a bit a slot
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
-  std::unique_ptr<first_user[]> users_storage;    // by slot; null until one is marked
-  base::atomic<first_user*> users{nullptr};    // the same, for readers without the lock
+  std::unique_ptr<first_user[]> users_storage;  // by slot; null until one is marked
+  base::atomic<first_user*> users{nullptr};     // the same, for readers without the lock
 
   slot_byte& byte(std::uint32_t i) const noexcept {
     return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift));
@@ -133,12 +137,14 @@ struct alignas(64) slab {
   }
   // Requires: live, `value` is its byte
   static std::uint32_t unused_of(slot_byte const& b, std::uint8_t value, std::uint32_t size) noexcept {
-    if (size <= small) return value >> slot_bits::unused_shift;
+    if (size <= small)
+      return value >> slot_bits::unused_shift;
     return value & slot_bits::some_unused ? reinterpret_cast<large_slot const&>(b).unused.get() : 0u;
   }
   static void set_live(slot_byte& b, std::uint32_t unused, std::uint32_t size) noexcept {  // Requires: fits_byte
     std::uint32_t const bits = size > small ? (unused ? 1u : 0u) : unused;
-    if (size > small && unused) reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
+    if (size > small && unused)
+      reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
     b.set(static_cast<std::uint8_t>(bits << slot_bits::unused_shift | static_cast<std::uint8_t>(slot::live)));
   }
   // Only a class raised for alignment leaves more of a small slot unused: a note has it, and may allocate.
@@ -154,7 +160,8 @@ struct alignas(64) slab {
   std::uint32_t index(address a) const noexcept { return static_cast<std::uint32_t>((a - base) / size); }
   address start(std::uint32_t i) const noexcept { return base + std::size_t{i} * size; }
   std::size_t requested(std::uint32_t i) const noexcept {
-    if (note const* const n = note_of(i); n && n->unused) return size - n->unused;
+    if (note const* const n = note_of(i); n && n->unused)
+      return size - n->unused;
     return size - unused_of(byte(i), byte(i).get(), size);
   }
   note& noted_at(std::uint32_t i) {
@@ -182,7 +189,8 @@ struct alignas(64) slab {
     byte(i).set(byte(i).get() | slot_bits::noted);
   }
   note* note_of(std::uint32_t i) noexcept {
-    if (!has_note(i)) return nullptr;
+    if (!has_note(i))
+      return nullptr;
     auto const found = notes.find(i);
     return found == notes.end() ? nullptr : &found->second;
   }
@@ -196,7 +204,8 @@ struct alignas(64) slab {
   }
   template <class Do>
   void each_user(std::uint32_t i, Do act) const {
-    if (clock::stream_clock* const user = first_user_of(i)) act(user);
+    if (clock::stream_clock* const user = first_user_of(i))
+      act(user);
     if (note const* const n = note_of(i)) {
       n->users.each(act);
     }
@@ -206,19 +215,22 @@ struct alignas(64) slab {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
     std::uintptr_t mark = all[i].load(base::memory_order_relaxed);
     while ((mark & ~more) == 0) {
-      if (!all[i].compare_exchange(mark, mark | as)) continue;
+      if (!all[i].compare_exchange(mark, mark | as))
+        continue;
       byte(i).set(byte(i).get() | slot_bits::noted);
       return true;
     }
     return (mark & ~more) == as;
   }
-  void record_use(std::uint32_t i, clock::stream_clock& user);          // Throws: bad_alloc
+  void record_use(std::uint32_t i, clock::stream_clock& user);  // Throws: bad_alloc
   void forget_user(std::uint32_t i, clock::stream_clock& user) noexcept;
-  void say_more(std::uint32_t i) noexcept;                   // `notes` has that slot
+  void say_more(std::uint32_t i) noexcept;  // `notes` has that slot
   void forget(std::uint32_t i) noexcept {
-    if (!has_note(i)) return;
+    if (!has_note(i))
+      return;
     notes.erase(i);
-    if (users_storage) users_storage[i].store(0);
+    if (users_storage)
+      users_storage[i].store(0);
     byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
   bool empty() const noexcept { return free + gone == slots; }
@@ -226,26 +238,30 @@ struct alignas(64) slab {
   std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that are live or cached
   heap_block* next_part(heap_block const& p) const noexcept {
     for (heap_block* n = p.after; n && n->at < base + bytes; n = n->after)
-      if (n->in_slab == this) return n;
+      if (n->in_slab == this)
+        return n;
     return nullptr;
   }
   heap_block* part_at(address a) const noexcept {
     heap_block* p = run;
-    while (p && a - p->at >= p->bytes) p = next_part(*p);
+    while (p && a - p->at >= p->bytes)
+      p = next_part(*p);
     return p;
   }
   // Each slot of which that part of the run has bytes, but for those that have gone: act(slab, index).
   template <class Do>
   void each_slot(heap_block const& part, Do act) const {
     for (std::uint32_t i = index(part.at); i < slots && start(i) < part.end(); ++i) {
-      if (!has_gone(i)) act(*this, i);
+      if (!has_gone(i))
+        act(*this, i);
     }
   }
   // Likewise each live slot, once: with the first part.
   template <class Do>
   void each_live_slot(heap_block const& part, Do act) const {
     for (std::uint32_t i = 0; run == &part && i < slots; ++i) {
-      if (at(i) == slot::live) act(*this, i);
+      if (at(i) == slot::live)
+        act(*this, i);
     }
   }
 };
@@ -286,7 +302,7 @@ class slabs {
   taken take(int size_class, std::size_t requested) noexcept(false);
   // live or pending -> free. Returns: true if the slab is empty and not kept, so its run may be returned.
   bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
-  void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
+  void hold(slab&, std::uint32_t index) noexcept;  // live -> pending
   // pending -> live, for the stream whose use it waits for. Requires: fits_byte
   void take_back(slab& s, std::uint32_t index, std::size_t requested) noexcept {
     --s.pending;
@@ -332,7 +348,8 @@ class slabs {
     freed_ = 0, has_shed_ = true;
     for (std::size_t i = 0; i < all_.size(); ++i) {
       slab& s = *all_[i];
-      if (!s.run) continue;
+      if (!s.run)
+        continue;
       if (s.empty()) {
         leave(s);
         continue;
@@ -347,9 +364,10 @@ class slabs {
   bool worth_shedding(std::size_t page_bytes) const noexcept {
     return free_bytes_ >= std::max(in_runs_ / 4, page_bytes) && freed_ >= words_ / words_a_slot;
   }
-  bool has_shed() const noexcept { return has_shed_; }         // ever: there may be short free blocks
-  void forget_stamps() noexcept {                              // Requires: all free slots are complete
-    for (auto const& s : all_) s->freed = 0;
+  bool has_shed() const noexcept { return has_shed_; }  // ever: there may be short free blocks
+  void forget_stamps() noexcept {                       // Requires: all free slots are complete
+    for (auto const& s : all_)
+      s->freed = 0;
     newest_freed_ = 0;
   }
   std::uint64_t newest_freed() const noexcept { return newest_freed_; }  // no slot has a later free stamp
@@ -364,13 +382,13 @@ class slabs {
   bool set_free(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   std::uint32_t take_bit(slab&) noexcept;
   void unlist(slab&) noexcept;
-  heap_block* forget(slab&) noexcept;                               // Returns: the lowest part of its run
+  heap_block* forget(slab&) noexcept;  // Returns: the lowest part of its run
   struct stretch {
     std::uint32_t first = 0, slots = 0;
   };
   // Free and gone slots, at least one of them free. None: slots == 0
   static stretch next_idle(slab const&, std::uint32_t from) noexcept;
-  void drop(slab&, stretch, address from, address to) noexcept;        // slots that touch these cells are gone
+  void drop(slab&, stretch, address from, address to) noexcept;  // slots that touch these cells are gone
   template <class Give>
   void shed(slab& s, stretch idle, heap_block*& part, Give give) {  // part: no lower part has a byte of it
     address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
@@ -378,31 +396,34 @@ class slabs {
     for (address a = round_up(s.start(idle.first), cell); part && part->at < to;
          a = std::max(a, part ? part->at : to)) {
       if (part->end() <= a || a < part->at) {
-        if (part->end() <= a) part = s.next_part(*part);
+        if (part->end() <= a)
+          part = s.next_part(*part);
         continue;
       }
-      if (a >= to) break;
+      if (a >= to)
+        break;
       address const upto = std::min(to, part->end());
       bool const lowest = part == s.run && part->at == a;
       heap_block* const next = s.next_part(*part);
       heap_block* const rest = give(*part, a, upto - a);
       part = rest ? rest : next;
-      if (lowest) s.run = part;
+      if (lowest)
+        s.run = part;
       drop(s, idle, a, upto);
     }
   }
-  std::array<slab*, size_classes::count> open_{};              // the listed slabs
+  std::array<slab*, size_classes::count> open_{};  // the listed slabs
   std::array<std::size_t, size_classes::count> counts_{};
   std::array<std::size_t, size_classes::count> empties_{};
   static constexpr std::size_t words_a_slot = 32, words_a_slab = 4;
   // words that shed() reads, and the cost of the slab itself
   static std::size_t words_of(slab const& s) noexcept { return s.slots / 64 + words_a_slab; }
-  std::size_t in_runs_ = 0, free_bytes_ = 0;                   // bytes: of all runs; of free slots
-  std::size_t words_ = 0;                                      // of all slabs
-  std::size_t freed_ = 0;                                      // slots freed since shed()
+  std::size_t in_runs_ = 0, free_bytes_ = 0;  // bytes: of all runs; of free slots
+  std::size_t words_ = 0;                     // of all slabs
+  std::size_t freed_ = 0;                     // slots freed since shed()
   std::uint64_t newest_freed_ = 0;
   bool has_shed_ = false;
-  std::vector<std::unique_ptr<slab>> all_;                     // descriptors are reused, never destroyed
+  std::vector<std::unique_ptr<slab>> all_;  // descriptors are reused, never destroyed
   std::vector<slab*> spare_;
 };
 

@@ -13,7 +13,8 @@ class sparse_array {
  public:
   sparse_array() noexcept = default;
   explicit sparse_array(std::size_t n) : data_(static_cast<T*>(std::calloc(n ? n : 1, sizeof(T)))) {
-    if (!data_) throw std::bad_alloc();
+    if (!data_)
+      throw std::bad_alloc();
   }
   T& operator[](std::size_t i) const noexcept { return data_.get()[i]; }
 

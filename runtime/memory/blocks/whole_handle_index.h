@@ -14,7 +14,8 @@ namespace weir::memory {
 // The next handle that lies wholly inside the block; null: none.
 inline handle const* next_whole(heap_block const& p, handle const& after) noexcept {
   address const at = after.at + after.bytes;
-  if (at >= p.end()) return nullptr;
+  if (at >= p.end())
+    return nullptr;
   handle const* const h = p.in->page(at);
   return h->at + h->bytes <= p.end() ? h : nullptr;
 }
@@ -23,7 +24,8 @@ inline handle const* first_whole(heap_block const& p) noexcept {
   return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
 }
 inline handle const* previous_whole(heap_block const& p, handle const& before) noexcept {
-  if (before.at <= p.at) return nullptr;
+  if (before.at <= p.at)
+    return nullptr;
   handle const* const h = p.in->page(before.at - 1);
   return h->at >= p.at ? h : nullptr;
 }
@@ -33,7 +35,8 @@ inline handle const* last_whole(heap_block const& p) noexcept {
 }
 inline std::size_t bytes_whole(heap_block const& p) noexcept {
   handle const* const first = first_whole(p);
-  if (!first) return 0;
+  if (!first)
+    return 0;
   handle const* const last = p.in->page(p.end() - 1);
   return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
 }
@@ -42,7 +45,8 @@ class whole_handle_index {
  public:
   static bool concerns(heap_block const& p) noexcept { return p.bytes >= p.in->page_bytes; }
   void insert(heap_block& p, bool large) noexcept {  // large: lowest_fit.h has it, and arena calls sort()
-    if (!concerns(p)) return;
+    if (!concerns(p))
+      return;
     if (large) {
       p.sorted = heap_block::index_state::unsorted;
       ++unsorted_;
@@ -69,10 +73,12 @@ class whole_handle_index {
   }
   // Before a block changes its range or its stamp. A block that is only noted stays so.
   void before_change(heap_block& p) noexcept {
-    if (p.sorted == heap_block::index_state::listed || p.sorted == heap_block::index_state::none_inside) erase(p);
+    if (p.sorted == heap_block::index_state::listed || p.sorted == heap_block::index_state::none_inside)
+      erase(p);
   }
   void after_change(heap_block& p, bool large) noexcept {
-    if (p.sorted == (large ? heap_block::index_state::unsorted : heap_block::index_state::noted) && concerns(p)) return;
+    if (p.sorted == (large ? heap_block::index_state::unsorted : heap_block::index_state::noted) && concerns(p))
+      return;
     erase(p);
     insert(p, large);
   }
@@ -80,7 +86,8 @@ class whole_handle_index {
     erase(p);
     p.span = bytes_whole(p);
     p.sorted = p.span ? heap_block::index_state::listed : heap_block::index_state::none_inside;
-    if (!p.span) return;
+    if (!p.span)
+      return;
     by_size_.insert(p);
     by_age_.insert(p);
     by_place_.insert(p);
@@ -97,7 +104,8 @@ class whole_handle_index {
     sort();
     for (auto at = by_age_.begin(); at != by_age_.end();) {
       heap_block& p = *at++;
-      if (enough(p)) return;
+      if (enough(p))
+        return;
     }
   }
   // From the lowest address up, likewise. Free stamps depend on what was queried, addresses do not.
@@ -121,7 +129,8 @@ class whole_handle_index {
 
  private:
   void sort() noexcept {
-    while (first_noted_) sort(*first_noted_);  // oldest note first, so that the newest is found first
+    while (first_noted_)
+      sort(*first_noted_);  // oldest note first, so that the newest is found first
   }
   struct older {
     bool operator()(heap_block const& a, heap_block const& b) const noexcept { return a.freed < b.freed; }

@@ -89,8 +89,8 @@ class allocator {
   // or if no other stream has memory. At most one event record.
   virtual void fence_what_came_free(clock::stream_clock& home) noexcept = 0;
 
-  virtual std::size_t empty_cache() = 0;  // Blocks: until freed blocks are complete. Returns: bytes released
-  virtual void return_idle() noexcept = 0;  // options::device_idle; from time to time, else does nothing
+  virtual std::size_t empty_cache() = 0;          // Blocks: until freed blocks are complete. Returns: bytes released
+  virtual void return_idle() noexcept = 0;        // options::device_idle; from time to time, else does nothing
   virtual void set_limit(std::size_t bytes) = 0;  // 0: none
   // A pool serves the threads that entered it (thread_caches::enter). limit: reserved bytes; 0: none
   virtual memory_pool& make_pool(std::string name, std::size_t limit) = 0;  // Throws: bad_alloc

@@ -17,7 +17,8 @@ void completion_poller::reclaim_complete() {
     news = false;
     std::vector<clock::stamp> fronts;
     heaps_.index.some(heap_index::waits, 0, [&](stream_heap& m) {
-      if (m.counts.bytes_pending() == 0) return false;
+      if (m.counts.bytes_pending() == 0)
+        return false;
       section const hold(m);
       (void)m.reclaim();
       auto const here = m.pending.fronts();
@@ -28,10 +29,13 @@ void completion_poller::reclaim_complete() {
               [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
     for (clock::stamp const s : fronts) {
       std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
-      if (s.n >= from) continue;
+      if (s.n >= from)
+        continue;
       auto const done = of_.clocks.poll(s);
-      if (done.ok() && done.value) news = true;
-      else from = s.n;
+      if (done.ok() && done.value)
+        news = true;
+      else
+        from = s.n;
     }
   }
 }
@@ -42,7 +46,8 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
     std::vector<clock::stamp> fronts;
     {
       section const hold(m);
-      if (m.pending.empty()) return bytes;
+      if (m.pending.empty())
+        return bytes;
       bytes += m.reclaim();
       fronts = m.pending.fronts();
     }
@@ -53,7 +58,8 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
       auto const done = of_.clocks.poll(fronts[(first + i) % fronts.size()]);
       news |= done.ok() && done.value;
     }
-    if (!news) return bytes;
+    if (!news)
+      return bytes;
   }
 }
 
@@ -69,15 +75,18 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
       stream = m.home.load()->id();
       m.blocks.some_free(r.rounded, looks, [&](heap_block const& p) {
         of_.count_search(1);
-        if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
+        if (round_up(p.at, r.alignment) + r.rounded <= p.end())
+          by_stamp[p.freed] += p.bytes;
       });
     }
     bool asked = false;
     for (auto const& [n, there] : by_stamp) {
-      if (of_.clocks.complete({stream, n})) continue;  // searched already
+      if (of_.clocks.complete({stream, n}))
+        continue;  // searched already
       asked = true;
       auto const done = of_.clocks.poll({stream, n});
-      if (!done.ok() || !done.value) break;
+      if (!done.ok() || !done.value)
+        break;
       bytes += there;
     }
     streams -= asked;
@@ -91,7 +100,8 @@ clock::stamp completion_poller::oldest_unknown(stream_heap& m) const {
   clock::stream_clock const& home = *m.home.load();
   clock::stamp oldest{home.id(), 0};
   m.blocks.any_free(looks, [&](heap_block const& p) {
-    if (p.freed && (!oldest.n || p.freed < oldest.n) && !of_.clocks.complete({home.id(), p.freed})) oldest.n = p.freed;
+    if (p.freed && (!oldest.n || p.freed < oldest.n) && !of_.clocks.complete({home.id(), p.freed}))
+      oldest.n = p.freed;
   });
   if (!oldest.n && m.blocks.free_blocks() > looks && !of_.clocks.complete({home.id(), m.blocks.newest_given()}))
     oldest.n = m.blocks.newest_given();
@@ -106,28 +116,35 @@ bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
     clock::stream_clock const& home = *m->home.load();
     collectives |= home.carries_collectives();
     for (clock::stamp s : m->pending.fronts()) {
-      if (clock::stream_clock const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
-      if (!of_.clocks.complete(s)) incomplete.push_back(s);
+      if (clock::stream_clock const* const t = clock::find(s.stream))
+        collectives |= t->carries_collectives();
+      if (!of_.clocks.complete(s))
+        incomplete.push_back(s);
     }
-    if (clock::stamp const s = oldest_unknown(*m); s.n) incomplete.push_back(s);
+    if (clock::stamp const s = oldest_unknown(*m); s.n)
+      incomplete.push_back(s);
   }
   incomplete.insert(incomplete.end(), also.begin(), also.end());
   of_.count_search(incomplete.size());
   for (clock::stamp s : incomplete) {  // a stream of a lost device never completes; the next may
-    if ((collectives ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s)).ok()) return true;
-    if (of_.clocks.lost(of_.device)) return false;
+    if ((collectives ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s)).ok())
+      return true;
+    if (of_.clocks.lost(of_.device))
+      return false;
   }
   return false;
 }
 
 void completion_poller::finish_all() {
   auto const all = heaps_.all();
-  for (stream_heap* m : all) m->finish();
+  for (stream_heap* m : all)
+    m->finish();
   for (stream_heap* m : all) {
     section const hold(*m);
     m->reclaim();
   }
-  for (stream_heap* m : all) m->finish();  // reclaimed blocks may have a later free stamp
+  for (stream_heap* m : all)
+    m->finish();  // reclaimed blocks may have a later free stamp
 }
 
 }  // namespace weir::memory

@@ -16,7 +16,7 @@ class completion_poller {
   // Queries free blocks of other heaps that would fit. Returns: bytes found complete.
   std::size_t poll_others(stream_heap& mine, alloc_request const&, std::size_t streams = ~std::size_t{0},
                           std::size_t most_donors = ~std::size_t{0});
-  void reclaim_complete();                                       // queries all heaps' fronts until no answer is new
+  void reclaim_complete();                                      // queries all heaps' fronts until no answer is new
   bool wait_for_oldest(std::vector<clock::stamp> const& also);  // Blocks. false: nothing completed
   void finish_all();  // Blocks. Ensures: nothing is pending, and all free blocks are known to be complete
 

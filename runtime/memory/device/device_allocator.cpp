@@ -14,7 +14,8 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
     : of_(r, device, this, at),
       ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, graphs_, return_, audit_, c),
       callbacks_(c) {
-  if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
+  if (of_.space.maps())
+    mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
 void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stream_clock& home, std::size_t bytes,
@@ -28,10 +29,13 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
   }
   void* p = nullptr;
   if (home.seen_captured() || home.is_asked()) [[unlikely]] {
-    if (clock::stream_clock* const lane = lane_of(home, r)) p = allocate_captured(*lane, r);
-    else if (home.is_asked() && where == from::pools_in_force) p = fast_allocate_asked(home, bytes, alignment);
+    if (clock::stream_clock* const lane = lane_of(home, r))
+      p = allocate_captured(*lane, r);
+    else if (home.is_asked() && where == from::pools_in_force)
+      p = fast_allocate_asked(home, bytes, alignment);
   }
-  if (!p) p = allocate_in(pool, where, r);
+  if (!p)
+    p = allocate_in(pool, where, r);
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
   return p;
@@ -42,7 +46,8 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
     throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name(), ", which is asleep"),
                       "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
-  if (void* const p = where == from::pools_in_force ? allocate_shared(pool, r) : nullptr) return p;
+  if (void* const p = where == from::pools_in_force ? allocate_shared(pool, r) : nullptr)
+    return p;
   if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]] {
     // Which heap is left must not depend on what is complete.
     while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
@@ -56,14 +61,18 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   {
     section const hold(mine);
     another = !heaps_.serves(mine, r.home, pool);
-    if (!another) p = mine.take(r);
+    if (!another)
+      p = mine.take(r);
     if (p && cache && mine.cacheable())
       r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
-    if (!p && !another) in_it = heap_stay(mine);
+    if (!p && !another)
+      in_it = heap_stay(mine);
   }
   // This thread's table may name a heap for the pool that is not the pool's any more.
-  if (another || (cache && pool.is_over())) [[unlikely]] invalidate_fast_paths();
-  if (another) [[unlikely]] return allocate_in(pool, where, r);
+  if (another || (cache && pool.is_over())) [[unlikely]]
+    invalidate_fast_paths();
+  if (another) [[unlikely]]
+    return allocate_in(pool, where, r);
   bool fell_asleep = false;
   if (!p) {
     base::internal_ordering const own_affair(of_.runtime.observer());
@@ -74,8 +83,10 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
       fell_asleep = true;
     }
   }
-  if (fell_asleep) [[unlikely]] return allocate_in(pool, where, r);
-  if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph()) r.home.note_block(1);
+  if (fell_asleep) [[unlikely]]
+    return allocate_in(pool, where, r);
+  if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph())
+    r.home.note_block(1);
   return p;
 }
 
@@ -85,35 +96,42 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
   void* p = sharing_.take(pool, r);
   if (!p) {
     graphs_.end_those_over();
-    if (clock::stream_clock* const lane = lane_of(r.home, r)) return allocate_captured(*lane, r);
+    if (clock::stream_clock* const lane = lane_of(r.home, r))
+      return allocate_captured(*lane, r);
     base::internal_ordering const own_affair(of_.runtime.observer());
     p = sharing_.take_after_a_miss(pool, r);
     return_idle();
   }
-  if (p && r.home.alive() == clock::life::borrowed) r.home.note_block(1);
+  if (p && r.home.alive() == clock::life::borrowed)
+    r.home.note_block(1);
   return p;
 }
 
 void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
   graphs_.end_those_over();
   if (!mine.is_of_graph()) {
-    if (clock::stream_clock* const lane = lane_of(r.home, r)) return allocate_captured(*lane, r);
+    if (clock::stream_clock* const lane = lane_of(r.home, r))
+      return allocate_captured(*lane, r);
   }
   if (ladder_.can_never_hold(of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded,
                              *mine.pool.get()))
     return ladder_.climb(mine, r, {driver::code::out_of_memory});
   std::size_t spare = 0;
   if (!reuse_.should_grow_instead(mine, r, spare)) {
-    if (void* const p = reuse_.find(mine, r)) return p;
+    if (void* const p = reuse_.find(mine, r))
+      return p;
   }
   void* out = nullptr;
   driver::status const s = growth_.grow(mine, r, out, spare);
   if (s.ok()) {
-    if (!heaps_.index.many()) (void)bound_.most(bound_.now(), 0);  // else growth_.grow() has noted it
+    if (!heaps_.index.many())
+      (void)bound_.most(bound_.now(), 0);  // else growth_.grow() has noted it
     return out;
   }
-  if (s.what == driver::code::out_of_memory) return ladder_.climb(mine, r, s);
-  if (s == growth::asleep) throw growth::pool_fell_asleep{};
+  if (s.what == driver::code::out_of_memory)
+    return ladder_.climb(mine, r, s);
+  if (s == growth::asleep)
+    throw growth::pool_fell_asleep{};
   of_.note_status(s);
   throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
@@ -146,45 +164,55 @@ memory_pool& device_allocator::make_registered_pool(std::string name, std::size_
 
 // A graph's pool and a registered one take over heaps that ended pools left, if these hold little or nothing.
 void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) {
-  if (!of_.space.maps()) return;
+  if (!of_.space.maps())
+    return;
   auto all = heaps_.left_idle(page);
   all.resize(all.size() - std::min(spared, all.size()));
   for (stream_heap* const m : all) {
-    if (of_.deterministic && of_.clocks.collectives_given().empty()) m->finish();
+    if (of_.deterministic && of_.clocks.collectives_given().empty())
+      m->finish();
     (void)completion_.poll(*m);
-    if (return_.of(*m, ~std::size_t{0}) == 0) return;  // later ones complete later
+    if (return_.of(*m, ~std::size_t{0}) == 0)
+      return;  // later ones complete later
   }
 }
 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
   for (stream_heap const* const m : heaps_.all()) {
-    if (m->pool.get() != &p) continue;
+    if (m->pool.get() != &p)
+      continue;
     base::biased_lock const hold(m->lock);
-    if (!m->handles.empty()) return {m->handles.begin()->first, m->handles.begin()->second.bytes};
+    if (!m->handles.empty())
+      return {m->handles.begin()->first, m->handles.begin()->second.bytes};
   }
   return {};
 }
 
 void device_allocator::end_pool(memory_pool& p) noexcept {
-  if (p.is_registered()) heaps_.close_pool(p);
+  if (p.is_registered())
+    heaps_.close_pool(p);
   let_go(p);
 }
 
 // Growth that is under way has charged the pool that its heap is in.
 void device_allocator::let_go(memory_pool& p) noexcept {
-  if (p.let_go()) end(p);
+  if (p.let_go())
+    end(p);
 }
 
 void device_allocator::end(memory_pool& p) noexcept {
-  if (p.is_asleep()) sleep_.end(p);
+  if (p.is_asleep())
+    sleep_.end(p);
   mapping_lock::exclusive const stay(memory_.changes);
   heaps_.end_pool(p);
 }
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
   auto const inside = home.captured();
-  if (inside.is.what == driver::code::invalid) return nullptr;  // a stream that does not exist captures nothing
-  if (inside.ok() && !inside.value) return nullptr;
+  if (inside.is.what == driver::code::invalid)
+    return nullptr;  // a stream that does not exist captures nothing
+  if (inside.ok() && !inside.value)
+    return nullptr;
   auto const lane = inside.ok() ? home.lane() : driver::result<clock::stream_clock*>{inside.is, nullptr};
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
   if (inside.ok() && lane.is.what == driver::code::not_permitted) {
@@ -224,11 +252,13 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
   clock::stream_clock* const home = m.home.load();
   if (b.in_slab) {
     slab::note* const n = b.in_slab->note_of(b.index);
-    if (&user != (n && n->home ? n->home : home)) b.in_slab->record_use(b.index, user);
+    if (&user != (n && n->home ? n->home : home))
+      b.in_slab->record_use(b.index, user);
     return;
   }
   auto& users = b.block->users;
-  if (&user != b.block->home && !users.has(user)) users.add(user);
+  if (&user != b.block->home && !users.has(user))
+    users.add(user);
 }
 
 void device_allocator::set_stream(void* p, clock::stream_clock& to, source_location at) {
@@ -245,16 +275,19 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
     clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load());
     before.push_back(its.now());
-    if (auto* const captured = its.stands_for()) before.push_back(captured->now());  // used there since
+    if (auto* const captured = its.stands_for())
+      before.push_back(captured->now());  // used there since
     b.each_user([&](clock::stream_clock* t) { before.push_back(t->of_marks().now()); });
   }
   for (clock::stamp s : before) {
-    if (s.stream == to.id()) continue;
+    if (s.stream == to.id())
+      continue;
     auto is = to.wait(s);
     clock::stream_clock const* const user = clock::find(s.stream);
     bool const no_fence_to_be_had =
         user && (user->alive() == clock::life::borrowed || user->alive() == clock::life::retired);
-    if (!is.ok() && no_fence_to_be_had) is = of_.clocks.synchronize(s);
+    if (!is.ok() && no_fence_to_be_had)
+      is = of_.clocks.synchronize(s);
     require(is, "set_stream", base::address_text(p),
             "The block keeps its stream: synchronize with the new stream, then try again", at);
   }
@@ -267,26 +300,31 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
   clock::stream_clock* const its = noted ? noted->home : b.block->home;
   clock::stream_clock& was = its ? *its : *m.home.load();
-  if (was.alive() == clock::life::borrowed) was.note_block(-1);
-  if (to.alive() == clock::life::borrowed) to.note_block(1);
+  if (was.alive() == clock::life::borrowed)
+    was.note_block(-1);
+  if (to.alive() == clock::life::borrowed)
+    to.note_block(1);
   noted ? noted->set_home(to) : (void)(b.block->home = &to);
   b.forget_user(to);
 }
 
 std::optional<block> device_allocator::find(void const* p) const noexcept {
   region* const r = of_.space.find(p);
-  if (!r) return std::nullopt;
+  if (!r)
+    return std::nullopt;
   stream_heap& m = *r->owner.load();
   base::biased_lock hold(m.lock);
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-  if (!b.live) return std::nullopt;
+  if (!b.live)
+    return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
   out.pool = m.pool.get();
   out.asleep = m.asleep.get();
   if (b.in_slab) {
     out.bytes = b.in_slab->requested(b.index);
     slab::note const* const n = b.in_slab->note_of(b.index);
-    if (n && n->home) out.home = n->home;
+    if (n && n->home)
+      out.home = n->home;
   } else {
     out.bytes = b.block->requested;
     out.home = b.block->home;
@@ -313,14 +351,16 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   }
   section const hold(m);  // lists the heap, if it is this thread's from now on
   stream_heap::range const found = m.use(r, a, user);
-  if (has_word && m.cacheable()) m.lock.bias_to(e.cache->own);
+  if (has_word && m.cacheable())
+    m.lock.bias_to(e.cache->own);
   return {found.base, found.bytes};
 }
 
 // Blocks freed on other streams wait for their work: what is complete now goes at once.
 void device_allocator::set_limit(std::size_t bytes) {
   of_.counts.set_limit(bytes);
-  if (!bytes || of_.counts.reserved() <= bytes || of_.lost() || process_was_forked()) return;
+  if (!bytes || of_.counts.reserved() <= bytes || of_.lost() || process_was_forked())
+    return;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
   for (stream_heap* const m : heaps_.all()) {
@@ -328,7 +368,8 @@ void device_allocator::set_limit(std::size_t bytes) {
     (void)completion_.poll(*m);
   }
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
-  if (!of_.space.maps() && !of_.clocks.collectives_given().empty()) return;
+  if (!of_.space.maps() && !of_.clocks.collectives_given().empty())
+    return;
   while (of_.counts.reserved() > bytes && return_.some(of_.counts.reserved() - bytes)) {}
 }
 
@@ -336,22 +377,26 @@ memory_report device_allocator::why_no_room(std::size_t requested, std::size_t r
   memory_report out = now().report();
   out.requested = requested, out.rounded = rounded;
   out.limit = 0;
-  if (last == driver::no_addresses) out.recovery.push_back({"addresses", 0, 0});
+  if (last == driver::no_addresses)
+    out.recovery.push_back({"addresses", 0, 0});
   audit_.explain(out, nullptr, heaps_.rest());
   return out;
 }
 
 std::size_t device_allocator::empty_cache() {
-  if (of_.lost() || process_was_forked()) return 0;
+  if (of_.lost() || process_was_forked())
+    return 0;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
-  for (memory_pool* const p : heaps_.ended_asleep()) end(*p);
+  for (memory_pool* const p : heaps_.ended_asleep())
+    end(*p);
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {
     m->empty_caches();
     // so that all of it is reclaimed at once, in one order
-    if (of_.deterministic && of_.clocks.collectives_given().empty()) m->finish();
+    if (of_.deterministic && of_.clocks.collectives_given().empty())
+      m->finish();
     clock::stamp newest;
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
@@ -366,17 +411,20 @@ std::size_t device_allocator::empty_cache() {
         return t && t->alive() == clock::life::captured;
       });
       more = !fronts.empty();
-      for (clock::stamp s : fronts) more &= await(s);
+      for (clock::stamp s : fronts)
+        more &= await(s);
     }
     {
       section const hold(*m);
       newest.stream = m->home.load()->id();
       m->return_idle_cells();
       m->blocks.each_free([&](heap_block const& p) {
-        if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);
+        if (p.bytes >= p.in->page_bytes)
+          newest.n = std::max(newest.n, p.freed);
       });
     }
-    if (newest.n) await(newest);
+    if (newest.n)
+      await(newest);
     bytes += return_.of(*m, ~std::size_t{0});
   }
   bytes += memory_.return_orphans();

@@ -95,7 +95,7 @@ class device_allocator final : public allocator {
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
-  static constexpr std::size_t most_left_idle = 16;  // heaps
+  static constexpr std::size_t most_left_idle = 16;               // heaps
   void empty_what_is_left(std::size_t spared, std::size_t page);  // their free pages go. Throws: bad_alloc
   range use_in(region&, address, clock::stream_clock&) noexcept;
   memory_audit const& now() const {  // without what graphs that are gone held

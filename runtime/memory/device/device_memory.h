@@ -18,7 +18,7 @@ class device_memory {
   std::uint64_t add_callback(ladder_callback, void* state, int order);
   std::uint64_t add_waiting_callback(ladder_callback, void* state);  // called when all other waits gave nothing
   void remove_callback(std::uint64_t) noexcept;
-  bool call_back(memory_report const&);  // true: a callback has freed something. Requires: no lock is held
+  bool call_back(memory_report const&);      // true: a callback has freed something. Requires: no lock is held
   void set_spiller(pool_spiller*) noexcept;  // null: none
   static allocator* owner_in_process(void const*) noexcept;  // of any runtime of this process
   static bool is_alive(device_memory const*) noexcept;       // its runtime has not ended

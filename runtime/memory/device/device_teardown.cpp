@@ -9,9 +9,11 @@
 namespace weir::memory {
 
 device_allocator::~device_allocator() {
-  if (of_.space.maps()) mapped_spaces::leave(of_.space.base());
+  if (of_.space.maps())
+    mapped_spaces::leave(of_.space.base());
   if (!process_was_forked()) {
-    for (auto const& m : heaps_.at_the_end()) thread_caches::close(*m);
+    for (auto const& m : heaps_.at_the_end())
+      thread_caches::close(*m);
   }
   bool const reachable = !of_.lost() && !process_is_ending() && !process_was_forked();
   try {
@@ -34,22 +36,26 @@ device_allocator::~device_allocator() {
       of_.space.abandon();  // work may still run: its pages must stay mapped
       return;
     }
-    for (auto const aliases = mover_.take_all(); auto const& [at, g] : aliases) (void)of_.machine.unmap(at, g.bytes);
+    for (auto const aliases = mover_.take_all(); auto const& [at, g] : aliases)
+      (void)of_.machine.unmap(at, g.bytes);
     for (auto const& m : heaps_.at_the_end()) {
       bool still_used = false;  // by streams of other devices, which are not idle yet
       m->pending.each([&](pending_block const& b) {
         for (clock::stamp const s : b.stamps) {
           clock::stream_clock const* const by = clock::find(s.stream);
-          if (!by || by->device() == of_.device || of_.clocks.complete(s)) continue;
+          if (!by || by->device() == of_.device || of_.clocks.complete(s))
+            continue;
           driver::status const done = of_.clocks.synchronize_device(by->device());
           still_used |= !done.ok() && done.what != driver::code::lost;
         }
       });
-      while (slab* const s = m->slots.any_empty()) m->return_run(*s);
+      while (slab* const s = m->slots.any_empty())
+        m->return_run(*s);
       m->blocks.each_block([&](heap_block const& p) {  // blocks in use keep their pages
         bool const held = p.is == state::live || (p.is == state::slab && p.in_slab->held());
         bool const used = still_used && (p.is == state::pending || (p.is == state::slab && p.in_slab->pending));
-        if (!held && !used) return;
+        if (!held && !used)
+          return;
         for (address a = p.at; a < p.end();) {
           handle* const h = p.in->page(a);
           a = h->at + h->bytes;
@@ -57,7 +63,8 @@ device_allocator::~device_allocator() {
         }
       });
       for (auto const& [at, h] : m->handles) {
-        if (h.asleep) continue;
+        if (h.asleep)
+          continue;
         if (h.kept) {
           of_.space.abandon();
         } else if (h.physical == driver::memory_handle::none) {

@@ -25,7 +25,7 @@ class free_path {
     bool waits = false;  // the host waits for users, instead of noting them
     boost::container::small_vector<clock::stream_clock*, 16> waited_for{};
   };
-  struct outcome {  // what comes before the free; both null: it is done
+  struct outcome {                            // what comes before the free; both null: it is done
     clock::stream_clock* ask = nullptr;       // a stream that may be captured
     clock::stream_clock* wait_for = nullptr;  // a stream with work that may use the block
     memory_pool* drained = nullptr;           // as deallocate()
@@ -39,8 +39,8 @@ class free_path {
   void each_stamp(stream_heap&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
                   std::uint64_t& since, Do act) const;
   // the stream of the first of these that is not ordered, complete or waited for; null: none
-  clock::stream_clock* busy_user(stream_heap&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
-                                 attempt const&) const;
+  clock::stream_clock* busy_user(stream_heap&, block_ref const&, clock::stream_clock& its,
+                                 clock::stream_clock* last_use, attempt const&) const;
   void announce_free(block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use, source_location) const;
 
   device_context& of_;

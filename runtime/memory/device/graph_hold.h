@@ -27,7 +27,8 @@ class graph_life {
   // Threads: any, also inside the driver, with locks held
   void let_go() noexcept {
     base::no_switch const inside_the_driver;
-    if (holders_.fetch_sub(1, base::memory_order_acq_rel) == 1) changed_.fetch_add(1, base::memory_order_release);
+    if (holders_.fetch_sub(1, base::memory_order_acq_rel) == 1)
+      changed_.fetch_add(1, base::memory_order_release);
   }
   void leave() noexcept {  // the program's last reference goes
     base::no_switch const one_step;

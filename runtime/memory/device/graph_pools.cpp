@@ -29,7 +29,8 @@ void graph_life::note_launch(clock::clocks const& of, clock::stamp s) noexcept t
 void graph_life::fence_launches(clock::clocks const& of) const noexcept try {
   for (clock::stamp const s : launches()) {
     clock::stream_clock* const t = of.complete(s) ? nullptr : clock::find(s.stream);
-    if (t) (void)t->fence();
+    if (t)
+      (void)t->fence();
   }
 } catch (std::bad_alloc const&) {}
 
@@ -58,11 +59,14 @@ void graph_choices::remove(std::uint64_t number) noexcept {
 
 graph_holder graph_choices::choose(std::uint64_t capture, clock::stream_clock& s) {
   base::lock_guard const hold(lock_);
-  if (auto const found = declared_.find(capture); found != declared_.end()) return found->second;
+  if (auto const found = declared_.find(capture); found != declared_.end())
+    return found->second;
   for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {
-    if (r->device != s.device()) continue;
+    if (r->device != s.device())
+      continue;
     auto const native = machine_.native(s.device(), s.handle());
-    if (r->accepts(native.ok() ? native.value : nullptr)) return r->memory;
+    if (r->accepts(native.ok() ? native.value : nullptr))
+      return r->memory;
   }
   return nullptr;
 }
@@ -70,7 +74,8 @@ graph_holder graph_choices::choose(std::uint64_t capture, clock::stream_clock& s
 graph_pools::~graph_pools() {
   auto all = contents_.lock();
   for (entry const& e : all->all)
-    for (captured const& c : e.captures) of_.clocks.let_go(*c.keeper);
+    for (captured const& c : e.captures)
+      of_.clocks.let_go(*c.keeper);
 }
 
 graph_pools::one graph_pools::known(clock::stream_clock const& lane) const noexcept {
@@ -112,7 +117,8 @@ std::shared_ptr<graph_life> graph_pools::kept_by_the_graph(clock::stream_clock& 
 }
 
 graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_location at) {
-  if (one const there = known(lane); there.pool) return there;
+  if (one const there = known(lane); there.pool)
+    return there;
   end_those_over();
   clock::stream_clock& s = *lane.stands_for();
   graph_holder hold = of_.runtime.part<graph_choices>().choose(lane.capture(), s);
@@ -130,7 +136,8 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
     {
       auto all = contents_.lock();
       auto const before = all->by_capture.find(lane.capture());
-      if (before != all->by_capture.end()) return before->second;  // another thread was first
+      if (before != all->by_capture.end())
+        return before->second;  // another thread was first
       auto known = std::ranges::find(all->all, hold->life(), &entry::life);
       if (known == all->all.end() && fresh) {
         base::make_room(all->all);
@@ -162,32 +169,39 @@ void graph_pools::end_captures() noexcept {
     for (entry& e : all->all) {
       for (auto c = e.captures.begin(); c != e.captures.end();) {
         auto const here = c++;
-        if (!here->life->is_over()) continue;
+        if (!here->life->is_over())
+          continue;
         all->by_capture.erase(here->number);
         gone.splice(gone.end(), e.captures, here);
       }
     }
   }
-  for (captured const& c : gone) end(c);
+  for (captured const& c : gone)
+    end(c);
 }
 
 void graph_pools::end_those_over() noexcept {
   std::uint64_t const changed = graph_life::changed();
-  if (seen_changed_.exchange(changed) == changed) return;
+  if (seen_changed_.exchange(changed) == changed)
+    return;
   end_captures();
   for (;;) {
     entry gone;
     {
       auto all = contents_.lock();
       for (entry const& e : all->all)
-        if (e.life->is_ending()) e.pool->set_ending();
+        if (e.life->is_ending())
+          e.pool->set_ending();
       auto const found = std::ranges::find_if(all->all, [](entry const& e) { return e.life->is_over(); });
-      if (found == all->all.end()) return;
+      if (found == all->all.end())
+        return;
       gone = std::move(*found);
       all->all.erase(found);
-      for (captured const& c : gone.captures) all->by_capture.erase(c.number);
+      for (captured const& c : gone.captures)
+        all->by_capture.erase(c.number);
     }
-    for (captured const& c : gone.captures) end(c);
+    for (captured const& c : gone.captures)
+      end(c);
     mapping_lock::exclusive const stay(memory_.changes);
     heaps_.end_pool(*gone.pool);
   }
@@ -198,7 +212,8 @@ bool graph_pools::await_launches(graph_life const& its) const {
   bool const ranks_may_wait = !of_.clocks.collectives_given().empty();
   for (clock::stamp const s : its.launches()) {
     auto const done = ranks_may_wait ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s);
-    if (done.what == driver::code::not_ready) return false;
+    if (done.what == driver::code::not_ready)
+      return false;
   }
   return true;
 }
@@ -216,17 +231,20 @@ bool graph_pools::await_those_ending() {
   {
     auto const all = contents_.lock();
     for (entry const& e : all->all)
-      if (e.life->is_ending() && !e.awaited_in_vain) ending.push_back(e.life);
+      if (e.life->is_ending() && !e.awaited_in_vain)
+        ending.push_back(e.life);
   }
   for (auto const& life : ending) {
-    if (!await_launches(*life)) continue;
+    if (!await_launches(*life))
+      continue;
     if (is_over_in_time(*life)) {
       end_those_over();
       return true;
     }
     auto all = contents_.lock();
     auto const kept = std::ranges::find(all->all, life, &entry::life);
-    if (kept != all->all.end()) kept->awaited_in_vain = true;
+    if (kept != all->all.end())
+      kept->awaited_in_vain = true;
   }
   return false;
 }

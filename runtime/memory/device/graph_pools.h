@@ -23,13 +23,13 @@ class graph_pools {
   ~graph_pools();
 
   struct one {
-    memory_pool* pool = nullptr;             // null: not known
+    memory_pool* pool = nullptr;            // null: not known
     clock::stream_clock* keeper = nullptr;  // of the capture
   };
   // Of the capture that the lane is in. Makes the pool, and lets the driver's graph hold it, at the first call of a
   // capture. Throws: invalid_use (the capture is spoiled), driver_error, device_lost, bad_alloc
   one of(clock::stream_clock const& lane, source_location);
-  one known(clock::stream_clock const& lane) const noexcept;   // no driver call
+  one known(clock::stream_clock const& lane) const noexcept;     // no driver call
   memory_pool const* of_hold(graph_hold const&) const noexcept;  // null: nothing was allocated
   // Pools that nothing holds any more become ordinary memory. Requires: no lock
   void end_those_over() noexcept;

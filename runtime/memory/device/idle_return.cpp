@@ -20,14 +20,16 @@ std::size_t idle_return::look() noexcept {
   if (!watch_.after()) [[likely]]
     return 0;
   std::int64_t const now = base::now_ns();
-  if (!watch_.is_time(now) || of_.lost() || process_was_forked() || looking_.exchange(true)) return 0;
+  if (!watch_.is_time(now) || of_.lost() || process_was_forked() || looking_.exchange(true))
+    return 0;
   std::size_t bytes = 0;
   try {
     base::internal_ordering const own_affair(of_.runtime.observer());
     // The release of a segment waits for all work, which may wait for a rank of this thread.
     if (of_.space.maps() || of_.clocks.collectives_given().empty()) {
       bytes = return_.retry_refused();
-      for (stream_heap* m : heaps_.all()) bytes += look_at(*m, now);
+      for (stream_heap* m : heaps_.all())
+        bytes += look_at(*m, now);
     }
   } catch (std::bad_alloc const&) {}  // the host's memory: the next look does the rest
   looking_.store(false);
@@ -35,14 +37,17 @@ std::size_t idle_return::look() noexcept {
 }
 
 std::size_t idle_return::look_at(stream_heap& m, std::int64_t now) {
-  if (m.pool.get()->pages_stay()) return 0;
+  if (m.pool.get()->pages_stay())
+    return 0;
   (void)completion_.poll(m, asked_a_miss);
-  if (m.number >= marks_.size()) marks_.resize(m.number + 1);
+  if (m.number >= marks_.size())
+    marks_.resize(m.number + 1);
   auto& marks = marks_[m.number];
   set_mark(m, marks);
   auto const young =
       std::find_if(marks.begin(), marks.end(), [&](mark const& k) { return now - k.since < watch_.after(); });
-  if (young == marks.begin()) return 0;
+  if (young == marks.begin())
+    return 0;
   marks.erase(marks.begin(), young - 1);
   return return_.of(m, ~std::size_t{0}, &marks.front().upto);
 }
@@ -55,15 +60,20 @@ void idle_return::set_mark(stream_heap& m, std::vector<mark>& marks) {
     section const hold(m);
     home = m.home.load();
     newest = {home->id(), std::max(m.blocks.newest_given(), m.slots.newest_freed())};
-    if (m.came_unstamped.stream == newest.stream) newest.n = std::max(newest.n, m.came_unstamped.n);
+    if (m.came_unstamped.stream == newest.stream)
+      newest.n = std::max(newest.n, m.came_unstamped.n);
   }
-  if (!marks.empty() && marks.back().upto.stream != newest.stream) marks.clear();  // another home has the heap
-  if (!newest.n || (!marks.empty() && marks.back().upto.n >= newest.n)) return;
+  if (!marks.empty() && marks.back().upto.stream != newest.stream)
+    marks.clear();  // another home has the heap
+  if (!newest.n || (!marks.empty() && marks.back().upto.n >= newest.n))
+    return;
   (void)of_.is_complete(newest);  // a fence that it records serves this, too
-  if (home->now().n <= newest.n) home->has_no_stream() ? of_.clocks.pass(*home) : (void)home->fence();
+  if (home->now().n <= newest.n)
+    home->has_no_stream() ? of_.clocks.pass(*home) : (void)home->fence();
   // refused: what was freed since the last fence waits for the next look
   newest.n = std::min(newest.n, home->now().n - 1);
-  if (newest.n && (marks.empty() || marks.back().upto.n < newest.n)) marks.push_back({newest, base::now_ns()});
+  if (newest.n && (marks.empty() || marks.back().upto.n < newest.n))
+    marks.push_back({newest, base::now_ns()});
 }
 
 }  // namespace weir::memory

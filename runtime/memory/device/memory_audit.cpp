@@ -32,7 +32,9 @@ void memory_audit::reset_peak() {
   heaps_.reset_peaks_of_pools();
 }
 
-void memory_audit::reset_accumulated() { of_.counts.reset_accumulated(heaps_.heap_counts(), heaps_.cached()); }
+void memory_audit::reset_accumulated() {
+  of_.counts.reset_accumulated(heaps_.heap_counts(), heaps_.cached());
+}
 
 memory_report memory_audit::report() const {
   memory_report out{};
@@ -53,7 +55,8 @@ memory_report memory_audit::report() const {
   }
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    if (!m->asleep.get()) out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
+    if (!m->asleep.get())
+      out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
   }
   return out;
 }
@@ -64,11 +67,13 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
   pool_memory_use out;
   (void)heaps_.reclaim_known();
   for (stream_heap const* m : heaps_.all()) {
-    if (m->pool.get() != &pool) continue;
+    if (m->pool.get() != &pool)
+      continue;
     base::biased_lock const hold(m->lock);
     all.push_back(&m->counts);
     cached += m->cached_before;
-    for (thread_cache const* c : m->caches) cached += c->counted();
+    for (thread_cache const* c : m->caches)
+      cached += c->counted();
     out.reserved += static_cast<std::size_t>(m->counts.bytes_mapped());
   }
   memory_statistics const n = of_.counts.read(all, cached);
@@ -85,12 +90,14 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
 
 std::vector<pool_memory_use> memory_audit::by_pool() const {
   std::vector<pool_memory_use> out;
-  for (memory_pool const* p : heaps_.pools()) out.push_back(use_of(*p));
+  for (memory_pool const* p : heaps_.pools())
+    out.push_back(use_of(*p));
   return out;
 }
 
 void memory_audit::add_pool(memory_report& to, memory_pool const& pool) const {
-  if (pool.is != memory_pool::kind::rest) to.pool = use_of(pool);
+  if (pool.is != memory_pool::kind::rest)
+    to.pool = use_of(pool);
 }
 
 std::size_t memory_audit::unreclaimable() const {
@@ -100,14 +107,17 @@ std::size_t memory_audit::unreclaimable() const {
     base::biased_lock hold(m->lock);
     std::uint64_t const home = m->home.load()->id();
     handle const* counted = nullptr;
-    for (auto const& [at, h] : m->handles) at_rest += h.asleep ? 0 : h.bytes;
+    for (auto const& [at, h] : m->handles)
+      at_rest += h.asleep ? 0 : h.bytes;
     m->blocks.each_block([&](heap_block const& p) {
-      if (p.is == state::unmapped) return;
+      if (p.is == state::unmapped)
+        return;
       bool const idle = p.is == state::free && !m->pages_stay() && of_.clocks.complete({home, p.freed});
       for (address a = p.at; a < p.end();) {
         handle const* const h = p.in->page(a);
         a = h ? h->at + h->bytes : a + p.in->page_bytes;
-        if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h))) continue;
+        if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h)))
+          continue;
         counted = h;
         bytes += h->bytes;
       }

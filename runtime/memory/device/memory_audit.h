@@ -36,7 +36,7 @@ class memory_audit {
       std::size_t all() const noexcept { return head + between + tail; }
       // With so many bytes of handles that serve any place. grows: those may be mapped between the ends.
       std::size_t largest(std::size_t anywhere, bool grows) const noexcept;
-      std::size_t ends() const noexcept;                           // bytes of what serves a block with no page more
+      std::size_t ends() const noexcept;                     // bytes of what serves a block with no page more
       std::size_t lacks(std::size_t bytes) const noexcept {  // that have to be mapped for a block. Requires: <= all()
         return std::min(between, bytes - std::min(bytes, std::max(head, tail)));
       }
@@ -52,7 +52,7 @@ class memory_audit {
     std::size_t anywhere = 0;  // bytes of handles without a byte in use, and of those that may be made
     std::size_t ends = 0;      // bytes of free ranges of a granule and more, in handles that stay
     std::vector<place> places;
-    bool limited = false;  // by the limit, not by what the device has left
+    bool limited = false;       // by the limit, not by what the device has left
     bool pool_is_full = false;  // by the pool's limit, not by either
     struct partly_free {
       address at;

@@ -17,7 +17,7 @@ class openings {
  public:
   openings(stream_heap const& of, region const& in) : handles_(of.handles), in_(in) {}
   std::vector<opening> blocks, runs;  // below region::runs, and above
-  std::size_t whole_bytes = 0;    // of handles without a byte in use
+  std::size_t whole_bytes = 0;        // of handles without a byte in use
   std::map<address, memory_audit::room::partly_free> stays;
 
   void walk() {
@@ -27,9 +27,12 @@ class openings {
       idle = to;
     };
     for (heap_block const* p = in_.first; p; p = p->after) {
-      if (p->at == in_.runs) used(p->at, p->at);
-      if (p->is == state::live || p->is == state::reserved) used(p->at, p->end());
-      if (p->is == state::slab) each_cell_in_use(*p, used);
+      if (p->at == in_.runs)
+        used(p->at, p->at);
+      if (p->is == state::live || p->is == state::reserved)
+        used(p->at, p->end());
+      if (p->is == state::slab)
+        each_cell_in_use(*p, used);
     }
     close(idle, in_.base + in_.bytes);
   }
@@ -39,20 +42,26 @@ class openings {
   template <class Used>
   static void each_cell_in_use(heap_block const& run, Used used) {
     run.in_slab->each_slot(run, [&](slab const& s, std::uint32_t i) {
-      if (s.at(i) != slot::live) return;
+      if (s.at(i) != slot::live)
+        return;
       used(std::max(run.at, round_down(s.start(i), cell)), std::min(run.end(), round_up(s.start(i) + s.size, cell)));
     });
   }
   void close(address from, address to) {
-    if (from >= to) return;
+    if (from >= to)
+      return;
     opening g{0, to - from, 0};
     handle const* const first = in_.page(from);
     handle const* const last = in_.page(to - 1);
     bool const enters = first && first->at < from, leaves = last && last->at + last->bytes > to;
-    if (enters) g.head = std::min(to, first->at + first->bytes) - from;
-    if (leaves && !(enters && first == last)) g.tail = to - last->at;
-    if (enters) stays.try_emplace(first->at, first->at, first->bytes, 0).first->second.free += g.head;
-    if (g.tail) stays.try_emplace(last->at, last->at, last->bytes, 0).first->second.free += g.tail;
+    if (enters)
+      g.head = std::min(to, first->at + first->bytes) - from;
+    if (leaves && !(enters && first == last))
+      g.tail = to - last->at;
+    if (enters)
+      stays.try_emplace(first->at, first->at, first->bytes, 0).first->second.free += g.head;
+    if (g.tail)
+      stays.try_emplace(last->at, last->at, last->bytes, 0).first->second.free += g.tail;
     g.between -= g.head + g.tail;
     address const end = to - g.tail;
     for (auto h = handles_.lower_bound(from + g.head); h != handles_.end() && h->first < end; ++h)
@@ -67,24 +76,27 @@ class openings {
 }  // namespace
 
 std::size_t memory_audit::room::opening::largest(std::size_t anywhere, bool grows) const noexcept {
-  if (between <= (grows ? anywhere : 0)) return all();
+  if (between <= (grows ? anywhere : 0))
+    return all();
   return (grows ? anywhere : 0) + std::max(head, tail);
 }
 
 std::size_t memory_audit::room::opening::ends() const noexcept {
-  if (between == 0) return head + tail >= granule ? head + tail : 0;
+  if (between == 0)
+    return head + tail >= granule ? head + tail : 0;
   return (head >= granule ? head : 0) + (tail >= granule ? tail : 0);
 }
 
 std::size_t memory_audit::room::place::lacks(std::size_t bytes) const noexcept {
   std::size_t least = bytes;
   for (opening const& g : openings)
-    if (bytes <= g.all()) least = std::min(least, g.lacks(bytes));
+    if (bytes <= g.all())
+      least = std::min(least, g.lacks(bytes));
   return least;
 }
 
 memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool, graphs which,
-                                             std::uint64_t readers) const {
+                                               std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
   std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
@@ -92,7 +104,8 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   fresh -= std::min(fresh, of_.driver_reserve);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   std::size_t whole = 0, whole_here = 0;
-  if (mine) readers = mine->readers.load();
+  if (mine)
+    readers = mine->readers.load();
   room out;
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
@@ -102,16 +115,22 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
     bool const here = &its == &pool, serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers.load()) == 0);
     base::biased_lock hold(m->lock);
-    if (m->asleep.get()) continue;
-    for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
+    if (m->asleep.get())
+      continue;
+    for (thread_cache* c : m->caches)
+      c->revoke();  // so that nothing moves meanwhile
     for (region const* r : m->blocks.regions()) {
       openings in(*m, *r);
       in.walk();
-      if (!stays) whole += in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
-      for (auto const& [at, h] : in.stays) out.stays.push_back(h);
-      if (!lends) continue;
+      if (!stays)
+        whole += in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
+      for (auto const& [at, h] : in.stays)
+        out.stays.push_back(h);
+      if (!lends)
+        continue;
       out.places.push_back({m, arena::zone::blocks, std::move(in.blocks)});
-      if (!in.runs.empty()) out.places.push_back({m, arena::zone::runs, std::move(in.runs)});
+      if (!in.runs.empty())
+        out.places.push_back({m, arena::zone::runs, std::move(in.runs)});
     }
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
@@ -132,8 +151,10 @@ weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_po
   heaps_.each_of(home, [&](stream_heap const& m) { mine = m.pool.get() == &pool ? &m : mine; });
   room const all = look_for_room(mine, pool, graphs::when_over, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
-  for (auto const& p : all.places) largest = std::max(largest, p.largest);
-  if (largest < granule) largest = 0;
+  for (auto const& p : all.places)
+    largest = std::max(largest, p.largest);
+  if (largest < granule)
+    largest = 0;
   return {largest, std::max(largest, all.anywhere + all.ends)};
 }
 

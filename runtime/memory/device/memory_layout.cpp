@@ -24,7 +24,8 @@ void add(mapped_range& to, part const& p) {
 void add_slots(mapped_range& to, heap_block const& run, std::vector<address> const& waiting) {
   address end = run.at;
   run.in_slab->each_slot(run, [&](slab const& s, std::uint32_t i) {
-    if (s.start(i) > end) add(to, {end, s.start(i) - end, 0, use::free});
+    if (s.start(i) > end)
+      add(to, {end, s.start(i) - end, 0, use::free});
     end = s.start(i) + s.size;
     switch (s.at(i)) {
       case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
@@ -35,7 +36,8 @@ void add_slots(mapped_range& to, heap_block const& run, std::vector<address> con
         break;
     }
   });
-  if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
+  if (end < run.end())
+    add(to, {end, run.end() - end, 0, use::free});
 }
 
 }  // namespace
@@ -45,11 +47,13 @@ std::vector<mapped_range> memory_audit::layout() const {
   std::vector<mapped_range> all;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    if (m->asleep.get()) continue;
+    if (m->asleep.get())
+      continue;
     std::vector<address> waiting;
     for (thread_cache* c : m->caches) {
       c->revoke();  // so that nothing moves meanwhile
-      for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
+      for (slabs::taken const s : c->out.slots())
+        waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());
     std::uint64_t const stream = m->shown_stream(), pool = m->pool.get()->number();
@@ -60,7 +64,8 @@ std::vector<mapped_range> memory_audit::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range) all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
+        if (!in_range)
+          all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
         in_range = true;
         mapped_range& now = all.back();
         for (address a = p->at; a < p->end();) {
@@ -87,24 +92,31 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
   for (mapped_range const& range : layout()) {
     stream_memory_use& u = all[range.stream];
     for (part const& p : range.parts) {
-      if (p.is == use::live) u.allocated += p.bytes;
-      if (p.is == use::pending) u.pending += p.bytes;
-      if (p.is == use::free) u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
+      if (p.is == use::live)
+        u.allocated += p.bytes;
+      if (p.is == use::pending)
+        u.pending += p.bytes;
+      if (p.is == use::free)
+        u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
     }
   }
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
     auto const found = all.find(m->shown_stream());
-    if (found == all.end()) continue;
+    if (found == all.end())
+      continue;
     std::map<std::uint64_t, std::size_t> waits;
     m->pending.each([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
     for (thread_cache const* c : m->caches) {
-      if (c->out.count()) waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
+      if (c->out.count())
+        waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
     }
     auto& known = found->second.waits_for;  // of the stream's heap in another pool
-    for (auto const& w : known) waits[w.stream] += w.bytes;
+    for (auto const& w : known)
+      waits[w.stream] += w.bytes;
     known.clear();
-    for (auto const& [stream, bytes] : waits) known.push_back({stream, bytes});
+    for (auto const& [stream, bytes] : waits)
+      known.push_back({stream, bytes});
   }
   std::vector<stream_memory_use> out;
   for (auto& [stream, u] : all) {

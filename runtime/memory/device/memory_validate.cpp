@@ -28,17 +28,21 @@ class heap_check {
     heap_.slots.validate(wrong_, subject_, now_);
     mover.validate(heap_, wrong_, subject_);
     peers.validate(heap_, wrong_, subject_);
-    for (auto const& [at, h] : heap_.handles) mapped += h.asleep ? 0 : h.bytes;
+    for (auto const& [at, h] : heap_.handles)
+      mapped += h.asleep ? 0 : h.bytes;
     memory_pool const& pool = *heap_.pool.get();
     if (pool.is_registered() && mapped != (heap_.handles.size() == 1 ? pool.now().limit : 0))
       say("a registered pool is not one handle of its limit");
-    if (pool.has_ended() && !heap_.asleep.get()) say("the heap is in a pool that has ended");
+    if (pool.has_ended() && !heap_.asleep.get())
+      say("the heap is in a pool that has ended");
     if (heap_.asleep.get() && !pool.has_asleep() && heap_.holds_blocks())
       say("a sleeping pool has a block that it does not count");
-    for (released const& u : heap_.unusable) unusable += u.handles.front().bytes;
+    for (released const& u : heap_.unusable)
+      unusable += u.handles.front().bytes;
     queue();
     heap_.blocks.each_block([&](heap_block const& p) { block(p); });
-    if (heap_.asleep.get()) live = 0, cached = mapped - unusable;  // what stayed mapped
+    if (heap_.asleep.get())
+      live = 0, cached = mapped - unusable;  // what stayed mapped
     index(in_index);
     if (pending != queued_ || queued_ != heap_.pending.bytes())
       say("the bytes of pending blocks differ from those in the queue");
@@ -55,7 +59,8 @@ class heap_check {
         waiting_ += s.from->size;
         if (s.from->at(s.index) != slot::cached || s.from->owner != &heap_)
           say("a deferred free is not in state cached, or belongs to another heap");
-        if (c->out.since() > now_) say("the stamp of a deferred free is ahead of its stream");
+        if (c->out.since() > now_)
+          say("the stamp of a deferred free is ahead of its stream");
       }
       c->each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
@@ -71,22 +76,29 @@ class heap_check {
   void queue() {
     heap_.pending.each([&](pending_block const& b) {
       queued_ += b.bytes, largest_ = b.block ? std::max(largest_, b.bytes) : largest_;
-      if (b.since > now_) say("the stamp of a pending block is ahead of its stream");
+      if (b.since > now_)
+        say("the stamp of a pending block is ahead of its stream");
     });
   }
   void block(heap_block const& p) {
-    if (p.is == state::live) live += p.bytes;
-    if (p.is == state::pending) pending += p.bytes;
-    if (p.is == state::free || p.is == state::slab) cached += p.bytes;
-    if (p.is == state::reserved) reserved += p.bytes;  // with what `left_behind` counts
+    if (p.is == state::live)
+      live += p.bytes;
+    if (p.is == state::pending)
+      pending += p.bytes;
+    if (p.is == state::free || p.is == state::slab)
+      cached += p.bytes;
+    if (p.is == state::reserved)
+      reserved += p.bytes;  // with what `left_behind` counts
     if (p.is == state::free) {
       largest_ = p.at < p.in->runs ? std::max(largest_, p.bytes) : largest_;
       whole_ |= p.bytes >= p.in->page_bytes && first_whole(p);
     }
-    if (p.is != state::slab || p.in_slab->run != &p) return;  // for all its parts
+    if (p.is != state::slab || p.in_slab->run != &p)
+      return;  // for all its parts
     slab const& s = *p.in_slab;
     std::uint32_t held_by_caches = 0;
-    for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
+    for (std::uint32_t i = 0; i < s.slots; ++i)
+      held_by_caches += s.at(i) == slot::cached;
     marked_cached_ += std::size_t{held_by_caches} * s.size;
     std::size_t const in_use = std::size_t{s.held() - held_by_caches} * s.size;
     live += in_use;
@@ -95,7 +107,8 @@ class heap_check {
   }
   void index(heap_index::rows in_index) {
     heap_index::rows const its = heap_.listed;
-    if (its != in_index) say("its row in the heap index differs from its own copy");
+    if (its != in_index)
+      say("its row in the heap index differs from its own copy");
     if (largest_ >= heap_index::smallest && !(its & heap_index::at_least(largest_)))
       say("the heap index has a size below the arena's largest free or pending block");
     if (whole_ && !(its & heap_index::whole_handle))
@@ -110,8 +123,8 @@ class heap_check {
   std::uint64_t const now_;  // of the home
   std::vector<std::string>& wrong_;
   std::size_t in_caches_ = 0, waiting_ = 0, marked_cached_ = 0, queued_ = 0;  // waiting_: deferred frees
-  std::size_t largest_ = 0;  // of a free or pending block
-  bool whole_ = false;       // a free block may hold a whole handle
+  std::size_t largest_ = 0;                                                   // of a free or pending block
+  bool whole_ = false;                                                        // a free block may hold a whole handle
 };
 
 }  // namespace
@@ -119,11 +132,13 @@ class heap_check {
 std::vector<std::string> memory_audit::validate() const {
   std::vector<std::string> wrong;
   std::map<memory_pool const*, std::size_t> in_pools;  // bytes mapped
-  for (memory_pool const* p : heaps_.pools()) in_pools[p] = 0;
+  for (memory_pool const* p : heaps_.pools())
+    in_pools[p] = 0;
   std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
+    for (thread_cache* c : m->caches)
+      c->revoke();  // so that nothing moves meanwhile
     heap_check its(of_, *m, wrong);
     its.walk(mover_, peers_, heaps_.index.listed(m->number));
     mapped += its.mapped, in_pools[m->pool.get()] += its.mapped;
@@ -159,7 +174,8 @@ std::vector<std::string> memory_audit::validate() const {
                              n.pending_bytes.small.current, n.cached_bytes.small.current},
                             {n.reserved_bytes.large.current, n.allocated_bytes.large.current,
                              n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
-    if (r != a + p + c) wrong.push_back(base::gpu_name(of_.device) + ": reserved != allocated + pending + cached");
+    if (r != a + p + c)
+      wrong.push_back(base::gpu_name(of_.device) + ": reserved != allocated + pending + cached");
   }
   return wrong;
 }

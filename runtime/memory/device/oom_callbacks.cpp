@@ -19,7 +19,8 @@ std::uint64_t oom_callbacks::add(ladder_callback run, void* state, int order, ki
 void oom_callbacks::remove(std::uint64_t id) noexcept {
   std::uint64_t const me = base::this_thread_id();
   base::unique_lock hold(lock_);
-  if (std::erase_if(all_, [&](entry const& e) { return e.id == id; }) == 0) return;
+  if (std::erase_if(all_, [&](entry const& e) { return e.id == id; }) == 0)
+    return;
   // Only for this callback: another one may be removing itself, or may wait for this thread.
   done_.wait(hold, [&] {
     return std::none_of(running_.begin(), running_.end(),
@@ -32,7 +33,8 @@ class oom_callbacks::calling {
  public:
   explicit calling(oom_callbacks& in) : in_(in), first_(in.begin(me_)) {}
   ~calling() {
-    if (!first_) return;
+    if (!first_)
+      return;
     base::lock_guard hold(in_.lock_);
     std::erase_if(in_.running_, [&](caller const& c) { return c.thread == me_; });
     in_.done_.notify_all();
@@ -57,7 +59,8 @@ class oom_callbacks::calling {
 
 bool oom_callbacks::begin(std::uint64_t thread) {
   base::lock_guard hold(lock_);
-  if (std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == thread; })) return false;
+  if (std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == thread; }))
+    return false;
   running_.push_back({thread, 0});
   return true;
 }
@@ -68,21 +71,28 @@ bool oom_callbacks::call_each(memory_report const& r, kind is) {
     base::lock_guard hold(lock_);
     std::ranges::copy_if(all_, std::back_inserter(now), [is](entry const& e) { return e.is == is; });
   }
-  if (now.empty()) return false;
+  if (now.empty())
+    return false;
   calling mine(*this);
   bool freed = false;
   for (entry const& e : now) {
-    if (mine.first() && mine.enter(e.id)) freed |= e.run(e.state, r);
+    if (mine.first() && mine.enter(e.id))
+      freed |= e.run(e.state, r);
   }
   return freed;
 }
 
-bool oom_callbacks::call(memory_report const& r) { return call_each(r, kind::at_once); }
-bool oom_callbacks::wait(memory_report const& r) { return call_each(r, kind::waits); }
+bool oom_callbacks::call(memory_report const& r) {
+  return call_each(r, kind::at_once);
+}
+bool oom_callbacks::wait(memory_report const& r) {
+  return call_each(r, kind::waits);
+}
 
 bool oom_callbacks::spill(memory_report const& r) {
   pool_spiller* const s = spiller_.load();
-  if (!s) return false;
+  if (!s)
+    return false;
   calling const mine(*this);
   return mine.first() && s->make_room(r);
 }

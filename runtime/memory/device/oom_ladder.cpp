@@ -47,16 +47,22 @@ class oom_ladder::ascent {
   void* run() {
     if (can_never_fit()) {
       called_back_ = true;
-      if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit()) a_.refuse(r_, explained(nullptr));
+      if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit())
+        a_.refuse(r_, explained(nullptr));
     }
-    if (is_short_) of_.counts.retried();
-    if (attempt()) return found(rungs::another_look);
-    if (is_short_) warn();
+    if (is_short_)
+      of_.counts.retried();
+    if (attempt())
+      return found(rungs::another_look);
+    if (is_short_)
+      warn();
     // once: a stamp of now would need a new fence at each query
-    if (!of_.space.maps()) collectives_ = of_.clocks.collectives_given();
+    if (!of_.space.maps())
+      collectives_ = of_.clocks.collectives_given();
     for (int round = 0;; ++round) {
       auto const free_before = came_free();
-      if (steps_without_a_wait()) return out_;
+      if (steps_without_a_wait())
+        return out_;
       std::size_t waited = 0;
       if (step(rungs::oldest_fence, [&] {
             bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending() ||
@@ -64,7 +70,8 @@ class oom_ladder::ascent {
             return waited = done ? 1 : 0;
           }))
         return out_;
-      if (waited && round < most_rounds) continue;
+      if (waited && round < most_rounds)
+        continue;
       // A query may have found blocks complete that no later step examined; other threads may have freed some.
       std::size_t reclaimed = 0;
       for (stream_heap* m : a_.heaps_.all()) {
@@ -73,14 +80,16 @@ class oom_ladder::ascent {
       }
       if (a_.callbacks_.spills() && spills_ < most_spills) {
         bool room = false;
-        if (step(rungs::callbacks, [&]() -> std::size_t {
-              return (room = a_.callbacks_.spill(describe_failure())) ? r_.rounded : 0;
-            }))
+        if (step(rungs::callbacks,
+                 [&]() -> std::size_t { return (room = a_.callbacks_.spill(describe_failure())) ? r_.rounded : 0; }))
           return out_;
-        if (room && spills_++ < most_spills) continue;  // another thread has taken it
+        if (room && spills_++ < most_spills)
+          continue;  // another thread has taken it
       }
-      if ((!reclaimed || round >= most_rounds) && rest_or_refuse(free_before)) return out_;
-      if (attempt()) return found(rungs::another_look);
+      if ((!reclaimed || round >= most_rounds) && rest_or_refuse(free_before))
+        return out_;
+      if (attempt())
+        return found(rungs::another_look);
     }
   }
 
@@ -101,17 +110,22 @@ class oom_ladder::ascent {
   }
   bool attempt() {  // all that needs no step
     // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
-    if (of_.deterministic && of_.clocks.collectives_given().empty()) a_.completion_.finish_all();
+    if (of_.deterministic && of_.clocks.collectives_given().empty())
+      a_.completion_.finish_all();
     {
       section const hold(mine_);
       if ((out_ = mine_.take(r_)) || (out_ = mine_.take_anywhere(r_)) || (out_ = mine_.take_anywhere(alone_)))
         return true;
     }
-    if ((out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0}))) return true;
+    if ((out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0})))
+      return true;
     why_ = a_.growth_.grow(mine_, r_, out_);
-    if (why_.what == driver::code::out_of_memory && r_.size_class >= 0) why_ = a_.growth_.grow(mine_, alone_, out_);
-    if (why_.ok()) return true;
-    if (why_.what == driver::code::out_of_memory) return false;
+    if (why_.what == driver::code::out_of_memory && r_.size_class >= 0)
+      why_ = a_.growth_.grow(mine_, alone_, out_);
+    if (why_.ok())
+      return true;
+    if (why_.what == driver::code::out_of_memory)
+      return false;
     of_.note_status(why_);
     a_.refuse_call(why_, r_);
   }
@@ -120,7 +134,8 @@ class oom_ladder::ascent {
       log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
   }
   void* found(rungs where) {
-    if (is_short_) of_.counts.recovered_by(static_cast<std::size_t>(where));
+    if (is_short_)
+      of_.counts.recovered_by(static_cast<std::size_t>(where));
     return out_;
   }
   template <class Act>
@@ -150,18 +165,20 @@ class oom_ladder::ascent {
            step(rungs::device_wait,
                 [&] {
                   std::size_t gave = 0;
-                  if (of_.waits != options::wait_policy::never) out_ = a_.reuse_.after_a_wait(mine_, r_, gave);
+                  if (of_.waits != options::wait_policy::never)
+                    out_ = a_.reuse_.after_a_wait(mine_, r_, gave);
                   return gave;
                 }) ||
            step(rungs::caches,
                 [&] {
-                  if (!std::exchange(is_short_, true)) of_.counts.retried(), warn();
+                  if (!std::exchange(is_short_, true))
+                    of_.counts.retried(), warn();
                   std::size_t bytes = 0;
-                  for (stream_heap* m : heaps()) bytes += m->empty_caches();
+                  for (stream_heap* m : heaps())
+                    bytes += m->empty_caches();
                   return bytes;
                 }) ||
-           return_pages() ||
-           (!std::exchange(called_back_, true) && step(rungs::callbacks, [&]() -> std::size_t {
+           return_pages() || (!std::exchange(called_back_, true) && step(rungs::callbacks, [&]() -> std::size_t {
              auto const room = a_.audit_.look_for_room(&mine_, pool_);
              return a_.callbacks_.call(explained(&room)) ? r_.rounded : 0;
            }));
@@ -186,27 +203,31 @@ class oom_ladder::ascent {
       of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
       return false;
     }
-    if (step(rungs::any_room, [&]() -> std::size_t { return out_ = a_.between_blocks(mine_, alone_), 0; })) return true;
+    if (step(rungs::any_room, [&]() -> std::size_t { return out_ = a_.between_blocks(mine_, alone_), 0; }))
+      return true;
     auto const room = a_.audit_.look_for_room(&mine_, pool_);
     memory_report const failed = explained(&room);
     // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
     bool const again = looks_ == 0 || moved();
-    if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests) a_.refuse(r_, failed);
+    if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests)
+      a_.refuse(r_, failed);
     return false;
   }
   std::int64_t came_free() const { return a_.audit_.counted().active_bytes.all.freed; }  // so far
-  memory_report describe_failure() const {  // present state
+  memory_report describe_failure() const {                                               // present state
     memory_report text = a_.audit_.report();
     text.requested = r_.bytes;
     text.rounded = r_.rounded;
     text.recovery = climbed_;
     a_.audit_.add_pool(text, pool_);
-    if (why_ == driver::no_addresses) text.recovery.push_back({"addresses", 0, 0});
+    if (why_ == driver::no_addresses)
+      text.recovery.push_back({"addresses", 0, 0});
     return text;
   }
   memory_report explained(memory_audit::room const* room) const {
     memory_report out = describe_failure();
-    if (!room) out.rounded = whole_pages();
+    if (!room)
+      out.rounded = whole_pages();
     a_.audit_.explain(out, room, pool_);
     return out;
   }
@@ -245,18 +266,24 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     std::ranges::stable_sort(room.places, {}, [&](auto const& p) { return p.lacks(r.rounded); });
     std::size_t too_many = ~std::size_t{0};  // bytes: an earlier place could not get them
     for (auto const& p : room.places) {
-      if (p.lacks(r.rounded) >= too_many) break;
+      if (p.lacks(r.rounded) >= too_many)
+        break;
       heap_stay const there = heap_table::stay_to_lend(*p.in, mine);
-      if (!there) continue;
-      if (of_.space.maps()) give_pages(r, room.pool_is_full ? &pool : nullptr);
+      if (!there)
+        continue;
+      if (of_.space.maps())
+        give_pages(r, room.pool_is_full ? &pool : nullptr);
       growth::place where{p.part};
       driver::status const s = growth_.grow_there(*p.in, where, r, out);
       of_.note_status(s);
-      if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
-      if (!s.ok() && s.what != driver::code::out_of_memory) refuse_call(s, r);
+      if (s.ok() && reuse_.hand_over(*p.in, out, mine))
+        return out;
+      if (!s.ok() && s.what != driver::code::out_of_memory)
+        refuse_call(s, r);
       out = nullptr;
       // Less moves to where peers read, so that such a place says nothing of others.
-      if (!s.ok() && !p.in->readers.load()) too_many = std::min(too_many, where.missing);
+      if (!s.ok() && !p.in->readers.load())
+        too_many = std::min(too_many, where.missing);
     }
   }
   return nullptr;
@@ -265,11 +292,13 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
 // only: the pool whose limit is short. The device may be short, too: others then give what the place lacks.
 void oom_ladder::give_pages(alloc_request const& r, memory_pool const* only) {
   (void)return_.some(~std::size_t{0}, only);
-  if (only) (void)return_.some(round_up(r.rounded, of_.space.page_bytes()));
+  if (only)
+    (void)return_.some(round_up(r.rounded, of_.space.page_bytes()));
 }
 
 void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {
-  if (why == growth::asleep) throw growth::pool_fell_asleep{};
+  if (why == growth::asleep)
+    throw growth::pool_fell_asleep{};
   throw_refusal(why, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
 

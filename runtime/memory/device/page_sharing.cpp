@@ -19,12 +19,16 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
   if (heaps < of_.streams_with_pages || of_.deterministic || pool.pages_stay()) [[likely]]
     return false;
   stream_heap const* const own = heaps_.if_made(home, pool);
-  if (own && own->counts.bytes_mapped()) return false;
+  if (own && own->counts.bytes_mapped())
+    return false;
   // The handles of shared pages are not open to readers that this stream alone has, in whichever pool.
-  if (heaps_.has_own_readers(home)) return false;
+  if (heaps_.has_own_readers(home))
+    return false;
   std::uint32_t const taken = home.count_shared();
-  if (taken < busy) return true;
-  if (heaps < most_with_pages()) return false;
+  if (taken < busy)
+    return true;
+  if (heaps < most_with_pages())
+    return false;
   // Pages that another stream left cost nothing. They are looked for now and then only, because all heaps are.
   return own || taken % busy || !heaps_.inherited(home, pool);
 }
@@ -33,7 +37,8 @@ void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
   for (;;) {
     stream_heap& all = heaps_.shared(pool);
     section const hold(all);
-    if (heaps_.serves(all, heaps_.shared_home(), pool)) return all.take_for(r.home, r);
+    if (heaps_.serves(all, heaps_.shared_home(), pool))
+      return all.take_for(r.home, r);
   }
 }
 
@@ -42,11 +47,13 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
   heap_stay in_it;
   {
     section const hold(all);
-    if (!heaps_.serves(all, heaps_.shared_home(), pool)) return nullptr;
+    if (!heaps_.serves(all, heaps_.shared_home(), pool))
+      return nullptr;
     in_it = heap_stay(all);
   }
   if (of_.polls && completion_.poll(all, asked_a_miss)) {
-    if (void* const p = take(pool, r)) return p;
+    if (void* const p = take(pool, r))
+      return p;
   }
   slab::spare_note spare = slab::make_note();
   alloc_request const for_all{*all.home.load(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};

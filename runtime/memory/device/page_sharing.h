@@ -25,7 +25,7 @@ class page_sharing {
   // Queries the driver, then maps a page. Null: memory is short, or the pool fell asleep. Throws: bad_alloc
   void* take_after_a_miss(memory_pool&, alloc_request const&);
 
-  static constexpr std::uint32_t busy = 64;        // blocks
+  static constexpr std::uint32_t busy = 64;          // blocks
   static constexpr std::size_t part_of_device = 64;  // of its memory, for pages of busy streams
 
  private:

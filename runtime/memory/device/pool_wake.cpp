@@ -26,26 +26,31 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   };
   if (short_of_memory()) {
     for (stream_heap* const m : heaps_.all()) {
-      if (m->pool.get()->pages_stay()) continue;
+      if (m->pool.get()->pages_stay())
+        continue;
       (void)m->empty_caches();
       (void)completion_.poll(*m);
     }
     s = sleep_.wake(pool, store);
   }
   auto const again_if = [&](bool freed) {
-    if (freed) s = sleep_.wake(pool, store);
+    if (freed)
+      s = sleep_.wake(pool, store);
     return freed;
   };
-  if (short_of_memory()) (void)again_if(callbacks_.call(report()));
+  if (short_of_memory())
+    (void)again_if(callbacks_.call(report()));
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
     while (short_of_memory() &&
            again_if(completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(report()))) {}
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty())
       (void)again_if(empty_cache() > 0);
-    if (!short_of_memory() || !again_if(callbacks_.spill(report()))) break;
+    if (!short_of_memory() || !again_if(callbacks_.spill(report())))
+      break;
   }
-  if (!short_of_memory()) return s;
+  if (!short_of_memory())
+    return s;
   of_.counts.ran_out();
   run_out({&of_.runtime, "allocate", at}, report());
 }

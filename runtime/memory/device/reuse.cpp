@@ -25,33 +25,42 @@ constexpr std::size_t ahead_in_order = 2;  // deterministic
 // eight borrowed blocks in a row it gets pages of its own, if the bound has room. For blocks of up to half a
 // page the bound allows one page a stream.
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
-  if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
-  if (mine.pages_stay()) return false;
+  if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed)
+    return false;
+  if (mine.pages_stay())
+    return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
   std::size_t const page = of_.space.page_bytes();
   std::size_t const others = std::min(heaps_.index.size(), most_streams_with_a_page) - 1;
   std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
   reserve_bound::usage n = bound_.now();
   n.pending = 0;  // pending blocks may be complete
-  if (of_.counts.reserved() + round_up(r.rounded, page) > bound_.most(n, r.rounded) + page + theirs) return false;
+  if (of_.counts.reserved() + round_up(r.rounded, page) > bound_.most(n, r.rounded) + page + theirs)
+    return false;
   spare = theirs;
   return true;
 }
 
 void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
-  if (of_.deterministic) return in_order_of_calls(mine, r);
-  if (void* const p = own_pending(mine, r)) return p;
-  if (has_mapped(mine, r)) return nullptr;
+  if (of_.deterministic)
+    return in_order_of_calls(mine, r);
+  if (void* const p = own_pending(mine, r))
+    return p;
+  if (has_mapped(mine, r))
+    return nullptr;
   if (r.size_class >= 0) {
-    if (void* const p = own_deferred(mine, r)) return p;
+    if (void* const p = own_deferred(mine, r))
+      return p;
   } else if (heaps_.index.size() > 1) {
     auto const borrow = [&](std::size_t at_most) {
       void* const p = from_others(mine, r, at_most, looked_at_a_miss);
-      if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
+      if (p)
+        mine.borrowed.fetch_add(1, base::memory_order_relaxed);
       return p;
     };
     // a borrowed block is lent whole: the rest of a larger one would serve no other request
-    if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;
+    if (void* const p = borrow(r.rounded + r.rounded / 8))
+      return p;
     if (of_.polls) {  // memory of others that is complete costs nothing; new pages and moves do
       std::size_t left = asked_a_miss;
       heaps_.index.some(heap_index::waits, heaps_.scan_start.fetch_add(1, base::memory_order_relaxed),
@@ -60,17 +69,21 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
                           return --left == 0;
                         });
       (void)completion_.poll_others(mine, r, asked_a_miss, looked_at_a_miss);
-      if (void* const p = borrow(~std::size_t{0})) return p;
+      if (void* const p = borrow(~std::size_t{0}))
+        return p;
     }
   }
   if (of_.waits == options::wait_policy::before_growth) {
-    if (void* const p = oldest_after_a_wait(mine, r)) return p;
+    if (void* const p = oldest_after_a_wait(mine, r))
+      return p;
   }
-  if (!of_.polls || !grows_for_what_waits(mine, r)) return nullptr;
+  if (!of_.polls || !grows_for_what_waits(mine, r))
+    return nullptr;
   completion_.reclaim_complete();
   {
     section const hold(mine);
-    if (void* const p = mine.take(r)) return p;
+    if (void* const p = mine.take(r))
+      return p;
   }
   return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
 }
@@ -83,12 +96,15 @@ bool block_reuse::has_mapped(stream_heap& mine, alloc_request const& r) {
 
 // Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
 bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request const& r) {
-  if (heaps_.index.many() && !heaps_.index.any(heap_index::waits)) return false;
+  if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
+    return false;
   reserve_bound::usage n = bound_.now();
-  if (std::exchange(n.pending, 0) == 0) return false;
+  if (std::exchange(n.pending, 0) == 0)
+    return false;
   if (heaps_.index.size() == 1) {
     base::biased_lock const hold(mine.lock);
-    if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were queried just now
+    if (mine.pending.fronts().size() <= asked_a_miss)
+      return false;  // all were queried just now
   }
   std::size_t const most =
       (r.size_class < 0 ? r.rounded + r.alignment : slabs::usual_run_bytes) + of_.space.page_bytes();
@@ -97,50 +113,61 @@ bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request co
 
 // Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
 void* block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
-  if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
+  if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives())
+    return nullptr;
   for (;;) {
     std::vector<clock::stamp> stamps;
     std::uint64_t sequence = 0;
     {
       section const hold(mine);
-      if (mine.pending.size() <= ahead_in_order) return nullptr;
+      if (mine.pending.size() <= ahead_in_order)
+        return nullptr;
       stamps = mine.pending.oldest()->stamps;
       sequence = mine.pending.oldest()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
-      if (order_behind(mine, s) == ordering::refused) return nullptr;
+      if (order_behind(mine, s) == ordering::refused)
+        return nullptr;
     }
     section const hold(mine);
-    if (mine.pending.empty() || mine.pending.oldest()->sequence != sequence) continue;
+    if (mine.pending.empty() || mine.pending.oldest()->sequence != sequence)
+      continue;
     mine.pending.reclaim_oldest([&](pending_block const& b) { mine.reclaimed(b, mine.home.load()->now().n); });
-    if (void* const p = mine.take(r)) return p;
+    if (void* const p = mine.take(r))
+      return p;
   }
 }
 
 void* block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   {
     section const hold(mine);
-    if (mine.pending.empty()) return nullptr;
+    if (mine.pending.empty())
+      return nullptr;
     if (mine.reclaim()) {
-      if (void* const p = mine.take(r)) return p;
+      if (void* const p = mine.take(r))
+        return p;
     }
-    if (mine.pending.empty() || !of_.polls) return nullptr;
+    if (mine.pending.empty() || !of_.polls)
+      return nullptr;
   }
-  if (!completion_.poll(mine, asked_a_miss)) return nullptr;
+  if (!completion_.poll(mine, asked_a_miss))
+    return nullptr;
   section const hold(mine);
   return mine.take(r);
 }
 
 // Frees that threads still defer, before the heap grows.
 void* block_reuse::own_deferred(stream_heap& mine, alloc_request const& r) {
-  if (!mine.flush_deferred()) return nullptr;
+  if (!mine.flush_deferred())
+    return nullptr;
   return own_pending(mine, r);
 }
 
 void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::size_t at_most,
                                std::size_t most_donors) {
-  if (heaps_.index.size() < 2) return nullptr;
+  if (heaps_.index.size() < 2)
+    return nullptr;
   clock::stream_clock& home = *mine.home.load();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
@@ -148,7 +175,8 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
     // An ended pool's heap may have gone to a later pool since the table was read.
-    if (other.asleep.get() || !heap_table::may_lend(other, mine)) return false;
+    if (other.asleep.get() || !heap_table::may_lend(other, mine))
+      return false;
     if (heaps_.index.many())
       other.lock.revoke_bias();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);
@@ -172,14 +200,16 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
     }
     heap_block* const p = other.blocks.take_if(
         bytes, alignment, [&](heap_block const& f) { return of_.count_search(1), f.freed <= up_to; });
-    if (p) out = other.hand_out(*p, r, &home);
+    if (p)
+      out = other.hand_out(*p, r, &home);
     return p != nullptr;
   });
   return out;
 }
 
 bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
-  if (&from == &mine) return true;
+  if (&from == &mine)
+    return true;
   auto const at = reinterpret_cast<address>(block);
   clock::stamp last;
   std::size_t bytes = 0;
@@ -189,11 +219,14 @@ bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
     p.home = mine.home.load();
     last = {from.home.load()->id(), p.freed}, bytes = p.bytes;
   }
-  if (last.n == 0 || of_.is_complete(last)) return true;
+  if (last.n == 0 || of_.is_complete(last))
+    return true;
   bool const may_wait = of_.waits != options::wait_policy::never && !mine.home.load()->carries_collectives();
   ordering const now = may_wait ? order_behind(mine, last) : ordering::refused;
-  if (now == ordering::waits) tell_wait(mine, last, at, bytes);
-  if (now != ordering::refused) return true;
+  if (now == ordering::waits)
+    tell_wait(mine, last, at, bytes);
+  if (now != ordering::refused)
+    return true;
   section const hold(from);
   heap_block& p = *block_ref::find(*of_.space.find(block), at).block;
   from.counts.freed(observe::size_pool::large, p.bytes, p.requested);
@@ -206,14 +239,16 @@ void block_reuse::tell_wait(stream_heap& mine, clock::stamp s, address at, std::
     return;
   clock::stream_clock const& other = *clock::find(s.stream);
   of_.runtime.observer()->wait_inserted({of_.device, mine.home.load()->handle()}, {other.device(), other.handle()}, at,
-                                       bytes);
+                                        bytes);
 }
 
 block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp s) {
   clock::stream_clock& home = *mine.home.load();
-  if (!clock::find(s.stream) || of_.ordered_or_complete(home, s)) return ordering::already;
+  if (!clock::find(s.stream) || of_.ordered_or_complete(home, s))
+    return ordering::already;
   bool behind_all = false;
-  if (!home.wait(s, &behind_all).ok()) return ordering::refused;
+  if (!home.wait(s, &behind_all).ok())
+    return ordering::refused;
   of_.counts.waited(behind_all);
   if (logs(of_.runtime, log_level::debug)) [[unlikely]]
     log(log_level::debug, {of_.device, home.id()},
@@ -226,22 +261,26 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
 // ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
 // pending.
 void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
-  if (mine.home.load()->carries_collectives()) return nullptr;
+  if (mine.home.load()->carries_collectives())
+    return nullptr;
   std::vector<clock::stamp> stamps;
   address at = 0;
   std::size_t bytes = 0;
   {
     section const hold(mine);
     pending_block const* const oldest = worth_a_wait(mine, r);
-    if (!oldest) return nullptr;
+    if (!oldest)
+      return nullptr;
     stamps = oldest->stamps;
     at = oldest->block ? oldest->block->at : oldest->in_slab->start(oldest->index);
     bytes = oldest->bytes;
   }
   for (clock::stamp const s : stamps) {
     ordering const now = order_behind(mine, s);
-    if (now == ordering::refused) return nullptr;
-    if (now == ordering::waits) tell_wait(mine, s, at, bytes);
+    if (now == ordering::refused)
+      return nullptr;
+    if (now == ordering::waits)
+      tell_wait(mine, s, at, bytes);
   }
   section const hold(mine);
   (void)mine.reclaim();
@@ -252,28 +291,35 @@ void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r
 pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request const& r) {
   bool const in_slots = r.size_class >= 0;
   bool const many = (in_slots ? mine.pending.bytes_in_slots() : mine.pending.bytes()) > 2 * mine.fence_after(8);
-  if (in_slots ? !many : mine.pending.size() <= ahead) return nullptr;
+  if (in_slots ? !many : mine.pending.size() <= ahead)
+    return nullptr;
   auto const alike = [&](pending_block const& b) {
-    if (in_slots) return b.in_slab && b.in_slab->size_class == r.size_class;
+    if (in_slots)
+      return b.in_slab && b.in_slab->size_class == r.size_class;
     return b.block && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
            round_up(b.block->at, r.alignment) + r.rounded <= b.block->end();
   };
   pending_block const* oldest = nullptr;
   auto const older = [&](pending_block const& b) {
     of_.count_search(1);
-    if (alike(b) && (!oldest || b.sequence < oldest->sequence)) oldest = &b;
+    if (alike(b) && (!oldest || b.sequence < oldest->sequence))
+      oldest = &b;
     return in_slots ? oldest != nullptr : b.bytes > 2 * r.rounded;
   };
   in_slots ? mine.pending.first_given(looks, older) : mine.pending.fitting(r.rounded, looks, older);
-  if (!oldest) return nullptr;
+  if (!oldest)
+    return nullptr;
 
   std::vector<clock::stamp> fences;  // the stream would wait for these
   for (clock::stamp const s : oldest->stamps) {
     clock::stream_clock* const user = clock::find(s.stream);
-    if (user && user->carries_collectives()) return nullptr;
-    if (!user || of_.ordered_or_complete(*mine.home.load(), s)) continue;
+    if (user && user->carries_collectives())
+      return nullptr;
+    if (!user || of_.ordered_or_complete(*mine.home.load(), s))
+      continue;
     fences.push_back({s.stream, user->fence_covering(s.n)});
-    if (fences.back().n == 0) return nullptr;
+    if (fences.back().n == 0)
+      return nullptr;
   }
   bool enough_left = false;
   auto const waits_on = [&](clock::stamp s) {
@@ -288,9 +334,11 @@ pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request 
       return enough_left = beyond >= needed;
     };
   };
-  if (!in_slots) mine.pending.fitting(r.rounded, looks, enough(ahead));
+  if (!in_slots)
+    mine.pending.fitting(r.rounded, looks, enough(ahead));
   // those examined above are before one fence
-  if (!enough_left && many) mine.pending.last_given(looks, enough(ahead_of_many));
+  if (!enough_left && many)
+    mine.pending.last_given(looks, enough(ahead_of_many));
   return enough_left ? oldest : nullptr;
 }
 
@@ -311,7 +359,8 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
     };
     mine.pending.fitting(r.rounded, looks, [&](pending_block const& b) {
       of_.count_search(1);
-      if (round_up(b.block->at, r.alignment) + r.rounded > b.block->end()) return false;
+      if (round_up(b.block->at, r.alignment) + r.rounded > b.block->end())
+        return false;
       stamps = b.stamps;
       want(b);
       return true;
@@ -319,16 +368,20 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
     if (stamps.empty()) {
       stamps = mine.pending.newest();
       of_.count_search(stamps.size());
-      if (of_.runtime.observer()) mine.pending.each(want);
+      if (of_.runtime.observer())
+        mine.pending.each(want);
     }
   }
   for (clock::stamp const s : stamps) {
-    if (order_behind(mine, s) != ordering::waits) continue;
+    if (order_behind(mine, s) != ordering::waits)
+      continue;
     for (wanted_block const& b : wanted) {
-      if (b.behind.stream == s.stream) tell_wait(mine, s, b.at, b.bytes);
+      if (b.behind.stream == s.stream)
+        tell_wait(mine, s, b.at, b.bytes);
     }
   }
-  if (stamps.empty()) return 0;
+  if (stamps.empty())
+    return 0;
   section const hold(mine);
   return mine.reclaim();
 }
@@ -337,9 +390,11 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   clock::stream_clock& home = *mine.home.load();
   // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
   // through other streams. So a stream that carries collectives is never made to wait.
-  if (home.carries_collectives()) return nullptr;
+  if (home.carries_collectives())
+    return nullptr;
   gave = own_after_a_wait(mine, r);
-  if (gave) return nullptr;
+  if (gave)
+    return nullptr;
 
   // Free blocks of other heaps: of those examined in a heap, the one freed first.
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
@@ -347,20 +402,25 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   void* out = nullptr;
   // pending blocks may join free ones
   heaps_.index.some(heap_index::at_least(bytes) | heap_index::waits, 0, [&](stream_heap& other) {
-    if (&other == &mine || !heap_table::may_lend(other, mine)) return false;
+    if (&other == &mine || !heap_table::may_lend(other, mine))
+      return false;
     clock::stamp oldest;
     {
       section const hold(other);
-      if (!heap_table::may_lend(other, mine)) return false;
+      if (!heap_table::may_lend(other, mine))
+        return false;
       oldest.stream = other.home.load()->id();
       other.reclaim();
       other.blocks.some_free(bytes, looks, [&](heap_block const& p) {
         of_.count_search(1);
-        if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n)) oldest.n = p.freed;
+        if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n))
+          oldest.n = p.freed;
       });
     }
-    if (oldest.n == 0 || order_behind(mine, oldest) != ordering::waits) return false;
-    if (!(out = from_others(mine, r, ~std::size_t{0}))) return false;
+    if (oldest.n == 0 || order_behind(mine, oldest) != ordering::waits)
+      return false;
+    if (!(out = from_others(mine, r, ~std::size_t{0})))
+      return false;
     tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
     return true;
   });

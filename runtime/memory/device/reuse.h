@@ -33,7 +33,7 @@ class block_reuse {
   bool has_mapped(stream_heap& mine, alloc_request const&);
   void* own_pending(stream_heap& mine, alloc_request const&);
   void* own_deferred(stream_heap& mine, alloc_request const&);
-  void* oldest_after_a_wait(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
+  void* oldest_after_a_wait(stream_heap& mine, alloc_request const&);     // a device wait for a recorded fence
   std::size_t own_after_a_wait(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
   pending_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);

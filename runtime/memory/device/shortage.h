@@ -24,10 +24,12 @@ bool ask_program(shortage const&, memory_report const&);
 template <class Attempt, class Why, class Count>
 auto find_or_run_out(shortage const& s, Attempt attempt, Why why, Count count) {
   auto found = attempt();
-  if (found) return found;
+  if (found)
+    return found;
   memory_report report = why();
   if (ask_program(s, report)) {
-    if ((found = attempt())) return found;
+    if ((found = attempt()))
+      return found;
     report = why();
   }
   count();

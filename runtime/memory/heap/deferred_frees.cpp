@@ -7,13 +7,15 @@
 namespace weir::memory {
 
 void deferred_frees::open() noexcept {
-  if (std::exchange(taken_, false)) head_.end(head_.get() & ~count_bits);
+  if (std::exchange(taken_, false))
+    head_.end(head_.get() & ~count_bits);
   most_.store(user_ && spare_ ? limit_ : 0, base::memory_order_relaxed);
 }
 
 void deferred_frees::gather(clock::stream_clock const& user, std::uint64_t n, bool was_full, pending_queue& home) {
   set_revoked();
-  if (was_full && user_ == &user) limit_ = static_cast<std::uint8_t>(std::min<std::uint32_t>(limit_ * 2u, most_slots));
+  if (was_full && user_ == &user)
+    limit_ = static_cast<std::uint8_t>(std::min<std::uint32_t>(limit_ * 2u, most_slots));
   user_ = nullptr;
   home.make(spare_, user.id());
   user_ = &user, n_ = n;

@@ -11,7 +11,7 @@ namespace weir::memory {
 class deferred_frees {
  public:
   static constexpr std::uint32_t most_slots = 64;
-  static constexpr std::uint8_t first_limit = 4;        // slots, until it is found full
+  static constexpr std::uint8_t first_limit = 4;  // slots, until it is found full
   static constexpr std::int64_t most_bytes = 128 << 10;
   static_assert(most_slots <= pending_queue::most_together);
 
@@ -23,13 +23,14 @@ class deferred_frees {
                                   clock::stream_clock const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
-    if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ ||
-        user->seen_captured() || held_bytes() + from.size > most_bytes) [[unlikely]] {
+    if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ || user->seen_captured() ||
+        held_bytes() + from.size > most_bytes) [[unlikely]] {
       head_.end(head);
       return false;
     }
     bytes_.add(from.size);
-    if (was != slot_bits::exact) unused.add(slab::unused_of(state, was, from.size));
+    if (was != slot_bits::exact)
+      unused.add(slab::unused_of(state, was, from.size));
     state.set(static_cast<std::uint8_t>(slot::cached));
     slots_[n] = {&from, index};
     since_ = home->now().n;
@@ -62,7 +63,9 @@ class deferred_frees {
   }
   std::int64_t held_bytes() const noexcept { return bytes_.get() - gone_bytes_; }
   // Slots put in with the lock are counted by the heap's tally, as freed and as pending; the others here.
-  struct sums { std::int64_t slots = 0, bytes = 0; };
+  struct sums {
+    std::int64_t slots = 0, bytes = 0;
+  };
   void note_published(std::int64_t bytes) noexcept {
     ++published_.slots, published_.bytes += bytes, ++published_here_.slots, published_here_.bytes += bytes;
   }
@@ -74,7 +77,7 @@ class deferred_frees {
   sums unpublished_here() const noexcept {
     return {static_cast<std::int64_t>(count()) - published_here_.slots, held_bytes() - published_here_.bytes};
   }
-  void end() noexcept {    // releases its host memory. Requires: shut, empty
+  void end() noexcept {  // releases its host memory. Requires: shut, empty
     user_ = nullptr;
     spare_ = {};
   }
@@ -82,19 +85,19 @@ class deferred_frees {
 
  private:
   static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-  base::bias_word head_;  // its count of slots, and from bit 8 on how many were ever put in
-  sums published_;        // put in with the lock: ever
-  base::atomic<std::uint8_t> most_{0};           // the sign: a put needs fewer slots than this
-  std::uint8_t limit_ = first_limit;             // `most_` while it is open
-  bool taken_ = false;                           // slots() are gone: the owner sets the count to 0 when it opens
-  clock::stream_clock const* user_ = nullptr;        // null: takes none
-  std::uint64_t n_ = 0;                          // with `user_` the stamp
-  std::uint64_t since_ = 0;                      // the home's number at the last put
-  base::single_writer<std::int64_t> bytes_;      // ever put in
-  std::int64_t gone_bytes_ = 0;  // of these, gone; written with the lock and the owner kept out
-  sums published_here_;          // put in with the lock, and still here
-  pending_queue::spare_node spare_;                    // so that its slots can always become pending
-  std::array<slabs::taken, most_slots> slots_{}; // the first count() of them
+  base::bias_word head_;                          // its count of slots, and from bit 8 on how many were ever put in
+  sums published_;                                // put in with the lock: ever
+  base::atomic<std::uint8_t> most_{0};            // the sign: a put needs fewer slots than this
+  std::uint8_t limit_ = first_limit;              // `most_` while it is open
+  bool taken_ = false;                            // slots() are gone: the owner sets the count to 0 when it opens
+  clock::stream_clock const* user_ = nullptr;     // null: takes none
+  std::uint64_t n_ = 0;                           // with `user_` the stamp
+  std::uint64_t since_ = 0;                       // the home's number at the last put
+  base::single_writer<std::int64_t> bytes_;       // ever put in
+  std::int64_t gone_bytes_ = 0;                   // of these, gone; written with the lock and the owner kept out
+  sums published_here_;                           // put in with the lock, and still here
+  pending_queue::spare_node spare_;               // so that its slots can always become pending
+  std::array<slabs::taken, most_slots> slots_{};  // the first count() of them
 };
 
 }  // namespace weir::memory

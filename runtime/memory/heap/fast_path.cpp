@@ -9,7 +9,8 @@ namespace weir::memory {
 
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
-  if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
+  if (!r || (a < r->runs && r->runs < r->base + r->bytes))
+    return false;
   // runs begin at a page
   address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
   mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - first) / granule, r};
@@ -19,7 +20,8 @@ bool look_for_slots(thread_table& mine, address a) noexcept {
 bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   region const* const r = mapped_spaces::find(a);
-  if (!r) return false;
+  if (!r)
+    return false;
   // the table of slabs is not read: each block would touch another cache line of it
   if (a < r->runs && r->runs < r->base + r->bytes) {
     mine.blocks = {r->base, r->runs - r->base, r};
@@ -38,14 +40,18 @@ struct slot_place {
   table_entry const* entry = nullptr;
 };
 slot_place live_slot(thread_table& mine, address a) noexcept {
-  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) return {};
+  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a))
+    return {};
   slab* const s = mine.last.in->table.slab_at(a);
   slot_place found;
-  if (!s) return {};
+  if (!s)
+    return {};
   found.starts = s->starts(a - s->base, found.index);
-  if (found.index >= s->slots || s->at(found.index) != slot::live) return {};
+  if (found.index >= s->slots || s->at(found.index) != slot::live)
+    return {};
   found.entry = &mine.entries[s->bucket];
-  if (found.entry->memory == s->owner) found.in = s;
+  if (found.entry->memory == s->owner)
+    found.in = s;
   return found;
 }
 
@@ -53,29 +59,36 @@ slot_place live_slot(thread_table& mine, address a) noexcept {
 
 bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   thread_table& mine = thread_table::mine();
-  if (!mine.holds() || !user || mine.users[thread_table::user_of(user)] != user) return false;
+  if (!mine.holds() || !user || mine.users[thread_table::user_of(user)] != user)
+    return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
-  if (!at.in || &user->owner() != &at.in->owner->home.load(base::memory_order_acquire)->owner()) return false;
+  if (!at.in || &user->owner() != &at.in->owner->home.load(base::memory_order_acquire)->owner())
+    return false;
   slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
-  if (!users || (users[at.index].load(base::memory_order_relaxed) & slab::more)) return false;
+  if (!users || (users[at.index].load(base::memory_order_relaxed) & slab::more))
+    return false;
   return user == at.entry->stream || at.in->add_first_user(users, at.index, *user);
 }
 
 void remember_user(clock::stream_clock& user) noexcept {
   thread_table& mine = thread_table::mine();
-  if (mine.holds()) mine.users[thread_table::user_of(&user)] = &user;
+  if (mine.holds())
+    mine.users[thread_table::user_of(&user)] = &user;
 }
 
 bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexcept {
   thread_table& mine = thread_table::mine();
-  if (!mine.holds_fast()) return false;
+  if (!mine.holds_fast())
+    return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
-  if (!at.in || !at.starts) return false;
+  if (!at.in || !at.starts)
+    return false;
   slot_byte& state = at.in->byte(at.index);
   slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
   std::uintptr_t const known = users ? users[at.index].load(base::memory_order_relaxed) : 0;
   clock::stream_clock const* const user = slab::clock_of(known);
-  if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->stream)) return false;
+  if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->stream))
+    return false;
   users[at.index].store(0, base::memory_order_relaxed);  // before another thread can get the slot
   if (at.entry->cache->give_used(user, *at.in, at.index, state,
                                  static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))

@@ -16,9 +16,11 @@ bool deallocate_large(thread_table const&, region const&, address) noexcept;
 // `noted`: for callers that write to the history; the others return null or false while there is a history.
 [[gnu::always_inline]] inline void* allocate_of(allocation_table const& mine, clock::stream_clock const* stream,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
-  if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, stream, bytes, alignment);
+  if (bytes > size_classes::largest) [[unlikely]]
+    return allocate_large(mine, stream, bytes, alignment);
   auto const& e = mine.entries[allocation_table::bucket_of(stream)];
-  if (e.stream != stream) [[unlikely]] return nullptr;
+  if (e.stream != stream) [[unlikely]]
+    return nullptr;
   std::size_t const lines = size_classes::lines_of(bytes);
   if (alignment) [[unlikely]] {
     if ((alignment & (alignment - 1)) ||
@@ -43,9 +45,11 @@ bool look_for_slots(thread_table&, address) noexcept;
   slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
   std::uint32_t i;
   if (!s) [[unlikely]] {
-    if (!(s = near.in->table.slab_in_cell(a))) return deallocate_large(mine, *near.in, a);
+    if (!(s = near.in->table.slab_in_cell(a)))
+      return deallocate_large(mine, *near.in, a);
   }
-  if (!s->starts(a - s->base, i)) [[unlikely]] return false;
+  if (!s->starts(a - s->base, i)) [[unlikely]]
+    return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
   if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
@@ -57,20 +61,24 @@ bool look_for_slots(thread_table&, address) noexcept;
 // Used by `user`: its work so far comes before the block's next use.
 inline bool deallocate_used(thread_table& mine, clock::stream_clock const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
-  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
+  if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]]
+    return false;
   slab* const s = mine.last.in->table.slab_at(a);
   std::uint32_t i;
-  if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
+  if (!s || !s->starts(a - s->base, i)) [[unlikely]]
+    return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
-  if ((was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
+  if ((was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
+    return false;
   auto const& e = mine.entries[s->bucket];
-  if (e.memory != s->owner) [[unlikely]] return false;
+  if (e.memory != s->owner) [[unlikely]]
+    return false;
   return user == e.stream ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
 }
 
 [[gnu::always_inline]] inline void* fast_allocate(clock::stream_clock const* stream, std::size_t bytes,
-                                                   std::size_t alignment) noexcept {
+                                                  std::size_t alignment) noexcept {
   allocation_table const& mine = allocation_table::mine();
   return mine.holds_fast() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
 }

@@ -12,13 +12,16 @@ class owners_section {  // as section
  public:
   [[gnu::always_inline]] owners_section(stream_heap& m, thread_cache& c) noexcept
       : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
-    if (!held_) return;
+    if (!held_)
+      return;
     before_ = m.blocks.free_blocks();
-    if (!m.counts.sets_aside() && &c == m.sole && c.has_unpublished()) c.publish(m.counts);
+    if (!m.counts.sets_aside() && &c == m.sole && c.has_unpublished())
+      c.publish(m.counts);
   }
   owners_section(owners_section const&) = delete;
   [[gnu::always_inline]] ~owners_section() {
-    if (!held_) return;
+    if (!held_)
+      return;
     memory_.counts.free_blocks(static_cast<std::int64_t>(memory_.blocks.free_blocks()) -
                                static_cast<std::int64_t>(before_));
     if (memory_.counts.is_used_up()) [[unlikely]]
@@ -45,9 +48,11 @@ void* allocate_large(allocation_table const& mine, clock::stream_clock const* st
     return nullptr;
   stream_heap& m = *e.memory;
   owners_section const hold(m, *e.cache);
-  if (!hold.held()) return nullptr;
+  if (!hold.held())
+    return nullptr;
   heap_block* const p = m.blocks.take(round_up(bytes, bins::unit), alignment);
-  if (!p) return nullptr;
+  if (!p)
+    return nullptr;
   p->home = m.home.load(base::memory_order_relaxed);
   p->requested = bytes;
   m.counts.allocated(observe::size_pool::large, p->bytes, bytes);
@@ -59,13 +64,17 @@ void* allocate_large(allocation_table const& mine, clock::stream_clock const* st
 bool deallocate_large(thread_table const& mine, region const& in, address at) noexcept {
   stream_heap& m = *in.owner.load(base::memory_order_relaxed);
   auto const& e = mine.entries[m.bucket];
-  if (e.memory != &m) return false;
+  if (e.memory != &m)
+    return false;
   owners_section const hold(m, *e.cache);
-  if (!hold.held()) return false;
+  if (!hold.held())
+    return false;
   heap_block* const p = in.table.starting_near(at);
   clock::stream_clock const* const home = m.home.load(base::memory_order_relaxed);
-  if (!p || p->at != at || p->is != state::live || p->home != home || !p->users.empty()) return false;
-  if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after()) return false;
+  if (!p || p->at != at || p->is != state::live || p->home != home || !p->users.empty())
+    return false;
+  if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after())
+    return false;
   m.freed_since_fence += p->bytes;
   m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
   m.blocks.give(*p, home->number());

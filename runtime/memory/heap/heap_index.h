@@ -20,7 +20,7 @@ class stream_heap;
 
 class heap_index {
  public:
-  using rows = std::uint32_t;                        // a bit each
+  using rows = std::uint32_t;  // a bit each
   // up to this number each heap is visited, listed or not: the visit notes that a stream has looked there
   static constexpr std::size_t few = 16;
   static constexpr int sizes = 20;
@@ -38,7 +38,8 @@ class heap_index {
   // Threads: one call at a time. Throws: bad_alloc
   void make_room() {
     place const at(size() / 64);
-    if (groups_[at.block].load()) return;
+    if (groups_[at.block].load())
+      return;
     made_.reserve(made_.size() + 1);
     made_.push_back(std::make_unique<group[]>(std::size_t{1} << at.block));
     groups_[at.block].store(made_.back().get(), base::memory_order_release);
@@ -54,8 +55,10 @@ class heap_index {
     std::uint64_t const bit = std::uint64_t{1} << (number % 64);
     for (rows left = was ^ now; left; left &= left - 1) {
       auto& word = g.bits[static_cast<std::size_t>(std::countr_zero(left))];
-      if (now & left & (~left + 1)) word.fetch_add(bit, base::memory_order_release);  // the bit was clear
-      else word.fetch_sub(bit, base::memory_order_release);
+      if (now & left & (~left + 1))
+        word.fetch_add(bit, base::memory_order_release);  // the bit was clear
+      else
+        word.fetch_sub(bit, base::memory_order_release);
     }
   }
   rows listed(std::size_t number) const noexcept {
@@ -75,14 +78,17 @@ class heap_index {
   template <class Enough>
   void some(rows in, std::size_t from, Enough enough) const {
     std::size_t const n = size();
-    if (n == 0) return;
+    if (n == 0)
+      return;
     from %= n;
-    if (!visit(in, from, n, n <= few, enough)) (void)visit(in, 0, from, n <= few, enough);
+    if (!visit(in, from, n, n <= few, enough))
+      (void)visit(in, 0, from, n <= few, enough);
   }
   bool any(rows in) const noexcept {
     bool found = false;
     std::size_t const n = size();
-    for (std::size_t w = 0; w * 64 < n && !found; ++w) found = group_of(w).word(in) != 0;
+    for (std::size_t w = 0; w * 64 < n && !found; ++w)
+      found = group_of(w).word(in) != 0;
     return found;
   }
 
@@ -115,8 +121,10 @@ class heap_index {
     for (std::size_t w = from / 64; w * 64 < to; ++w) {
       group const& g = group_of(w);
       std::uint64_t word = all ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));
-      if (from > w * 64) word &= ~std::uint64_t{0} << (from - w * 64);
-      if (to - w * 64 < 64) word &= (std::uint64_t{1} << (to - w * 64)) - 1;
+      if (from > w * 64)
+        word &= ~std::uint64_t{0} << (from - w * 64);
+      if (to - w * 64 < 64)
+        word &= (std::uint64_t{1} << (to - w * 64)) - 1;
       for (; word; word &= word - 1) {
         if (enough(*g.memories[static_cast<std::size_t>(std::countr_zero(word))].load(base::memory_order_acquire)))
           return true;

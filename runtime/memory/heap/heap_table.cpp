@@ -49,7 +49,8 @@ void heap_table::close_pool(memory_pool& p) noexcept {
   {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
-      if (m->pool.get() != &p) continue;
+      if (m->pool.get() != &p)
+        continue;
       section const in(*m);
       (void)m->revoke_and_empty();
       m->lock.revoke_bias();
@@ -64,7 +65,8 @@ void heap_table::end_pool(memory_pool& p) noexcept {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
       // what is asleep stays, while blocks live there: they can only be freed
-      if (m->pool.get() != &p || m->asleep.get()) continue;
+      if (m->pool.get() != &p || m->asleep.get())
+        continue;
       section const in(*m);
       m->pool.set(&left_);
       auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
@@ -106,7 +108,8 @@ std::vector<memory_pool*> heap_table::ended_asleep() const {
 
 void heap_table::reset_peaks_of_pools() noexcept {
   base::lock_guard const hold(making_);
-  for (auto const& p : pools_) p->reset_peak();
+  for (auto const& p : pools_)
+    p->reset_peak();
   left_.reset_peak();
 }
 
@@ -114,9 +117,11 @@ std::vector<memory_pool const*> heap_table::pools() const {
   base::lock_guard const hold(making_);
   std::vector<memory_pool const*> all;
   for (auto const& p : pools_) {
-    if (!p->has_ended()) all.push_back(p.get());
+    if (!p->has_ended())
+      all.push_back(p.get());
   }
-  if (left_.now().charged) all.push_back(&left_);
+  if (left_.now().charged)
+    all.push_back(&left_);
   return all;
 }
 
@@ -127,7 +132,8 @@ stream_heap* heap_table::recent(clock::stream_clock const& t, memory_pool const&
 }
 
 stream_heap& heap_table::of(clock::stream_clock& t, memory_pool& pool) {
-  if (stream_heap* const m = recent(t, pool)) return *m;
+  if (stream_heap* const m = recent(t, pool))
+    return *m;
   stream_heap& found = find(t, pool);
   recent_[(t.id() + pool.number()) % recent_.size()].store(&found, base::memory_order_release);
   return found;
@@ -135,13 +141,15 @@ stream_heap& heap_table::of(clock::stream_clock& t, memory_pool& pool) {
 
 stream_heap* heap_table::in(clock::stream_clock const& t, memory_pool const& pool) const {
   auto const found = by_stream_.find(t.id());
-  if (found == by_stream_.end()) return nullptr;
+  if (found == by_stream_.end())
+    return nullptr;
   auto const m = std::ranges::find_if(found->second, [&](stream_heap* h) { return h->pool.get() == &pool; });
   return m == found->second.end() ? nullptr : *m;
 }
 
 stream_heap* heap_table::if_made(clock::stream_clock const& t, memory_pool const& pool) const noexcept {
-  if (stream_heap* const m = recent(t, pool)) return m;
+  if (stream_heap* const m = recent(t, pool))
+    return m;
   base::lock_guard const hold(making_);
   return in(t, pool);
 }
@@ -167,14 +175,17 @@ std::uint64_t heap_table::readers_of(clock::stream_clock const& t) const noexcep
 }
 
 clock::stream_clock& heap_table::shared_home() {
-  if (clock::stream_clock* const known = shared_home_.load(base::memory_order_acquire)) return *known;
+  if (clock::stream_clock* const known = shared_home_.load(base::memory_order_acquire))
+    return *known;
   base::lock_guard const hold(making_);
-  if (!shared_home_.load()) shared_home_.store(&of_.clocks.make_idle(of_.device), base::memory_order_release);
+  if (!shared_home_.load())
+    shared_home_.store(&of_.clocks.make_idle(of_.device), base::memory_order_release);
   return *shared_home_.load();
 }
 
 stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& pool) {
-  if (stream_heap* const found = in(t, pool)) return found;
+  if (stream_heap* const found = in(t, pool))
+    return found;
   auto& of_stream = by_stream_[t.id()];
   base::make_room(of_stream);
   // the handles of another stream's heap are not open to readers that this stream alone has
@@ -183,21 +194,27 @@ stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& p
 }
 
 stream_heap* heap_table::inherited(clock::stream_clock& t, memory_pool& pool) {
-  if (!of_.clocks.any_ended() && !any_left_.load()) return nullptr;
+  if (!of_.clocks.any_ended() && !any_left_.load())
+    return nullptr;
   ask_the_retired();
   base::lock_guard const hold(making_);
-  if (pool.has_ended()) return nullptr;
+  if (pool.has_ended())
+    return nullptr;
   stream_heap* const found = existing_or_left(t, pool);
-  if (!found && by_stream_.at(t.id()).empty()) by_stream_.erase(t.id());
+  if (!found && by_stream_.at(t.id()).empty())
+    by_stream_.erase(t.id());
   return found;
 }
 
 stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
-  if (stream_heap* const found = if_made(t, pool)) return *found;
-  if (of_.clocks.any_ended() || any_left_.load()) ask_the_retired();
+  if (stream_heap* const found = if_made(t, pool))
+    return *found;
+  if (of_.clocks.any_ended() || any_left_.load())
+    ask_the_retired();
   base::lock_guard hold(making_);
   memory_pool& in_force = pool.has_ended() ? rest_ : pool;  // it has ended during the call
-  if (stream_heap* const found = existing_or_left(t, in_force)) return *found;
+  if (stream_heap* const found = existing_or_left(t, in_force))
+    return *found;
   auto& of_stream = by_stream_[t.id()];
   auto made = std::make_unique<stream_heap>(of_, index, t, in_force);
   made->readers.store(readers_for(of_stream));
@@ -225,9 +242,12 @@ void heap_table::ask_the_retired() {
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
     clock::stream_clock& stream = *m.home.load();
-    if (stream.alive() != clock::life::retired) return;
-    if (may_wait) m.finish();
-    if (!of_.clocks.complete(stream.now())) (void)of_.clocks.poll(stream.now());
+    if (stream.alive() != clock::life::retired)
+      return;
+    if (may_wait)
+      m.finish();
+    if (!of_.clocks.complete(stream.now()))
+      (void)of_.clocks.poll(stream.now());
   });
 }
 
@@ -244,13 +264,17 @@ bool gives_a_handle(stream_heap const& m) {
 bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
   clock::stream_clock& old = *m.home.load();
   bool const empty = m.counts.bytes_live() == 0, comes_in = m.pool.get() != &pool;
-  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(m))) return false;
+  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(m)))
+    return false;
   // What is free there would serve no other pool: a page at most.
   auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
-  if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes()) return false;
+  if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes())
+    return false;
   // It maps the one handle of its limit among blocks, and its runs lie there.
-  if (comes_in && pool.is_registered() && (mapped || m.blocks.has_runs())) return false;
-  if (heir.alive() == clock::life::borrowed && !empty) return false;
+  if (comes_in && pool.is_registered() && (mapped || m.blocks.has_runs()))
+    return false;
+  if (heir.alive() == clock::life::borrowed && !empty)
+    return false;
   return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
 }
 
@@ -260,7 +284,8 @@ namespace {
 // pool's limit counts what waits.
 bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_clock const& old,
                  clock::stream_clock const& heir) {
-  if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit) return false;
+  if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit)
+    return false;
   bool held = false;
   m.pending.each([&](pending_block const& b) {
     for (clock::stamp const s : b.stamps) {
@@ -277,7 +302,8 @@ bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_cl
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (bool const comes_in : {false, true}) {
     for (auto const& m : heaps_) {
-      if ((m->pool.get() != &pool) == comes_in && takes_over(*m, heir, pool)) return m.get();
+      if ((m->pool.get() != &pool) == comes_in && takes_over(*m, heir, pool))
+        return m.get();
     }
   }
   return nullptr;
@@ -286,28 +312,38 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
 bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_pool& pool) {
   memory_pool& its = *m.pool.get();
   // a stream's life changes under making_
-  if ((m.home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) return false;
-  if (m.is_shared() && &its != &left_) return false;  // its streams go on
+  if ((m.home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep())
+    return false;
+  if (m.is_shared() && &its != &left_)
+    return false;  // its streams go on
   section const hold(m);
-  if (m.callers.load() || !may_inherit(m, heir, pool)) return false;
+  if (m.callers.load() || !may_inherit(m, heir, pool))
+    return false;
   clock::stream_clock& old = *m.home.load();
   for (thread_cache* c : m.caches) {
     c->revoke();
     (void)m.flush(*c);
   }
   m.reclaim();
-  if (!m.pending.empty() && !may_wait_in(pool, m, old, heir)) return false;
+  if (!m.pending.empty() && !may_wait_in(pool, m, old, heir))
+    return false;
   auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
-  if (&its != &pool && !pool.charge(mapped)) return false;
+  if (&its != &pool && !pool.charge(mapped))
+    return false;
   // Threads know these caches by the old home, whose object a later stream may get.
-  if (!m.caches.empty()) invalidate_fast_paths();
+  if (!m.caches.empty())
+    invalidate_fast_paths();
   by_stream_.at(heir.id()).push_back(&m);  // there is room
   auto const of_old = by_stream_.find(old.id());
   of_old->second.erase(std::ranges::find(of_old->second, &m));
-  if (of_old->second.empty()) by_stream_.erase(of_old);
-  for (thread_cache* c : m.caches) m.empty(*c);
-  if (&its != &pool) its.refund(mapped), m.pool.set(&pool);
-  if (&old == &heir) return true;
+  if (of_old->second.empty())
+    by_stream_.erase(of_old);
+  for (thread_cache* c : m.caches)
+    m.empty(*c);
+  if (&its != &pool)
+    its.refund(mapped), m.pool.set(&pool);
+  if (&old == &heir)
+    return true;
   m.blocks.forget_stamps(), m.slots.forget_stamps();  // they are no numbers of the new stream
   m.home.store(&heir), m.home_lifetime = heir.hold();
   m.readers.store(readers_);
@@ -318,16 +354,19 @@ std::vector<stream_heap*> heap_table::all() const {
   base::lock_guard hold(making_);
   std::vector<stream_heap*> all;
   all.reserve(heaps_.size());
-  for (auto const& m : heaps_) all.push_back(m.get());
+  for (auto const& m : heaps_)
+    all.push_back(m.get());
   return all;
 }
 
 // Pending blocks that are known to be complete become free only when a search looks at them.
 std::size_t heap_table::reclaim_known() const {
-  if (of_.deterministic) return 0;
+  if (of_.deterministic)
+    return 0;
   std::size_t bytes = 0;
   index.some(heap_index::waits, 0, [&](stream_heap& m) {
-    if (m.counts.bytes_pending() == 0) return false;
+    if (m.counts.bytes_pending() == 0)
+      return false;
     section const hold(m);
     bytes += m.reclaim();
     return false;
@@ -340,14 +379,16 @@ observe::cached_slots heap_table::cached() const {
   index.each([&](stream_heap const& m) {
     base::biased_lock const hold(m.lock);
     all += m.cached_before;
-    for (thread_cache const* c : m.caches) all += c->counted();
+    for (thread_cache const* c : m.caches)
+      all += c->counted();
   });
   return all;
 }
 
 std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
   std::vector<observe::heap_counters const*> all;
-  for (stream_heap const* m : this->all()) all.push_back(&m->counts);
+  for (stream_heap const* m : this->all())
+    all.push_back(&m->counts);
   return all;
 }
 
@@ -357,15 +398,18 @@ void heap_table::add_readers(clock::stream_clock& home, std::uint64_t readers) {
 
 bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
   base::lock_guard hold(making_);
-  if (heaps_.size() != known) return false;  // one was added meanwhile
-  for (auto const& m : heaps_) m->readers.store(m->readers.load() | readers);
+  if (heaps_.size() != known)
+    return false;  // one was added meanwhile
+  for (auto const& m : heaps_)
+    m->readers.store(m->readers.load() | readers);
   readers_ |= readers;
   return true;
 }
 
 void heap_table::remove_readers(std::uint64_t devices) {
   base::lock_guard const hold(making_);
-  for (auto const& m : heaps_) m->readers.store(m->readers.load() & ~devices);
+  for (auto const& m : heaps_)
+    m->readers.store(m->readers.load() & ~devices);
   readers_ &= ~devices;
 }
 

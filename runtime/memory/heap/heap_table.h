@@ -40,15 +40,17 @@ class heap_table {
   void each_of(clock::stream_clock const& home, Do act) const {
     base::lock_guard const hold(making_);
     auto const found = by_stream_.find(home.id());
-    if (found == by_stream_.end()) return;
-    for (stream_heap* const m : found->second) act(*m);
+    if (found == by_stream_.end())
+      return;
+    for (stream_heap* const m : found->second)
+      act(*m);
   }
 
-  memory_pool& rest() noexcept { return rest_; }  // for what names no pool
-  memory_pool& pool_here() const noexcept;        // in force for the calling thread
+  memory_pool& rest() noexcept { return rest_; }                                  // for what names no pool
+  memory_pool& pool_here() const noexcept;                                        // in force for the calling thread
   memory_pool& add_pool(memory_pool::kind, std::string name, std::size_t limit);  // Throws: bad_alloc
   static constexpr std::size_t kept_ended = 64;  // pools whose objects no later pool gets yet
-  void close_pool(memory_pool&) noexcept;  // guards of it have no effect from now on; its memory stays in it
+  void close_pool(memory_pool&) noexcept;        // guards of it have no effect from now on; its memory stays in it
   // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
   void end_pool(memory_pool&) noexcept;
   std::vector<memory_pool*> ended_asleep() const;  // that heaps are in still. Throws: bad_alloc
@@ -63,7 +65,8 @@ class heap_table {
     std::size_t left = most;
     index.some(heap_index::at_least(bytes), index.size() > most ? scan_start.load(base::memory_order_relaxed) : 0,
                [&](stream_heap& m) {
-                 if (&m == &mine || !may_lend(m, mine)) return false;
+                 if (&m == &mine || !may_lend(m, mine))
+                   return false;
                  return enough(m) || --left == 0;
                });
   }
@@ -103,13 +106,13 @@ class heap_table {
   stream_heap& find(clock::stream_clock&, memory_pool&);
   // Null: no heap is left for it. Requires: making_
   stream_heap* existing_or_left(clock::stream_clock&, memory_pool&);
-  stream_heap* in(clock::stream_clock const&, memory_pool const&) const;    // Null: none. Requires: making_
-  std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;   // likewise
-  bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;  // Requires: making_
-  stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
-  bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);   // likewise
+  stream_heap* in(clock::stream_clock const&, memory_pool const&) const;  // Null: none. Requires: making_
+  std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;       // likewise
+  bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;           // Requires: making_
+  stream_heap* inherit(clock::stream_clock& heir, memory_pool&);                              // Requires: making_
+  bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);                     // likewise
   bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
-  void ask_the_retired();                       // whether their work is complete, so that they can be inherited
+  void ask_the_retired();  // whether their work is complete, so that they can be inherited
 
   device_context& of_;
   std::uint64_t const number_;  // of this table, in the process
@@ -119,11 +122,11 @@ class heap_table {
   std::uint64_t readers_ = 0;   // the devices that a new heap is open to
   std::vector<std::unique_ptr<stream_heap>> heaps_;
   std::unordered_map<std::uint64_t, std::vector<stream_heap*>> by_stream_;  // what ended pools left is among them
-  std::vector<std::unique_ptr<memory_pool>> pools_;  // also ended ones that heaps are in
+  std::vector<std::unique_ptr<memory_pool>> pools_;                         // also ended ones that heaps are in
   std::vector<std::unique_ptr<memory_pool>> ended_;  // the oldest first: threads may look at them. Room for `pools_`
   base::atomic<bool> any_left_{false};               // a pool has ended
-  std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: looked at first
-  base::atomic<clock::stream_clock*> shared_home_{nullptr};    // made under making_
+  std::array<base::atomic<stream_heap*>, 64> recent_{};      // by stream id: looked at first
+  base::atomic<clock::stream_clock*> shared_home_{nullptr};  // made under making_
 };
 
 }  // namespace weir::memory

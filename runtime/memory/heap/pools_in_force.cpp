@@ -22,7 +22,8 @@ void thread_caches::choose(choice& c) noexcept {
 }
 
 thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& p) {
-  if (before.last_pool == p.number) return *before.last;
+  if (before.last_pool == p.number)
+    return *before.last;
   std::vector<pool_in_force> pools = before.pools;
   auto const at = std::ranges::lower_bound(pools, p.of, {}, &pool_in_force::of);
   at != pools.end() && at->of == p.of ? (void)(*at = p) : (void)pools.insert(at, p);
@@ -33,7 +34,8 @@ thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& 
              std::ranges::none_of(entered_, [&](entered const& e) { return e.before == c.get(); });
     });
     for (auto const& c : choices_) {
-      if (found != choices_.end() && c->last == found->get()) c->last_pool = 0;
+      if (found != choices_.end() && c->last == found->get())
+        c->last_pool = 0;
     }
   }
   if (found == choices_.end()) {
@@ -54,7 +56,8 @@ thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& 
 
 std::uint64_t thread_caches::enter(memory_pool& pool) {
   thread_caches* const mine = of_this_thread();
-  if (!mine) return 0;
+  if (!mine)
+    return 0;
   pool_in_force const p{pool.of, pool.number(), &pool};
   base::make_room(mine->entered_);
   choice& before = *mine->now_;
@@ -65,10 +68,12 @@ std::uint64_t thread_caches::enter(memory_pool& pool) {
 
 void thread_caches::leave(std::uint64_t number) noexcept try {
   thread_caches* const mine = of_this_thread();
-  if (!mine) return;
+  if (!mine)
+    return;
   auto& all = mine->entered_;
   auto const gone = std::ranges::find(all, number, &entered::number);
-  if (gone == all.end()) return;
+  if (gone == all.end())
+    return;
   choice* now = gone->before;
   for (auto later = all.erase(gone); later != all.end(); ++later) {
     later->before = now;
@@ -79,7 +84,8 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
-    if (p.of == heap_table) return p.pool->is_open_as(p.number) ? p.pool : outer(heap_table);
+    if (p.of == heap_table)
+      return p.pool->is_open_as(p.number) ? p.pool : outer(heap_table);
   }
   return nullptr;
 }
@@ -88,7 +94,8 @@ memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
 memory_pool* thread_caches::outer(std::uint64_t heap_table) noexcept {
   thread_caches const* const mine = of_this_thread();  // it has entered a pool
   for (auto e = mine->entered_.rbegin(); e != mine->entered_.rend(); ++e) {
-    if (e->pool.of == heap_table && e->pool.pool->is_open_as(e->pool.number)) return e->pool.pool;
+    if (e->pool.of == heap_table && e->pool.pool->is_open_as(e->pool.number))
+      return e->pool.pool;
   }
   return nullptr;
 }

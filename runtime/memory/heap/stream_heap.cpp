@@ -12,11 +12,14 @@ namespace {
 stream_heap::range use_slot(slab& s, clock::stream_clock* home, address a,
                             clock::stream_clock& user) {  // Throws: bad_alloc
   std::uint32_t const i = s.index(a);
-  if (i >= s.slots || s.at(i) != slot::live) return {};
+  if (i >= s.slots || s.at(i) != slot::live)
+    return {};
   slab::note* const n = s.note_of(i);
   std::uint32_t const unused = n && n->unused ? n->unused : slab::unused_of(s.byte(i), s.byte(i).get(), s.size);
-  if (n && n->home) home = n->home;
-  if (&user != home) s.record_use(i, user);
+  if (n && n->home)
+    home = n->home;
+  if (&user != home)
+    s.record_use(i, user);
   return {reinterpret_cast<void*>(s.start(i)), s.size - unused};  // NOLINT(performance-no-int-to-ptr)
 }
 }  // namespace
@@ -33,24 +36,31 @@ void* stream_heap::take(alloc_request const& r) {
 }
 
 slabs::taken stream_heap::free_slot(alloc_request const& r) {
-  if (auto const got = slots.take(r.size_class, r.bytes); got.from) return got;
+  if (auto const got = slots.take(r.size_class, r.bytes); got.from)
+    return got;
   std::size_t const next_bytes = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
                     alignment = slabs::run_alignment(r.size_class);
   heap_block* run = blocks.take_run(next_bytes, alignment);
-  if (!run && bytes < next_bytes) run = blocks.take_run(bytes, alignment);
-  if (!run && slots.has_shed()) run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
-  if (!run) return {};
+  if (!run && bytes < next_bytes)
+    run = blocks.take_run(bytes, alignment);
+  if (!run && slots.has_shed())
+    run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+  if (!run)
+    return {};
   cut_run(*run, r.size_class);
   return slots.take(r.size_class, r.bytes);
 }
 
 // A stream's own last block comes first: its work is ordered, because the stream is the same.
 void* stream_heap::take_for(clock::stream_clock& user, alloc_request const& r) {
-  if (asleep.get()) return nullptr;
+  if (asleep.get())
+    return nullptr;
   slab::spare_note spare = slab::make_note();
   slabs::taken got = slot_freed_by(user, r);
-  if (!got.from) got = free_slot(r);
-  if (!got.from) return nullptr;
+  if (!got.from)
+    got = free_slot(r);
+  if (!got.from)
+    return nullptr;
   got.from->set_home(got.index, user, std::move(spare));
   return hand_out(got, r);
 }
@@ -61,7 +71,8 @@ slabs::taken stream_heap::slot_freed_by(clock::stream_clock& user, alloc_request
     return p.in_slab && p.in_slab->size_class == r.size_class && p.stamps.size() == 1 && p.more.empty() &&
            slab::fits_byte(p.in_slab->size, r.bytes);
   };
-  if (pending.empty() || !pending.take(user.id(), suits, b)) return {};
+  if (pending.empty() || !pending.take(user.id(), suits, b))
+    return {};
   note_waiting();
   counts.pending_no_more(observe::size_pool::small, b.bytes);
   of.record_pending(observe::action::free_completed, b.in_slab->start(b.index), b.bytes, 0);
@@ -75,18 +86,21 @@ void stream_heap::give_to(clock::stream_clock& user, void* p, slab::spare_note s
 }
 
 void* stream_heap::take_or_shed(alloc_request const& r) {
-  if (void* const p = take(r)) return p;
+  if (void* const p = take(r))
+    return p;
   return r.size_class >= 0 && slots.worth_shedding(of.space.page_bytes()) && return_idle_cells() ? take(r) : nullptr;
 }
 
 void* stream_heap::take_anywhere(alloc_request const& r) {
-  if (asleep.get()) return nullptr;
+  if (asleep.get())
+    return nullptr;
   if (r.size_class < 0) {
     heap_block* const p = blocks.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
   heap_block* const run = blocks.take_run_anywhere(slots.usual_next_run_bytes(r.size_class), granule);
-  if (!run) return nullptr;
+  if (!run)
+    return nullptr;
   cut_run(*run, r.size_class);
   return hand_out(slots.take(r.size_class, r.bytes), r);
 }
@@ -130,7 +144,8 @@ bool stream_heap::holds_blocks() const {
   bool live = !pending.empty();
   blocks.each_block([&](heap_block const& p) {
     live |= p.is == state::live;
-    if (p.is == state::slab) p.in_slab->each_live_slot(p, [&](slab const&, std::uint32_t) { live = true; });
+    if (p.is == state::slab)
+      p.in_slab->each_live_slot(p, [&](slab const&, std::uint32_t) { live = true; });
   });
   return live;
 }
@@ -142,19 +157,23 @@ std::size_t stream_heap::count_asleep(bool yes) noexcept {
     ++all;
   };
   blocks.each_block([&](heap_block const& p) {
-    if (p.is == state::live) count(observe::size_pool::large, p.bytes, p.requested);
-    if (p.is != state::slab) return;
-    if (!yes) counts.run_cut(static_cast<std::int64_t>(p.bytes)), of.counts.run_cut(p.bytes);
-    p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) {
-      count(observe::size_pool::small, s.size, s.requested(i));
-    });
-    if (yes) run_gone(p.bytes);
+    if (p.is == state::live)
+      count(observe::size_pool::large, p.bytes, p.requested);
+    if (p.is != state::slab)
+      return;
+    if (!yes)
+      counts.run_cut(static_cast<std::int64_t>(p.bytes)), of.counts.run_cut(p.bytes);
+    p.in_slab->each_live_slot(
+        p, [&](slab const& s, std::uint32_t i) { count(observe::size_pool::small, s.size, s.requested(i)); });
+    if (yes)
+      run_gone(p.bytes);
   });
   return all;
 }
 
 void stream_heap::run_gone(std::size_t bytes) noexcept {
-  if (asleep.get()) return;  // it was counted when its pool fell asleep
+  if (asleep.get())
+    return;  // it was counted when its pool fell asleep
   counts.run_cut(-static_cast<std::int64_t>(bytes));
   of.counts.run_returned(bytes);
 }
@@ -174,7 +193,8 @@ std::size_t stream_heap::return_idle_cells() {
 }
 
 void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcept {
-  if (!freed) came_unstamped = home.load()->now();
+  if (!freed)
+    came_unstamped = home.load()->now();
   if (b.block) {
     counts.pending_no_more(observe::size_pool::large, b.bytes);
     of.record_pending(observe::action::free_completed, b.block->at, b.bytes, 0);
@@ -183,14 +203,17 @@ void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcep
   counts.pending_no_more(observe::size_pool::small, b.bytes, b.slots());
   b.each_slot([&](slabs::taken s) {
     of.record_pending(observe::action::free_completed, s.from->start(s.index), s.from->size, 0);
-    if (slots.give(*s.from, s.index, freed)) return_run(*s.from);
+    if (slots.give(*s.from, s.index, freed))
+      return_run(*s.from);
   });
 }
 
 void stream_heap::note_waiting() noexcept {
   std::int64_t bytes = 0;
-  for (thread_cache const* c : caches) bytes += c->out.unpublished_here().bytes;
-  if (bytes) counts.also_waiting(bytes);
+  for (thread_cache const* c : caches)
+    bytes += c->out.unpublished_here().bytes;
+  if (bytes)
+    counts.also_waiting(bytes);
 }
 
 std::size_t stream_heap::reclaim() {
@@ -203,7 +226,8 @@ std::size_t stream_heap::reclaim() {
         return yes;
       },
       [&](pending_block const& b) {
-        if (bytes == 0) note_waiting();
+        if (bytes == 0)
+          note_waiting();
         bytes += b.bytes;
         reclaimed(b, b.since);
       });
@@ -218,17 +242,21 @@ void stream_heap::finish() {
     stamps.push_back(home.load()->now());
   }
   for (clock::stamp const s : stamps) {
-    if (!of.clocks.complete(s)) (void)of.clocks.synchronize(s);
+    if (!of.clocks.complete(s))
+      (void)of.clocks.synchronize(s);
   }
 }
 
 stream_heap::range stream_heap::use(region& r, address a, clock::stream_clock& user) noexcept try {
   if (asleep.get()) [[unlikely]]
     return {};
-  if (slab* const s = r.table.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
+  if (slab* const s = r.table.slab_at(a))
+    return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
   heap_block* const p = r.table.covering(a);
-  if (!p || p->is != state::live) return {};
-  if (&user != p->home && !p->users.has(user)) p->users.add(user);
+  if (!p || p->is != state::live)
+    return {};
+  if (&user != p->home && !p->users.has(user))
+    p->users.add(user);
   return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)
 } catch (...) {
   return {};
@@ -261,14 +289,17 @@ void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
 }
 
 void stream_heap::free_left_behind() noexcept {
-  if (!std::exchange(left_behind, 0)) return;
+  if (!std::exchange(left_behind, 0))
+    return;
   // an unusable handle is mapped where its block is
   auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks.regions()) {
     for (heap_block *p = r->first, *next = nullptr; p; p = next) {
       next = p->after;
-      while (next && next->is != state::reserved) next = next->after;  // its neighbours may be merged with it
-      if (is_left(*p)) blocks.release_done(*p);
+      while (next && next->is != state::reserved)
+        next = next->after;  // its neighbours may be merged with it
+      if (is_left(*p))
+        blocks.release_done(*p);
     }
   }
 }

@@ -56,11 +56,11 @@ class alignas(64) stream_heap {
   bool defer_free(thread_cache&, slabs::taken, clock::stream_clock& user, clock::stamp, bool& due) noexcept;
   bool may_defer_free(region const&, void const*, clock::stream_clock const& user) const noexcept;
   std::size_t flush(thread_cache&) noexcept;  // deferred frees become pending; bytes. Requires: lock; shut or owner
-  std::size_t empty(thread_cache&) noexcept;      // bytes. Requires: the lock, shut
-  std::size_t revoke_and_empty() noexcept;          // all caches; bytes. Requires: the lock
-  std::size_t empty_caches();                     // likewise, and sheds cells. Requires: no lock
-  std::size_t flush_deferred();                   // deferred frees become pending. Requires: no lock
-  void leave(thread_cache&) noexcept;             // the cache's thread ends, or the heap does. Requires: no lock
+  std::size_t empty(thread_cache&) noexcept;  // bytes. Requires: the lock, shut
+  std::size_t revoke_and_empty() noexcept;    // all caches; bytes. Requires: the lock
+  std::size_t empty_caches();                 // likewise, and sheds cells. Requires: no lock
+  std::size_t flush_deferred();               // deferred frees become pending. Requires: no lock
+  void leave(thread_cache&) noexcept;         // the cache's thread ends, or the heap does. Requires: no lock
 
   // For a copy: the live block at the address, marked for that stream. Requires: the lock
   struct range {
@@ -70,9 +70,9 @@ class alignas(64) stream_heap {
   range use(region&, address, clock::stream_clock& user) noexcept;
 
   // Handles of this heap. Require the lock.
-  aliased_handle const& aliased(handle const&);    // Requires: no lock, its address reserved
-  void note_mapped(handle const&) noexcept;    // counts and reports it
-  void note_unmapped(handle const&) noexcept;  // likewise
+  aliased_handle const& aliased(handle const&);  // Requires: no lock, its address reserved
+  void note_mapped(handle const&) noexcept;      // counts and reports it
+  void note_unmapped(handle const&) noexcept;    // likewise
   void note_readers(handle&, std::uint64_t more) noexcept;
   void record_mapping(handle const&, observe::action) const noexcept;  // to the history
   void log_mapping(std::size_t bytes, char const* what) const noexcept;
@@ -96,7 +96,7 @@ class alignas(64) stream_heap {
   // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
   // Every other thread shuts it first, which section does.
   thread_cache* sole = nullptr;
-  std::size_t freed_since_fence = 0;   // bytes freed that only the home has used
+  std::size_t freed_since_fence = 0;  // bytes freed that only the home has used
   // guards all below, both above, and changes of `home`: stamp numbers belong to the home that was read with it
   mutable base::biased_mutex lock;
   arena blocks;
@@ -108,18 +108,18 @@ class alignas(64) stream_heap {
   std::vector<released> unusable;
   // Of a graph's pool: bytes of reserved blocks that its handles have left, and where they are mapped still.
   std::size_t left_behind = 0;
-  void free_left_behind() noexcept;  // the pool has ended. Requires: the lock, and that mapping halts
-  base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some, for that
-  int wanted = 0;                      // fences of the home that still come early: another stream looked here
-  int unwanted = 0;                       // fences of the home since another stream looked here
-  std::size_t pending_since_fence = 0;    // bytes that wait for other streams without a fence since
-  clock::stamp came_unstamped;            // the home's, when a block last came free that has no stamp of the home
+  void free_left_behind() noexcept;     // the pool has ended. Requires: the lock, and that mapping halts
+  base::atomic<unsigned> borrowed{0};   // blocks of other heaps since it last got pages, or was refused some, for that
+  int wanted = 0;                       // fences of the home that still come early: another stream looked here
+  int unwanted = 0;                     // fences of the home since another stream looked here
+  std::size_t pending_since_fence = 0;  // bytes that wait for other streams without a fence since
+  clock::stamp came_unstamped;          // the home's, when a block last came free that has no stamp of the home
   observe::heap_counters counts;
   std::vector<thread_cache*> caches;
   void hear() noexcept;                          // counts what `sole` has not reported. Requires: sole, the lock
   void caches_changed() noexcept;                // Requires: the lock
   void share(observe::shared_levels&) noexcept;  // Requires: the lock
-  observe::cached_slots cached_before;               // counts of caches that are gone
+  observe::cached_slots cached_before;           // counts of caches that are gone
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
   heap_index::rows listed = 0;                   // its rows in the index
   base::single_writer<memory_pool*> pool;        // changes with the lock, while mapping halts
@@ -139,7 +139,8 @@ class alignas(64) stream_heap {
 
   heap_index::rows to_be_listed() const noexcept;  // as heap_index.h says. Requires: the lock
   void list() noexcept {                           // likewise
-    if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
+    if (heap_index::rows const now = to_be_listed(); now != listed)
+      index.list(number, std::exchange(listed, now), now);
   }
   // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves
   // others only as whole pages. A sleeping pool's memory serves no request. A captured stream is asked at each
@@ -165,8 +166,8 @@ class alignas(64) stream_heap {
   static std::size_t bucket_of(clock::stream_clock const& t, memory_pool const& p) noexcept {
     return (allocation_table::bucket_of(&t) + p.number() * 7) % thread_table::buckets;
   }
-  void run_gone(std::size_t bytes) noexcept;  // to the counters
-  slabs::taken free_slot(alloc_request const&);                       // from a slab, or from a run that is cut now
+  void run_gone(std::size_t bytes) noexcept;     // to the counters
+  slabs::taken free_slot(alloc_request const&);  // from a slab, or from a run that is cut now
   slabs::taken slot_freed_by(clock::stream_clock&, alloc_request const&) noexcept;  // that waits for it alone
 };
 #pragma GCC diagnostic push
@@ -180,7 +181,8 @@ static_assert(offsetof(stream_heap, blocks) == 128);
 class section {
  public:
   explicit section(stream_heap& m) : hold_(m.lock), heap_(m), before_(m.blocks.free_blocks()) {
-    if (m.sole) m.hear();
+    if (m.sole)
+      m.hear();
   }
   ~section() {
     if (heap_.blocks.free_blocks() != before_)
@@ -206,7 +208,8 @@ class heap_stay {
     return *this;
   }
   ~heap_stay() {
-    if (heap_) heap_->callers.fetch_sub(1);
+    if (heap_)
+      heap_->callers.fetch_sub(1);
   }
   explicit operator bool() const noexcept { return heap_; }
 

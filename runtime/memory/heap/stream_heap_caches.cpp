@@ -8,19 +8,24 @@ namespace weir::memory {
 
 void stream_heap::hear() noexcept {
   table_entry const& mine = thread_table::mine().entries[bucket];
-  if (mine.cache != sole || mine.memory != this) sole->revoke();
-  if (sole->has_unpublished()) sole->publish(counts);
+  if (mine.cache != sole || mine.memory != this)
+    sole->revoke();
+  if (sole->has_unpublished())
+    sole->publish(counts);
 }
 
 void stream_heap::caches_changed() noexcept {
   thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
   if (now != sole) {
-    if (sole) hear(), sole->publish_freely();
-    if (now) now->revoke(), now->publish(counts);
+    if (sole)
+      hear(), sole->publish_freely();
+    if (now)
+      now->revoke(), now->publish(counts);
     sole = now;
   }
   for (thread_cache* c : caches) {
-    if (c != now && !c->has_unpublished()) c->publish_freely();
+    if (c != now && !c->has_unpublished())
+      c->publish_freely();
   }
   counts.set_alone(!counts.is_shared() && caches.size() <= 1);
 }
@@ -46,10 +51,12 @@ std::size_t stream_heap::empty(thread_cache& c) noexcept {
   c.each([&](cached_slot s) {
     slab& from = slab_of(of.space, s);
     ++emptied, bytes += from.size;
-    if (slots.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now))) return_run(from);
+    if (slots.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now)))
+      return_run(from);
   });
   c.empty();
-  if (emptied) counts.returned(emptied, bytes);
+  if (emptied)
+    counts.returned(emptied, bytes);
   (void)flush(c);
   return bytes;
 }
@@ -90,67 +97,81 @@ thread_cache* stream_heap::cache_here() noexcept {
       home.load()->seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[bucket]; mine.holds() && e.memory == this && e.stream == home.load()) return e.cache;
+  if (auto const& e = mine.entries[bucket]; mine.holds() && e.memory == this && e.stream == home.load())
+    return e.cache;
   return thread_caches::make(*home.load(), *this);
 }
 
 thread_cache* stream_heap::cache_to_allocate() noexcept {
   thread_cache* const found = cache_here();
-  if (found) thread_caches::use(*home.load(), *this, *found);
+  if (found)
+    thread_caches::use(*home.load(), *this, *found);
   return found;
 }
 
 // After a slab had a slot of this size: takes a few more, counted as lent. Requires: the lock, as spill.
 void stream_heap::refill(thread_cache& c, int size_class) noexcept {
-  if (!open(c)) return;
+  if (!open(c))
+    return;
   std::array<cached_slot, thread_cache::most_slots> some;
   std::size_t const n =
       slots.take_for_cache(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
-  if (n == 0) return;
+  if (n == 0)
+    return;
   counts.drawn(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
   c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
 }
 
 void stream_heap::spill(thread_cache& c, int size_class) noexcept {
-  if (!open(c)) return;
+  if (!open(c))
+    return;
   std::array<cached_slot, thread_cache::most_slots> some;
   std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
   std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), home.load()->now().n);
   for (std::size_t i = 0; i < n; ++i) {
     slab& from = slab_of(of.space, some[i]);
-    if (slots.return_from_cache(from, from.index(some[i].at), freed)) return_run(from);
+    if (slots.return_from_cache(from, from.index(some[i].at), freed))
+      return_run(from);
   }
-  if (n) counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+  if (n)
+    counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
 }
 
 bool stream_heap::open(thread_cache& c) noexcept {
-  if (c.of.load() != this || !cacheable()) return false;
+  if (c.of.load() != this || !cacheable())
+    return false;
   c.open(*home.load());
-  if (&c != sole) c.publish(counts), c.publish_freely();
+  if (&c != sole)
+    c.publish(counts), c.publish_freely();
   return true;
 }
 
 // The first block for its stream and stamp becomes pending by itself, as without deferral; later ones wait.
 bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_clock& user, clock::stamp s,
                              bool& due) noexcept try {
-  if (s.stream != user.id() || !open(c)) return false;
+  if (s.stream != user.id() || !open(c))
+    return false;
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
   auto const put = [&] {  // the holder of the lock has the slot until it is pending
     base::single_writer<std::int64_t> known_here;
-    if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
+    if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home))
+      return false;
     c.out.note_published(static_cast<std::int64_t>(size));
     counts.freed_pending(observe::size_pool::small, size, requested);
     // reported with its free: a snapshot shows it as pending from here on
     of.record_pending(observe::action::free_pending, b.from->start(b.index), size, s.stream);
-    if (b.from->users_storage) b.from->users_storage[b.index].store(0);
+    if (b.from->users_storage)
+      b.from->users_storage[b.index].store(0);
     return true;
   };
-  if (put()) return true;
+  if (put())
+    return true;
   bool const follows = c.out.is_for(s), was_full = c.out.count() != 0;
   pending_since_fence += flush(c);
-  if (pending_since_fence >= fence_after(8)) due = true, pending_since_fence = 0;
+  if (pending_since_fence >= fence_after(8))
+    due = true, pending_since_fence = 0;
   c.out.gather(user, s.n, follows && was_full, pending);
   return follows && put();
 } catch (std::bad_alloc const&) {
@@ -159,12 +180,15 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_cloc
 
 std::size_t stream_heap::flush(thread_cache& c) noexcept {
   auto const batch = c.out.slots();
-  if (batch.empty()) return 0;
+  if (batch.empty())
+    return 0;
   auto const bytes = static_cast<std::size_t>(c.out.held_bytes());
   clock::stamp const s = c.out.stamp();
   auto const unpublished = c.out.unpublished_here();
-  if (unpublished.slots) counts.sent_home(unpublished.slots, unpublished.bytes);
-  for (slabs::taken const b : batch) slots.hold(*b.from, b.index);
+  if (unpublished.slots)
+    counts.sent_home(unpublished.slots, unpublished.bytes);
+  for (slabs::taken const b : batch)
+    slots.hold(*b.from, b.index);
   pending.push(c.out.spare(), batch, bytes, s, c.out.since());
   c.out.set_taken();
   return bytes;
@@ -174,7 +198,8 @@ std::size_t stream_heap::flush_deferred() {
   section const hold(*this);
   std::size_t bytes = 0;
   for (thread_cache* c : caches) {
-    if (c->out.count() == 0) continue;
+    if (c->out.count() == 0)
+      continue;
     c->revoke();
     bytes += flush(*c);
   }

@@ -14,7 +14,8 @@ void thread_cache::set_sign(std::uint32_t c) noexcept {
 }
 
 void thread_cache::revoke() noexcept {
-  if (revoked_) return;
+  if (revoked_)
+    return;
   revoked_ = true;
   each_used([&](std::uint32_t c) { set_sign(c); });
   out.set_revoked();
@@ -24,11 +25,13 @@ void thread_cache::revoke() noexcept {
 }
 
 void thread_cache::open(clock::stream_clock const& stream) noexcept {
-  if (!revoked_) return;
+  if (!revoked_)
+    return;
   revoked_ = false;
   home = &stream;
   each_used([&](std::uint32_t c) {
-    if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
+    if (emptied_)
+      magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
     set_sign(c);
   });
   emptied_ = false;
@@ -36,12 +39,14 @@ void thread_cache::open(clock::stream_clock const& stream) noexcept {
 }
 
 void thread_cache::empty() noexcept {  // the owner sets the counts to 0 when it opens
-  if (std::exchange(emptied_, true)) return;
+  if (std::exchange(emptied_, true))
+    return;
   each_used([&](std::uint32_t c) { from_slabs_[c] -= magazines_[c].count(); });
 }
 
 void thread_cache::use(std::uint32_t c) noexcept {
-  if (limits_[c]) return;
+  if (limits_[c])
+    return;
   used_[c / 64] |= std::uint64_t{1} << (c % 64);
   limits_[c] = first_limit;
   magazines_[c].size = static_cast<std::uint16_t>(size_classes::bytes(static_cast<int>(c)));
@@ -50,7 +55,8 @@ void thread_cache::use(std::uint32_t c) noexcept {
 
 std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
   magazine& m = magazines_[c];
-  if (m.count()) return 0;
+  if (m.count())
+    return 0;
   use(c);
   missed(c, met::empty);
   set_sign(c);
@@ -68,9 +74,11 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> to) noex
   magazine& m = magazines_[c];
   std::uint32_t const n = m.count();
   use(c);
-  if (n >= limits_[c]) missed(c, met::full);
+  if (n >= limits_[c])
+    missed(c, met::full);
   set_sign(c);
-  if (n < limits_[c]) return 0;
+  if (n < limits_[c])
+    return 0;
   std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, to.size());
   std::copy_n(m.slots.begin(), going, to.begin());
   std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
@@ -83,21 +91,25 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> to) noex
 // that are only allocated, or only freed, would take room from sizes that need it.
 void thread_cache::missed(std::uint32_t c, met what) noexcept {
   bool const again = std::exchange(last_[c], what) == what;
-  if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised) raise_limit(c);
+  if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised)
+    raise_limit(c);
 }
 
 void thread_cache::raise_limit(std::uint32_t c) noexcept {
   auto const bytes = [](std::uint32_t size_class) { return size_classes::bytes(static_cast<int>(size_class)); };
   std::size_t const more = limits_[c] * bytes(c);
-  if (limits_[c] == most_slots) return;
+  if (limits_[c] == most_slots)
+    return;
   if (granted_ + more > most_bytes) {  // take room from sizes that are empty now
     each_used([&](std::uint32_t other) {
-      if (other == c || magazines_[other].count() || limits_[other] == first_limit) return;
+      if (other == c || magazines_[other].count() || limits_[other] == first_limit)
+        return;
       granted_ -= (limits_[other] - first_limit) * bytes(other);
       limits_[other] = first_limit;
       set_sign(other);
     });
-    if (granted_ + more > most_bytes) return;
+    if (granted_ + more > most_bytes)
+      return;
   }
   granted_ += more;
   limits_[c] = static_cast<std::uint8_t>(limits_[c] * 2);
@@ -152,7 +164,9 @@ observe::change thread_cache::newly_deferred() noexcept {
       then = std::exchange(published_deferred_, now);
   return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
 }
-void thread_cache::publish(observe::heap_counters& to) noexcept { to.absorb(unpublished_.take(), newly_deferred()); }
+void thread_cache::publish(observe::heap_counters& to) noexcept {
+  to.absorb(unpublished_.take(), newly_deferred());
+}
 
 // The only cache of a heap may write its tally here: other writers have the lock and have shut the cache.
 address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept {

@@ -20,10 +20,10 @@ class stream_heap;
 
 class thread_cache {
  public:
-  static constexpr std::uint32_t most_slots = 64;                 // of a size
-  static constexpr std::size_t most_bytes = 2 << 20;              // over all sizes
-  static constexpr std::size_t always_raised = 1 << 10;           // bytes: the limit of such a size always rises
-  static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it needs more
+  static constexpr std::uint32_t most_slots = 64;        // of a size
+  static constexpr std::size_t most_bytes = 2 << 20;     // over all sizes
+  static constexpr std::size_t always_raised = 1 << 10;  // bytes: the limit of such a size always rises
+  static constexpr std::uint8_t first_limit = 2;         // slots of a size, until it needs more
 
   // Owner only. Null or false: nothing has changed, take the locked path. lines: see slab::lines.
   [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
@@ -45,7 +45,8 @@ class thread_cache {
       s.state->set(slot_bits::exact);
     }
     // NOLINT(performance-no-int-to-ptr)
-    if (unpublished_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(publish_and_end(m.head, head - 1, s.at));
+    if (unpublished_.took(cost)) [[unlikely]]
+      return reinterpret_cast<void*>(publish_and_end(m.head, head - 1, s.at));
     m.head.end(head - 1);
     return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
@@ -67,7 +68,8 @@ class thread_cache {
     m.freed.set(static_cast<std::uint32_t>(home->number()));
     state.set(static_cast<std::uint8_t>(slot::cached));
     m.slots[n] = {at, &state};
-    if (unpublished_.gave(cost)) [[unlikely]] return publish_and_end(m.head, head + magazine::one_given + 1, at) != 0;
+    if (unpublished_.gave(cost)) [[unlikely]]
+      return publish_and_end(m.head, head + magazine::one_given + 1, at) != 0;
     m.head.end(head + magazine::one_given + 1);
     return true;
   }
@@ -82,7 +84,7 @@ class thread_cache {
   void open(clock::stream_clock const& home) noexcept;
   // How many more slots of this size it wants, now that it has none. Requires: open
   std::uint32_t wants(std::uint32_t size_class) noexcept;
-  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // Requires: no more than it wants
+  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;  // Requires: no more than it wants
   // takes out the oldest half of a full size, for the slabs
   std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
 
@@ -90,13 +92,15 @@ class thread_cache {
   void revoke() noexcept;  // Blocks: until its owner, if in one of the calls above, has left it
   template <class Do>
   void each(Do act) const {  // Requires: shut
-    if (emptied_) return;
+    if (emptied_)
+      return;
     each_used([&](std::uint32_t c) {
       magazine const& m = magazines_[c];
-      for (std::uint32_t i = 0; i < m.count(); ++i) act(m.slots[i]);
+      for (std::uint32_t i = 0; i < m.count(); ++i)
+        act(m.slots[i]);
     });
   }
-  void empty() noexcept;     // the slots of each() have been taken. Requires: shut
+  void empty() noexcept;  // the slots of each() have been taken. Requires: shut
   // The home's number, at most `now`, at the last free of that size here; slabs have the stamps of slots they
   // lent. Only the lower half is stored; the upper is the latest possible, so the result is never too small.
   // Requires: shut, or the owner's call
@@ -113,28 +117,28 @@ class thread_cache {
   bool has_freed_at(std::uint64_t now) const noexcept;
   observe::cached_slots counted() const noexcept;
 
-  base::atomic<stream_heap*> of{nullptr};  // null: none any more; written with its lock and the registry's
-  base::bias_word own;                     // the owner holds the heap's lock by it, without a locked instruction
-  clock::stream_clock const* home = nullptr;     // of the heap, at the last open(). Owner only
+  base::atomic<stream_heap*> of{nullptr};     // null: none any more; written with its lock and the registry's
+  base::bias_word own;                        // the owner holds the heap's lock by it, without a locked instruction
+  clock::stream_clock const* home = nullptr;  // of the heap, at the last open(). Owner only
 
  private:
   observe::unpublished unpublished_;
-  observe::change published_deferred_;         // deferred frees that publish() has reported
+  observe::change published_deferred_;  // deferred frees that publish() has reported
 
  public:
-  deferred_frees out;                                // shut and opened with the cache
+  deferred_frees out;  // shut and opened with the cache
 
  private:
   friend class thread_caches;
   // The slots of one size; the count and the first slots share a cache line. All zeros: empty and shut
   struct alignas(64) magazine {
     static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-    base::bias_word head;  // its count of slots, and from bit 8 on how many were ever freed here
-    std::uint16_t size;                        // bytes
-    base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give less than `most`
-    base::single_writer<std::uint32_t> freed;  // the home's number at the last free here, its lower half
-    std::uint64_t cost;                        // untold::cost of `size`
-    std::array<cached_slot, most_slots> slots; // the first count() of them
+    base::bias_word head;                       // its count of slots, and from bit 8 on how many were ever freed here
+    std::uint16_t size;                         // bytes
+    base::atomic<std::uint8_t> least, most;     // the sign: a take needs more than `least`, a give less than `most`
+    base::single_writer<std::uint32_t> freed;   // the home's number at the last free here, its lower half
+    std::uint64_t cost;                         // untold::cost of `size`
+    std::array<cached_slot, most_slots> slots;  // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
   static_assert(sizeof(cached_slot) == 16 && offsetof(magazine, slots) == 24);
@@ -154,7 +158,7 @@ class thread_cache {
         act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
     }
   }
-  void use(std::uint32_t size_class) noexcept;      // for its first use
+  void use(std::uint32_t size_class) noexcept;  // for its first use
   void set_sign(std::uint32_t size_class) noexcept;
   enum class met : std::uint8_t { nothing, empty, full };
   void missed(std::uint32_t size_class, met) noexcept;
@@ -168,7 +172,7 @@ class thread_cache {
   std::array<std::uint8_t, size_classes::count> limits_{};
   std::array<met, size_classes::count> last_{};
   std::array<std::int64_t, size_classes::count> from_slabs_{};  // ever put in from the slabs, less those returned there
-  std::size_t granted_ = 0;                                // bytes: the sum of limits above the first ones
+  std::size_t granted_ = 0;                                     // bytes: the sum of limits above the first ones
   union {
     std::array<magazine, size_classes::count> magazines_;  // pages of zeros until they are used
   };

@@ -2,7 +2,6 @@
 // Threads: as thread_caches.h. The registry's lock is taken before a heap's.
 #include "runtime/memory/heap/thread_caches.h"
 
-
 #include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/room.h"
@@ -39,14 +38,16 @@ base::per_thread<thread_caches>& slot_of_threads() {
 
 template <class Table>
 void forget_if_stale(Table& t) noexcept {
-  if (t.holds()) return;
+  if (t.holds())
+    return;
   t.entries = {};
   t.version = fast_path_version() & ~std::uint64_t{1};
 }
 }  // namespace
 
 thread_caches* thread_caches::of_this_thread() {
-  if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
+  if (base::thread_pointer<ended>::value == number_of_thread())
+    return nullptr;
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
   base::thread_pointer<allocation_table, &no_allocations>::value = &mine.now_->table;
@@ -55,9 +56,11 @@ thread_caches* thread_caches::of_this_thread() {
 
 thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap& m) noexcept try {
   thread_caches* const here = of_this_thread();
-  if (!here) return nullptr;
+  if (!here)
+    return nullptr;
   thread_caches& mine = *here;
-  if (!mine.table.holds()) mine.table = {};
+  if (!mine.table.holds())
+    mine.table = {};
   forget_if_stale(mine.table);
   auto const known = mine.by_memory_.find(&m);
   thread_cache* found =
@@ -69,19 +72,23 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
     auto& all = registered();
     base::lock_guard const hold(all.lock);
     for (thread_cache* c : mine.all_) {  // one whose heap has ended
-      if (!c->of.load()) found = c;
+      if (!c->of.load())
+        found = c;
     }
     if (found) {
       auto const forget_it = [&](auto& entries) {
-        for (table_entry& e : entries) e = e.cache == found ? table_entry{} : e;
+        for (table_entry& e : entries)
+          e = e.cache == found ? table_entry{} : e;
       };
       forget_it(mine.table.entries);
-      for (auto const& c : mine.choices_) forget_it(c->table.entries);
+      for (auto const& c : mine.choices_)
+        forget_it(c->table.entries);
     } else {
       if (all.spare.empty()) {
         base::no_switch const no_other_course;
         found = new_cache();
-        if (!found) return nullptr;
+        if (!found)
+          return nullptr;
       } else {
         found = all.spare.back();
         all.spare.pop_back();
@@ -114,11 +121,13 @@ thread_caches::~thread_caches() {
   base::thread_pointer<thread_table, &no_table>::value = &no_table;
   base::thread_pointer<allocation_table, &no_allocations>::value = &no_allocations;
   base::thread_pointer<ended>::value = number_of_thread();
-  if (process_was_forked()) return;
+  if (process_was_forked())
+    return;
   auto& all = registered();
   base::lock_guard const hold(all.lock);
   for (thread_cache* c : all_) {
-    if (stream_heap* const m = c->of.load()) m->leave(*c);
+    if (stream_heap* const m = c->of.load())
+      m->leave(*c);
     try {
       all.spare.push_back(c);
     } catch (std::bad_alloc const&) {  // then it is never used again
@@ -128,7 +137,8 @@ thread_caches::~thread_caches() {
 
 void thread_caches::close(stream_heap& m) noexcept {
   base::lock_guard const hold(registered().lock);
-  while (!m.caches.empty()) m.leave(*m.caches.back());
+  while (!m.caches.empty())
+    m.leave(*m.caches.back());
 }
 
 }  // namespace weir::memory

@@ -29,7 +29,7 @@ struct alignas(32) table_entry {
 // What a thread reads to allocate without a lock, for one choice of pools: its caches by stream.
 struct allocation_table {
   static constexpr std::size_t buckets = 64;
-  std::uint64_t version = 0;  // as thread_table
+  std::uint64_t version = 0;             // as thread_table
   std::span<pool_in_force const> pools;  // at most one of a device
   alignas(64) std::array<table_entry, buckets> entries{};
 
@@ -58,9 +58,9 @@ struct thread_table {
     slab** slabs = nullptr;  // by granule
     region const* in = nullptr;
   };
-  std::uint64_t version = 0;   // fast_path_version(), made even, when the rest was last empty
+  std::uint64_t version = 0;  // fast_path_version(), made even, when the rest was last empty
   stretch last;
-  struct {                   // where the last block was found; no slots lie there unless memory is short
+  struct {  // where the last block was found; no slots lie there unless memory is short
     address base = 0;
     std::size_t bytes = 0;
     region const* in = nullptr;
@@ -128,7 +128,9 @@ class thread_caches {
   // may name heaps that have ended: such a cache is of another heap now, or of none
   std::unordered_map<stream_heap const*, thread_cache*> by_memory_;
 };
-inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
+inline thread_table& thread_table::mine() noexcept {
+  return *base::thread_pointer<thread_table, &no_table>::value;
+}
 inline allocation_table& allocation_table::mine() noexcept {
   return *base::thread_pointer<allocation_table, &no_allocations>::value;
 }

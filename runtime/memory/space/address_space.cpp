@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 
-
 namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
@@ -16,13 +15,15 @@ constexpr std::size_t ends_that_fit = 8192, largest_that_fit = 128, most_pages =
 address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
 
 address_space::~address_space() {
-  if (base_ && !abandoned_) (void)machine_.unreserve(base_, reserved_);
+  if (base_ && !abandoned_)
+    (void)machine_.unreserve(base_, reserved_);
 }
 
 driver::status address_space::open(driver::device_info const& info, std::size_t wanted) {
   info_ = info;
   page_ = info.granularity ? info.granularity : std::size_t{2} << 20;
-  if (!info.maps) return {};
+  if (!info.maps)
+    return {};
   std::size_t const memory = std::bit_ceil(std::max(info.total_memory, page_ * 16));
   std::size_t bytes =
       wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
@@ -30,8 +31,10 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     std::size_t const extent = std::max(std::bit_floor(bytes / most_extents), page_);
     decltype(by_extent_) table(new base::atomic<region*>[bytes / extent]);
     auto const got = machine_.reserve(bytes, page_);
-    if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory) continue;
-    if (!got.ok()) return got.is;
+    if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory)
+      continue;
+    if (!got.ok())
+      return got.is;
     base_ = got.value;
     reserved_ = bytes;
     extent_ = extent;
@@ -47,17 +50,19 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
-  std::size_t const most = std::max(
-      reserved / ends_that_fit, std::min({of_block, capacity / ends_that_fit, reserved / largest_that_fit}));
+  std::size_t const most =
+      std::max(reserved / ends_that_fit, std::min({of_block, capacity / ends_that_fit, reserved / largest_that_fit}));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 
 region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_t has) {
   base::lock_guard hold(lock_);
-  if (!extent_) return nullptr;
+  if (!extent_)
+    return nullptr;
   std::size_t const need = (at_least + extent_ - 1) / extent_;
   std::size_t const left = extents_ - used_, whole = generous_ / extent_;
-  if (need > left) return nullptr;
+  if (need > left)
+    return nullptr;
   // Generous while there is plenty: an arena of one region has the fewest seams. Then as much again as the
   // stream has, and at first a small part of what is left:
   // thousands of streams find room, and one that grows has few regions all the same.
@@ -69,7 +74,8 @@ region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_
   if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_);
       n > need && runs - made->base >= at_least)
     made->runs = runs;
-  for (std::size_t i = used_; i < used_ + n; ++i) by_extent_[i].store(made, base::memory_order_release);
+  for (std::size_t i = used_; i < used_ + n; ++i)
+    by_extent_[i].store(made, base::memory_order_release);
   used_ += n;
   return made;
 }
@@ -95,7 +101,8 @@ void address_space::put_back(segment&& s) noexcept {
 
 void address_space::drop(segment&& s) noexcept {
   base::lock_guard hold(lock_);
-  if (dropped_.size() == most_dropped) dropped_.erase(dropped_.begin());
+  if (dropped_.size() == most_dropped)
+    dropped_.erase(dropped_.begin());
   dropped_.push_back(std::move(s.mapped()));
 }
 
@@ -108,7 +115,8 @@ region* address_space::find(void const* p) const noexcept {
   }
   base::lock_guard hold(lock_);
   auto after = segments_.upper_bound(a);
-  if (after == segments_.begin()) return nullptr;
+  if (after == segments_.begin())
+    return nullptr;
   region* const r = std::prev(after)->second.get();
   return a - r->base < r->bytes ? r : nullptr;
 }

@@ -22,7 +22,8 @@ struct handle_sizes {
 
   // Bytes of the next one, where `left` are missing. Requires: left is pages.
   std::size_t next(std::size_t left) const noexcept {
-    if (last) return left <= last ? left : most;
+    if (last)
+      return left <= last ? left : most;
     return std::bit_floor(std::min(left, most) / page) * page;
   }
 };
@@ -74,8 +75,8 @@ class address_space {  // one a device
   bool abandoned_ = false;
   std::unique_ptr<base::atomic<region*>[]> by_extent_;
   mutable base::mutex lock_;
-  std::vector<std::unique_ptr<region>> regions_;                 // under lock_
-  std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
+  std::vector<std::unique_ptr<region>> regions_;         // under lock_
+  std::map<address, std::unique_ptr<region>> segments_;  // under lock_; by base
   static constexpr std::size_t most_dropped = 64;
   std::vector<std::unique_ptr<region>> dropped_;  // under lock_; the last few: another thread may still read them
 };

@@ -35,7 +35,8 @@ alloc_request alloc_request::make(device_context const& of, clock::stream_clock&
     alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));
   }
   int const c = size_classes::of(room, std::max<std::size_t>(alignment, 1));
-  if (c >= 0) return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
+  if (c >= 0)
+    return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
   return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(room, bins::unit), granule), at};
 }
 

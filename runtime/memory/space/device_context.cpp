@@ -29,21 +29,24 @@ device_context::device_context(weir::runtime::impl& r, int index, allocator* a, 
   require(info.is, "allocate", base::gpu_name(device), "", at);
   driver_reserve = driver_reserve_of(r.options(), machine.simulated(), info.value.multi_processor_count);
   // compute-sanitizer accepts segments; mapped pages are untested with a current context
-  if (announced) info.value.maps = false;
+  if (announced)
+    info.value.maps = false;
   require(space.open(info.value, r.options().address_space), "allocate",
           "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
   counts.set_limit(r.options().device_limit);
 }
 
 std::size_t device_context::may_take(std::size_t bytes) {
-  if (!driver_reserve) return bytes;
+  if (!driver_reserve)
+    return bytes;
   auto left = unasked.lock();
   if (bytes <= *left) {
     *left -= bytes;
     return bytes;
   }
   auto const now = machine.memory(device);
-  if (!now.ok()) return bytes;  // the call that takes it will say
+  if (!now.ok())
+    return bytes;  // the call that takes it will say
   // what other threads have charged may not be made yet
   std::size_t const kept = driver_reserve + counts.under_way();
   std::size_t const spare = now.value.free - std::min(now.value.free, kept);
@@ -59,7 +62,8 @@ bool device_context::is_nearly_full() const {
 }
 
 bool device_context::is_complete(clock::stamp s) {
-  if (clocks.complete(s)) return true;
+  if (clocks.complete(s))
+    return true;
   auto const done = clocks.poll(s);
   return done.ok() && done.value;
 }
@@ -80,7 +84,8 @@ region* device_context::must_find(void const* p, char const* operation, source_l
 
 block_ref device_context::must_locate(void const* p, region* r, char const* operation, source_location at) const {
   block_ref const found = block_ref::find(*r, reinterpret_cast<address>(p));
-  if (found.live) return found;
+  if (found.live)
+    return found;
   throw invalid_use(
       operation,
       base::address_text(p) + " on " + base::gpu_name(device) +

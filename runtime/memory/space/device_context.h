@@ -24,15 +24,15 @@ struct device_context {
   bool lost() const noexcept { return clocks.lost(device); }
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device & 63); }
   // bytes of a handle that other devices may use
-  std::size_t open_bytes(handle const& h) const noexcept {
-    return !h.asleep && (h.readers & ~own_bit()) ? h.bytes : 0;
-  }
+  std::size_t open_bytes(handle const& h) const noexcept { return !h.asleep && (h.readers & ~own_bit()) ? h.bytes : 0; }
   // Whether all work before `s` is complete, or ordered before the next work of `by`.
   bool ordered_or_complete(clock::stream_clock& by, clock::stamp s) const { return clocks.complete(s) || by.covers(s); }
   // As above. since: raised to the present number of `by` if only `by` may rely on it
   bool ordered_or_complete(clock::stream_clock& by, clock::stamp s, std::uint64_t& since) const {
-    if (clocks.complete(s)) return true;
-    if (!by.covers(s)) return false;
+    if (clocks.complete(s))
+      return true;
+    if (!by.covers(s))
+      return false;
     since = by.now().n;
     return true;
   }

@@ -15,12 +15,15 @@ void mapped_spaces::enter(address base, std::size_t bytes, address_space const& 
   base::no_switch const whatever_was_there_before;  // entries of earlier runtimes add no switch point
   std::size_t const n = used_.load();
   std::size_t i = 0;
-  while (i < n && places_[i].bytes.load() != 0) ++i;
-  if (i == most) return;
+  while (i < n && places_[i].bytes.load() != 0)
+    ++i;
+  if (i == most)
+    return;
   places_[i].base.store(base);
   places_[i].space.store(&s);
   places_[i].bytes.store(bytes, base::memory_order_release);
-  if (i == n) used_.store(n + 1, base::memory_order_release);
+  if (i == n)
+    used_.store(n + 1, base::memory_order_release);
   invalidate_fast_paths();
 }
 
@@ -28,7 +31,8 @@ void mapped_spaces::leave(address base) noexcept {
   base::lock_guard const hold(changing_);
   base::no_switch const whatever_was_there_before;
   for (place& p : places_) {
-    if (p.bytes.load() != 0 && p.base.load() == base) p.bytes.store(0);
+    if (p.bytes.load() != 0 && p.base.load() == base)
+      p.bytes.store(0);
   }
   invalidate_fast_paths();
 }
@@ -39,7 +43,8 @@ region const* mapped_spaces::find(address a) noexcept {
     place const& p = places_[i];
     std::size_t const bytes = p.bytes.load(base::memory_order_acquire);
     // NOLINT(performance-no-int-to-ptr)
-    if (a - p.base.load() < bytes) return p.space.load()->find(reinterpret_cast<void const*>(a));
+    if (a - p.base.load() < bytes)
+      return p.space.load()->find(reinterpret_cast<void const*>(a));
   }
   return nullptr;
 }

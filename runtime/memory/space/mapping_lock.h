@@ -20,8 +20,10 @@ class mapping_lock {
     ~shared() {
       base::lock_guard const hold(of_.lock_);
       ++of_.ended_;
-      if (counting::value) ++*counting::value;
-      if (--of_.under_way_ == 0 && of_.exclusive_) of_.changed_.notify_all();
+      if (counting::value)
+        ++*counting::value;
+      if (--of_.under_way_ == 0 && of_.exclusive_)
+        of_.changed_.notify_all();
     }
     shared(shared const&) = delete;
     shared& operator=(shared const&) = delete;
@@ -76,9 +78,9 @@ class mapping_lock {
   // quiet: no choice of a schedule depends on mapping, only on a halt, by its notifications
   base::mutex lock_{base::quiet};
   base::condition changed_;
-  int under_way_ = 0;    // under lock_
+  int under_way_ = 0;        // under lock_
   std::uint64_t ended_ = 0;  // under lock_: `flowing` sections that ended
-  bool exclusive_ = false;  // under lock_
+  bool exclusive_ = false;   // under lock_
 };
 
 }  // namespace weir::memory

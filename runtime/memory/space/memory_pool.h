@@ -140,9 +140,7 @@ class memory_pool {
   kind const is;
 
  private:
-  std::size_t left() const noexcept {
-    return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0;
-  }
+  std::size_t left() const noexcept { return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0; }
   mutable base::mutex lock_{base::quiet};  // held for these members alone
   base::single_writer<std::uint64_t> number_;
   std::string name_;

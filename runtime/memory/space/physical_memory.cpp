@@ -5,7 +5,8 @@
 namespace weir::memory {
 
 void physical_memory::release(driver::memory_handle h, std::size_t bytes, batch& out) {
-  if (of_.machine.release(h).ok()) return;
+  if (of_.machine.release(h).ok())
+    return;
   out.orphaned += bytes;
   try {
     orphans_.lock()->push_back({h, 0, bytes});
@@ -14,7 +15,8 @@ void physical_memory::release(driver::memory_handle h, std::size_t bytes, batch&
 
 void physical_memory::undo(batch& out) {
   std::erase_if(out.handles, [&](handle const& h) {
-    if (!of_.machine.unmap(h.at, h.bytes).ok()) return false;
+    if (!of_.machine.unmap(h.at, h.bytes).ok())
+      return false;
     release(h.physical, h.bytes, out);
     return true;
   });
@@ -42,7 +44,8 @@ std::size_t physical_memory::return_orphans() {
 std::size_t physical_memory::orphaned_bytes() const {
   std::size_t bytes = 0;
   auto const all = orphans_.lock();
-  for (handle const& h : *all) bytes += h.bytes;
+  for (handle const& h : *all)
+    bytes += h.bytes;
   return bytes;
 }
 

@@ -22,10 +22,10 @@ class physical_memory {
     std::map<address, aliased_handle> arrived;  // moved here from elsewhere
     clock::stream_clock const* home = nullptr;  // the stream whose next work may use them
     std::uint64_t arrived_freed = 0;            // the fence of `home` after which all use of `arrived` is complete
-    std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
-    std::size_t of_pool = 0;   // bytes charged to the pool, of the handles made and of those from other pools
+    std::size_t charged = 0;                    // bytes, of the handles made and of one that could not be mapped
+    std::size_t of_pool = 0;           // bytes charged to the pool, of the handles made and of those from other pools
     std::size_t from_other_pools = 0;  // bytes of `arrived`
-    std::size_t orphaned = 0;  // bytes that the driver refused to take back: they stay charged
+    std::size_t orphaned = 0;          // bytes that the driver refused to take back: they stay charged
   };
   void release(driver::memory_handle, std::size_t bytes, batch&);  // refused: kept as an orphan, tried again later
   // Unmaps and releases what was made. Ensures: `handles` has those that the driver refused to unmap.

@@ -7,10 +7,12 @@
 namespace weir::memory {
 
 driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& out, std::size_t spare) {
-  if (!of_.space.maps()) return grow_segment(mine, r, out);
+  if (!of_.space.maps())
+    return grow_segment(mine, r, out);
   if (has_room_for_long_run(mine, r)) {
     driver::status const s = grow_by(mine, r, how::long_run, out, spare);
-    if (s.what != driver::code::out_of_memory) return s;
+    if (s.what != driver::code::out_of_memory)
+      return s;
   }
   driver::status const s = grow_by(mine, r, how::usual, out, spare);
   // another place may lack less
@@ -25,7 +27,8 @@ arena::places growth::places_for(stream_heap const& mine) const {
 }
 
 driver::status growth::grow_there(stream_heap& in, place& where, alloc_request const& r, void*& out) {
-  if (of_.space.maps()) return grow_by(in, r, how::usual, out, 0, &where);
+  if (of_.space.maps())
+    return grow_by(in, r, how::usual, out, 0, &where);
   section const hold(in);
   out = in.take_anywhere(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
@@ -33,7 +36,8 @@ driver::status growth::grow_there(stream_heap& in, place& where, alloc_request c
 
 // Within the bound, that is: a run that is longer than it has to be makes nothing move.
 bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
-  if (r.size_class < 0) return false;
+  if (r.size_class < 0)
+    return false;
   std::size_t bytes = 0;
   {
     section const hold(mine);
@@ -42,39 +46,48 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
   return bytes > slabs::usual_run_bytes && of_.counts.reserved() + bytes <= bound_.most(bound_.now(), r.rounded);
 }
 
-driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how way, void*& out,
-                               std::size_t spare, place* only) {
+driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how way, void*& out, std::size_t spare,
+                               place* only) {
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = *mine.pool.get();
-  if (pool.is_asleep()) return asleep;
+  if (pool.is_asleep())
+    return asleep;
   growth_plan g;
   {
     section const hold(mine);
     mine.blocks.place(places_for(mine));
     // freed meanwhile, or by the rung before
-    if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r))) return {};
-    if (pool.is_registered() && pool.now().charged) return {driver::code::out_of_memory};  // it has all of its limit
-    std::size_t const bytes = r.size_class < 0           ? r.rounded
+    if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r)))
+      return {};
+    if (pool.is_registered() && pool.now().charged)
+      return {driver::code::out_of_memory};  // it has all of its limit
+    std::size_t const bytes = r.size_class < 0       ? r.rounded
                               : way != how::long_run ? mine.slots.usual_next_run_bytes(r.size_class)
-                                                         : mine.slots.next_run_bytes(r.size_class);
+                                                     : mine.slots.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
-    if (bytes > of_.space.info().total_memory) return {driver::code::out_of_memory};
+    if (bytes > of_.space.info().total_memory)
+      return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {
       bool const run = r.size_class >= 0 && mine.blocks.has_runs();
       return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
     };
     if (only) {
-      if (!mover_.plan(mine, bytes, alignment, only->part, g, true)) return driver::no_addresses;
+      if (!mover_.plan(mine, bytes, alignment, only->part, g, true))
+        return driver::no_addresses;
     } else if (!planned(way == how::fewest_new_pages)) {
       std::size_t has = 0;
-      for (region const* mapped : mine.blocks.regions()) has += mapped->bytes;
+      for (region const* mapped : mine.blocks.regions())
+        has += mapped->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);
-      if (more && pool.is_registered()) more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
-      if (more) mine.blocks.add_region(*more, state::unmapped);
+      if (more && pool.is_registered())
+        more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
+      if (more)
+        mine.blocks.add_region(*more, state::unmapped);
       mine.blocks.place(places_for(mine));
       bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
                          mover_.plan(mine, bytes, alignment, arena::zone::runs, g, true);
-      if (!found) return driver::no_addresses;
+      if (!found)
+        return driver::no_addresses;
     }
     g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
     g.by_openings = mine.blocks.places_first();
@@ -83,10 +96,13 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   physical_memory::batch made;
   made.home = mine.home.load();
   driver::status const s = fill(mine, g, r.rounded, made);
-  if (only && g.is_clear) only->missing = g.missing_bytes;
-  if (!s.ok()) memory_.undo(made);
+  if (only && g.is_clear)
+    only->missing = g.missing_bytes;
+  if (!s.ok())
+    memory_.undo(made);
   std::size_t kept = made.orphaned;
-  for (handle const& h : made.handles) kept += h.bytes;
+  for (handle const& h : made.handles)
+    kept += h.bytes;
   pool.refund(made.of_pool - (kept - made.orphaned) - made.from_other_pools);
   section const hold(mine);
   of_.counts.gave(kept, made.charged - kept);
@@ -109,7 +125,8 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     mine.blocks.roll_back(g);
     // mapped, and the driver neither grants it nor takes it back: its place stays taken
     for (handle const& h : made.handles) {
-      if (!(h.readers & of_.own_bit())) mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
+      if (!(h.readers & of_.own_bit()))
+        mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
     }
     of_.note_status(s);
     return s;
@@ -134,7 +151,8 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   std::size_t bytes = 0;
   {
     section const hold(mine);
-    if ((out = mine.take_or_shed(r))) return {};
+    if ((out = mine.take_or_shed(r)))
+      return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0)
                              : mine.slots.usual_next_run_bytes(r.size_class) + granule;
   }
@@ -143,7 +161,8 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   memory_pool& pool = *mine.pool.get();
   if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
     return {driver::code::out_of_memory};
-  if (!of_.counts.charge(bytes)) return pool.refund(bytes), driver::status{driver::code::out_of_memory};
+  if (!of_.counts.charge(bytes))
+    return pool.refund(bytes), driver::status{driver::code::out_of_memory};
   auto const got = of_.machine.create_segment(of_.device, bytes);
   of_.counts.gave(got.ok() ? bytes : 0, got.ok() ? 0 : bytes);
   if (!got.ok()) {
@@ -164,7 +183,8 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   } catch (std::bad_alloc const&) {
     // The lock is released: what the heap cannot list goes back to the driver.
     if (!entered) {
-      if (of_.machine.release_segment(of_.device, h.at).ok()) of_.counts.refund(bytes);
+      if (of_.machine.release_segment(of_.device, h.at).ok())
+        of_.counts.refund(bytes);
       pool.refund(bytes);
     }
     throw;
@@ -182,7 +202,8 @@ void growth::enter_segment(stream_heap& mine, handle const& h) {
     mine.blocks.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);
-    if (in) of_.space.drop(of_.space.set_aside(*in));
+    if (in)
+      of_.space.drop(of_.space.set_aside(*in));
     throw;
   }
 }

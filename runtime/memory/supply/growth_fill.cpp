@@ -34,13 +34,16 @@ class growth::filling {
         sizes_(suitable()) {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
-    if (g.by_openings) ask_for_newest();
-    if (!one_handle_ && !of_graph_) charge_within_bound(g.missing_bytes);
+    if (g.by_openings)
+      ask_for_newest();
+    if (!one_handle_ && !of_graph_)
+      charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
     while (at < end) {
       std::size_t n = 0;
-      if (driver::status const s = next(at, end - at, n); !s.ok()) return s;
+      if (driver::status const s = next(at, end - at, n); !s.ok())
+        return s;
       at += n;
     }
     return {};
@@ -54,41 +57,51 @@ class growth::filling {
     out_.charged += fresh_, out_.of_pool += fresh_;
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
-    out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
+    out_.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
     // the bound counts what is free in a graph as live: it serves the graph alone
     if (driver::status s; may_move_inside_ && move(at, left, n, s, whose::pool_s)) {
-      if (s.ok() || s.what == driver::code::lost) return s;
+      if (s.ok() || s.what == driver::code::lost)
+        return s;
       may_move_inside_ = false;  // the driver maps no handle twice: new memory may serve
     }
-    if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
+    if (!fresh_ && !full_ && !one_handle_)
+      charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
       fresh_ -= n;
       driver::status const s = make(at, n);
-      if (!full_) return s;
+      if (!full_)
+        return s;
       refund(n + std::exchange(fresh_, 0));
-      if (long_run_) return s;
+      if (long_run_)
+        return s;
     }
     if (may_move_) {
       driver::status s;
       do {
-        if (move(at, left, n, s, whose::any)) return s;
+        if (move(at, left, n, s, whose::any))
+          return s;
       } while (a_.heaps_.reclaim_known());  // by what was asked on the way
       may_move_ = false;
     }
     n = sizes_.next(within_pool(left));
-    if (!full_ && charge(n)) return make(at, n);
+    if (!full_ && charge(n))
+      return make(at, n);
     // Memory is short. A handle that stayed for the sake of addresses moves rather than that the thread waits.
     driver::status s{driver::code::out_of_memory};
     short_ = passed_over_;
-    if (short_ && !move(at, left, n, s, whose::any) && of_graph_) (void)move(at, left, n, s, whose::pool_s);
+    if (short_ && !move(at, left, n, s, whose::any) && of_graph_)
+      (void)move(at, left, n, s, whose::pool_s);
     return s;
   }
   handle_sizes suitable() const {
-    if (one_handle_) return {page_, for_.bytes, for_.bytes};
-    if (mine_.readers.load()) return a_.of_.space.handles_that_stay();
+    if (one_handle_)
+      return {page_, for_.bytes, for_.bytes};
+    if (mine_.readers.load())
+      return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
-    if (long_run_ && for_.bytes > page_) return {page_, for_.bytes};
+    if (long_run_ && for_.bytes > page_)
+      return {page_, for_.bytes};
     std::size_t const limit = a_.of_.counts.limit();
     return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
                                       limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
@@ -97,8 +110,10 @@ class growth::filling {
     return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
   }
   bool charge(std::size_t n) {
-    if (a_.of_.may_take(n) < n || !pool_.charge(n)) return false;
-    if (!a_.of_.counts.charge(n)) return pool_.refund(n), false;
+    if (a_.of_.may_take(n) < n || !pool_.charge(n))
+      return false;
+    if (!a_.of_.counts.charge(n))
+      return pool_.refund(n), false;
     out_.charged += n, out_.of_pool += n;
     return true;
   }
@@ -110,13 +125,15 @@ class growth::filling {
   // n: charged. If the driver has less, a page is made, and the rest is refunded.
   driver::status make(address at, std::size_t& n) {
     auto h = one_handle_ ? a_.of_.machine.create_shared(a_.of_.device, n) : a_.of_.machine.create(a_.of_.device, n);
-    if (h.is.what == driver::code::out_of_memory) a_.of_.note_full();
+    if (h.is.what == driver::code::out_of_memory)
+      a_.of_.note_full();
     if (h.is.what == driver::code::out_of_memory && n > page_ && !one_handle_) {
       refund(n - page_);
       n = page_, sizes_ = {page_, page_};
       h = a_.of_.machine.create(a_.of_.device, n);
     }
-    if (h.ok()) return place({h.value, at, n});
+    if (h.ok())
+      return place({h.value, at, n});
     full_ = h.is.what == driver::code::out_of_memory;
     return h.is;
   }
@@ -129,18 +146,23 @@ class growth::filling {
     std::uint64_t const readers = a_.of_.own_bit() | readers_;
     auto const s = readers_ ? a_.of_.machine.grant_all(h.at, h.bytes, readers)
                             : a_.of_.machine.grant(h.at, h.bytes, a_.of_.device);
-    if (s.ok()) out_.handles.back().readers = readers;
+    if (s.ok())
+      out_.handles.back().readers = readers;
     return s.what == driver::code::not_supported && readers_ ? place_without_those_refused(out_.handles.back()) : s;
   }
   driver::status place_without_those_refused(handle& h) {  // a link may have gone
-    if (auto const s = a_.of_.machine.grant(h.at, h.bytes, a_.of_.device); !s.ok()) return s;
+    if (auto const s = a_.of_.machine.grant(h.at, h.bytes, a_.of_.device); !s.ok())
+      return s;
     h.readers = a_.of_.own_bit();
     for (std::uint64_t left = readers_; left; left &= left - 1) {
       std::uint64_t const one = left & (~left + 1);
       auto const s = a_.of_.machine.grant(h.at, h.bytes, std::countr_zero(one));
-      if (s.ok()) h.readers |= one;
-      else if (s.what == driver::code::not_supported) a_.peers_.forget(one), readers_ &= ~one;
-      else return h.readers = 0, s;
+      if (s.ok())
+        h.readers |= one;
+      else if (s.what == driver::code::not_supported)
+        a_.peers_.forget(one), readers_ &= ~one;
+      else
+        return h.readers = 0, s;
     }
     return {};
   }
@@ -150,21 +172,25 @@ class growth::filling {
   bool move(address to, std::size_t left, std::size_t& n, driver::status& s, whose handles) {
     stream_heap* from = nullptr;
     released victim = choose(left, from, handles);
-    if (!victim.place) return false;
+    if (!victim.place)
+      return false;
     handle const h = victim.handles.front();
     memory_pool& its = *from->pool.get();
     bool const comes_in = &its != &pool_;
     // not open to peers, or more than the pool's limit leaves: it goes, and as much as is needed is made
     if (h.bytes > left || mine_.readers.load() || (comes_in && !pool_.charge(h.bytes))) {
-      if (!a_.return_.one(*from, victim)) return false;
+      if (!a_.return_.one(*from, victim))
+        return false;
       n = sizes_.next(within_pool(std::min(left, h.bytes)));
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
       return true;
     }
     n = h.bytes;
     s = a_.mover_.remap(*from, victim, to, out_);
-    if (!comes_in) return true;
-    if (!s.ok()) return pool_.refund(n), true;
+    if (!comes_in)
+      return true;
+    if (!s.ok())
+      return pool_.refund(n), true;
     its.refund(n);
     out_.of_pool += n, out_.from_other_pools += n;
     return true;
@@ -176,22 +202,27 @@ class growth::filling {
   released choose(std::size_t left, stream_heap*& from, whose handles) {
     bool const own_alone = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
-      if (how == may::go && handles == whose::pool_s) break;  // a launch may use it where it is
-      if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
+      if (how == may::go && handles == whose::pool_s)
+        break;  // a launch may use it where it is
+      if (how != may::go && mine_.readers.load())
+        continue;  // nothing moves to where peers read
       released found;
       auto const look = [&](stream_heap& m) {
         memory_pool const& its = *m.pool.get();
         bool const here = &its == &pool_;
-        if (handles == whose::pool_s ? !here : its.pages_stay() || (own_alone && !here)) return false;
+        if (handles == whose::pool_s ? !here : its.pages_stay() || (own_alone && !here))
+          return false;
         found = choose_of(m, left, how);
         from = &m;
         return found.place != nullptr;
       };
       // what lies in the heap itself may be switched back later
-      if (for_.by_openings && look(mine_)) return found;
+      if (for_.by_openings && look(mine_))
+        return found;
       // other heaps first: a handle that lies idle there is of no use
       a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
-      if (found.place || look(mine_)) return found;
+      if (found.place || look(mine_))
+        return found;
     }
     return {};
   }
@@ -202,9 +233,12 @@ class growth::filling {
       clock::stamp oldest;  // of what may not go yet
       {
         section const hold(m);
-        if (m.pages_stay() && m.pool.get() != &pool_) return {};  // a graph has taken it over meanwhile
-        if (a_.heaps_.index.many()) m.lock.revoke_bias();
-        if (m.left_behind && m.left_behind > most_left_behind * m.pool.get()->now().charged) return {};
+        if (m.pages_stay() && m.pool.get() != &pool_)
+          return {};  // a graph has taken it over meanwhile
+        if (a_.heaps_.index.many())
+          m.lock.revoke_bias();
+        if (m.left_behind && m.left_behind > most_left_behind * m.pool.get()->now().charged)
+          return {};
         oldest.stream = m.home.load()->id();
         auto found = m.blocks.reserve_handle(
             left, enough,
@@ -221,11 +255,14 @@ class growth::filling {
               return how == may::fit_ordered ? a_.of_.ordered_or_complete(home, {oldest.stream, freed})
                                              : a_.of_.clocks.complete({oldest.stream, freed});
             });
-        if (found.from.place) return std::move(found.from);
+        if (found.from.place)
+          return std::move(found.from);
         oldest.n = found.waits_for;
       }
-      if (asked || how == may::fit_ordered || m.is_of_graph()) return {};  // a capture completes with its end
-      if (!oldest.n || !patient_ || !complete_soon(oldest)) return {};
+      if (asked || how == may::fit_ordered || m.is_of_graph())
+        return {};  // a capture completes with its end
+      if (!oldest.n || !patient_ || !complete_soon(oldest))
+        return {};
     }
   }
   // Only what is known to be complete may go, and free memory above has the newest stamp.
@@ -235,13 +272,15 @@ class growth::filling {
       section const hold(mine_);
       newest = {mine_.home.load()->id(), mine_.blocks.newest_given()};
     }
-    if (newest.n && !a_.of_.clocks.complete(newest)) (void)a_.of_.clocks.poll(newest);
+    if (newest.n && !a_.of_.clocks.complete(newest))
+      (void)a_.of_.clocks.poll(newest);
   }
   // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it, once.
   bool complete_soon(clock::stamp s) {
     for (int tries = 0; tries < 32; ++tries) {
       auto const done = a_.of_.clocks.poll(s);
-      if (!done.ok() || done.value) return done.ok();
+      if (!done.ok() || done.value)
+        return done.ok();
     }
     patient_ = false;
     return false;
@@ -258,23 +297,25 @@ class growth::filling {
   std::uint64_t readers_;  // that what is made is open to
   reserve_bound::usage const used_;
   handle_sizes sizes_;
-  std::size_t bound_ = 0;                  // bytes
-  std::size_t fresh_ = 0;                  // bytes charged for handles yet to be made
+  std::size_t bound_ = 0;                                  // bytes
+  std::size_t fresh_ = 0;                                  // bytes charged for handles yet to be made
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
-  bool passed_over_ = false;  // a handle, because it is full of aliases
-  bool short_ = false;        // none is passed over for that
+  bool passed_over_ = false;                                     // a handle, because it is full of aliases
+  bool short_ = false;                                           // none is passed over for that
   bool patient_ = true;
   bool full_ = false;  // the driver has not even a page
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
-  if (driver::status const s = mover_.clear_aliases(mine, g, out); !s.ok()) return s;
+  if (driver::status const s = mover_.clear_aliases(mine, g, out); !s.ok())
+    return s;
   g.is_clear = true;
   out.handles.reserve(g.missing_bytes / of_.space.page_bytes() + 1);  // nothing below is lost for want of host memory
   filling f(*this, mine, g, asked, out);
   for (address_range const& hole : g.missing) {
-    if (driver::status const s = f.hole(hole.at, hole.at + hole.bytes); !s.ok()) return s;
+    if (driver::status const s = f.hole(hole.at, hole.at + hole.bytes); !s.ok())
+      return s;
   }
   return {};
 } catch (std::bad_alloc const&) {  // what was made so far is in `out`: taken back as after any refusal

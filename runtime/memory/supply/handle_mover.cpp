@@ -34,9 +34,11 @@ bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignm
 
 driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
   for (alias* const s : g.aliases) {
-    if (swap_with_alias(mine, *s, out)) continue;
+    if (swap_with_alias(mine, *s, out))
+      continue;
     // The ladder plans again, with what is known by then.
-    if (!of_.clocks.complete(s->last)) return {driver::code::out_of_memory};
+    if (!of_.clocks.complete(s->last))
+      return {driver::code::out_of_memory};
     if (driver::status const gone = of_.machine.unmap(s->at, s->bytes); !gone.ok()) {
       of_.note_status(gone);
       aliases_.keep_stuck(*s);
@@ -44,18 +46,21 @@ driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, ph
     }
     aliases_.forget(s->at);
   }
-  if (out.arrived.empty()) return {};
+  if (out.arrived.empty())
+    return {};
   std::vector<address_range> missing;
   g.missing_bytes = 0;
   auto const add = [&](address from, address to) {
-    if (from >= to) return;
+    if (from >= to)
+      return;
     missing.push_back({from, to - from});
     g.missing_bytes += to - from;
   };
   for (auto [at, bytes] : g.missing) {
     address const end = at + bytes;
     auto h = out.arrived.lower_bound(at);
-    if (h != out.arrived.begin() && std::prev(h)->second.at + std::prev(h)->second.bytes > at) --h;
+    if (h != out.arrived.begin() && std::prev(h)->second.at + std::prev(h)->second.bytes > at)
+      --h;
     for (; h != out.arrived.end() && h->first < end; ++h) {
       add(at, h->first);
       at = h->first + h->second.bytes;
@@ -68,20 +73,26 @@ driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, ph
 
 // False: the handle is in use or is being moved elsewhere, or nothing orders its last use before its next.
 bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory::batch& out) {
-  if (!g.granted || mine.readers.load()) return false;  // an alias is open to its own device alone
+  if (!g.granted || mine.readers.load())
+    return false;  // an alias is open to its own device alone
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   // it would be charged to a pool where it is not
-  if (from.pages_stay() || from.pool.get() != mine.pool.get()) return false;
+  if (from.pages_stay() || from.pool.get() != mine.pool.get())
+    return false;
   section const hold(from);
   auto const found = from.handles.find(at);
-  if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;
+  if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit())
+    return false;
   heap_block* const p = from.blocks.free_around(*g.of);
-  if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed})) return false;
+  if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed}))
+    return false;
   memory_pool &its = *from.pool.get(), &here = *mine.pool.get();
-  if (its.pages_stay()) return false;
+  if (its.pages_stay())
+    return false;
   if (&its != &here) {
-    if (!here.charge(g.bytes)) return false;
+    if (!here.charge(g.bytes))
+      return false;
     its.refund(g.bytes);
     out.of_pool += g.bytes, out.from_other_pools += g.bytes;
   }
@@ -102,12 +113,16 @@ void handle_mover::detach_handle(stream_heap& from, heap_block& place,
   node.key() = to;
   out.arrived.insert(std::move(node));
   // what another stream used last is ordered before the next work of this one
-  if (last.stream == out.home->id()) out.arrived_freed = std::max(out.arrived_freed, last.n);
-  else if (!of_.clocks.complete(last)) out.arrived_freed = std::max(out.arrived_freed, out.home->now().n);
+  if (last.stream == out.home->id())
+    out.arrived_freed = std::max(out.arrived_freed, last.n);
+  else if (!of_.clocks.complete(last))
+    out.arrived_freed = std::max(out.arrived_freed, out.home->now().n);
   from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.handle_gone();
-  if (from.is_of_graph()) from.left_behind += place.bytes;  // stays reserved: a launch may use it
-  else from.blocks.release_done(place);
+  if (from.is_of_graph())
+    from.left_behind += place.bytes;  // stays reserved: a launch may use it
+  else
+    from.blocks.release_done(place);
 }
 
 driver::status handle_mover::remap(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
@@ -121,8 +136,10 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
     promised_there = true;
     s = of_.machine.map(to, h.bytes, h.physical);
     there = s.ok();
-    if (there) s = of_.machine.grant(to, h.bytes, of_.device);
-    if (there && !s.ok()) there = !of_.machine.unmap(to, h.bytes).ok();
+    if (there)
+      s = of_.machine.grant(to, h.bytes, of_.device);
+    if (there && !s.ok())
+      there = !of_.machine.unmap(to, h.bytes).ok();
   } catch (std::bad_alloc const&) {}
   aliased_handle* moved = nullptr;
   {
@@ -133,36 +150,47 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
       moved = &which->second;
       detach_handle(from, *victim.place, which, nullptr, to, out);
     } else {
-      if (promised_here) aliases_.forget(h.at);
-      if (there) aliases_.leave(which->second, to, {}, false);
-      else if (promised_there) aliases_.forget(to);
+      if (promised_here)
+        aliases_.forget(h.at);
+      if (there)
+        aliases_.leave(which->second, to, {}, false);
+      else if (promised_there)
+        aliases_.forget(to);
       from.blocks.release_done(*victim.place);
     }
   }
   of_.note_status(s);
-  if (moved && !from.is_of_graph()) (void)drop_aliases(*moved, alias_table::most);
+  if (moved && !from.is_of_graph())
+    (void)drop_aliases(*moved, alias_table::most);
   return s;
 }
 
 bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
   for (;;) {
     alias_table::place const g = aliases_.oldest(h, spared);
-    if (!g.bytes) return true;
+    if (!g.bytes)
+      return true;
     stream_heap& in = *of_.space.find(reinterpret_cast<void const*>(g.at))->owner.load();
     heap_block* place = nullptr;
     {
       section const hold(in);
-      if (!aliases_.is_of(h, g.at)) continue;  // another plan has taken it meanwhile
+      if (!aliases_.is_of(h, g.at))
+        continue;  // another plan has taken it meanwhile
       place = in.blocks.reserve_unmapped(g.at, g.bytes);
     }
-    if (!place) return false;  // another plan has reserved it
+    if (!place)
+      return false;  // another plan has reserved it
     driver::status s{driver::code::not_ready};
-    if (of_.is_complete(g.last)) s = of_.machine.unmap(g.at, g.bytes);
-    if (s.ok()) aliases_.forget(g.at);
-    else if (s.what != driver::code::not_ready) of_.note_status(s);
+    if (of_.is_complete(g.last))
+      s = of_.machine.unmap(g.at, g.bytes);
+    if (s.ok())
+      aliases_.forget(g.at);
+    else if (s.what != driver::code::not_ready)
+      of_.note_status(s);
     section const hold(in);
     in.blocks.release_done(*place);
-    if (!s.ok()) return false;
+    if (!s.ok())
+      return false;
   }
 } catch (std::bad_alloc const&) {
   return false;
@@ -175,7 +203,8 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
   auto const all = aliases_.look();
   alias_view const sight{&*all};
   m.blocks.each_block([&](heap_block const& p) {
-    if (p.is == state::reserved) return;
+    if (p.is == state::reserved)
+      return;
     for (auto i = sight.from(p.at); i != all->end() && i->first < p.end(); ++i) {
       if (p.is != state::unmapped || i->first < p.at || i->second.end() > p.end())
         say("an alias does not lie inside one unmapped block", i->first);
@@ -188,7 +217,8 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
       if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes)
         say("an alias is not its handle's, at the handle's own address, or of another size", g->at);
     }
-    if (count != h.alias_count.get()) say("a handle has another number of aliases than it says", at);
+    if (count != h.alias_count.get())
+      say("a handle has another number of aliases than it says", at);
   }
 }
 

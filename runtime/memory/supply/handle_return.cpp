@@ -9,8 +9,10 @@ namespace weir::memory {
 std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
   std::size_t bytes = only ? 0 : memory_.return_orphans();
   for (stream_heap* m : heaps_.all()) {
-    if (bytes >= want) break;
-    if (only && m->pool.get() != only) continue;
+    if (bytes >= want)
+      break;
+    if (only && m->pool.get() != only)
+      continue;
     bytes += of(*m, want - bytes);
   }
   return bytes;
@@ -19,19 +21,22 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
 std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp const* freed) {
   std::uint64_t const last = freed ? freed->n : ~std::uint64_t{0};
   mapping_lock::shared const going_back(memory_.changes);
-  if (m.pool.get()->pages_stay()) return 0;
+  if (m.pool.get()->pages_stay())
+    return 0;
   std::size_t bytes = 0;
   std::vector<released> again;
   {
     section const hold(m);
     again.swap(m.unusable);
   }
-  for (released& g : again) bytes += one(m, g);
+  for (released& g : again)
+    bytes += one(m, g);
   // empty runs become free first, so that their use is complete, too, when a handle is chosen
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     {
       section const hold(m);
-      while (slab* const s = m.slots.any_empty()) m.return_run(*s);
+      while (slab* const s = m.slots.any_empty())
+        m.return_run(*s);
     }
     m.finish();
   }
@@ -40,11 +45,14 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
     std::vector<released> going;
     {
       section const hold(m);
-      if (m.pages_stay()) return bytes;  // a graph has taken it over meanwhile
-      while (slab* const s = m.slots.any_empty()) m.return_run(*s);
+      if (m.pages_stay())
+        return bytes;  // a graph has taken it over meanwhile
+      while (slab* const s = m.slots.any_empty())
+        m.return_run(*s);
       to_ask.stream = m.home.load()->id();
       bool const came_later = m.came_unstamped.stream == to_ask.stream && m.came_unstamped.n > last;
-      if (freed && (freed->stream != to_ask.stream || came_later)) return bytes;
+      if (freed && (freed->stream != to_ask.stream || came_later))
+        return bytes;
       auto found = m.blocks.reserve_handles(
           want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t n) {
             return n <= last && of_.clocks.complete({to_ask.stream, n});
@@ -53,14 +61,17 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
       to_ask.n = found.waits_for;
       for (released const& g : going) {
         for (handle const& h : g.handles) {  // a segment: no search may find its region during the release
-          if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
+          if (h.physical == driver::memory_handle::none)
+            g.in->set_pages(h, nullptr);
         }
       }
     }
     if (going.empty()) {
-      if (!to_ask.n || to_ask.n > last) break;
+      if (!to_ask.n || to_ask.n > last)
+        break;
       auto const done = of_.clocks.poll(to_ask);
-      if (!done.ok() || !done.value) break;
+      if (!done.ok() || !done.value)
+        break;
       continue;
     }
     for (released& g : going) {
@@ -73,15 +84,18 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
 }
 
 std::size_t handle_return::one(stream_heap& m, released& g) {
-  if (g.handles.front().physical == driver::memory_handle::none) return release_segment(m, g);
+  if (g.handles.front().physical == driver::memory_handle::none)
+    return release_segment(m, g);
   std::size_t gone = 0;  // handles released, moved to the front
   physical_memory::batch back;
   std::size_t bytes = 0;
   for (handle& h : g.handles) {
-    if (!mover_.drop_aliases(m.aliased(h), 0)) continue;  // memory that is mapped anywhere does not go
+    if (!mover_.drop_aliases(m.aliased(h), 0))
+      continue;  // memory that is mapped anywhere does not go
     driver::status const s = of_.machine.unmap(h.at, h.bytes);
     of_.note_status(s);
-    if (!s.ok()) continue;
+    if (!s.ok())
+      continue;
     bytes += h.bytes;
     memory_.release(h.physical, h.bytes, back);
     std::swap(h, g.handles[gone++]);

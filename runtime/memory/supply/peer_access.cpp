@@ -8,9 +8,12 @@ namespace weir::memory {
 
 driver::status peer_access::grant(void const* p, int reader) {
   region* const r = of_.space.find(p);
-  if (!r || reader < 0 || reader >= 64) return {driver::code::invalid};
-  if (reader == of_.device) return {};
-  if (!of_.space.maps()) return {driver::code::not_supported};
+  if (!r || reader < 0 || reader >= 64)
+    return {driver::code::invalid};
+  if (reader == of_.device)
+    return {};
+  if (!of_.space.maps())
+    return {driver::code::not_supported};
   stream_heap& m = *r->owner.load();
   std::uint64_t const bit = std::uint64_t{1} << reader;
   base::lock_guard const alone(granting_);
@@ -18,17 +21,21 @@ driver::status peer_access::grant(void const* p, int reader) {
   {
     base::biased_lock hold(m.lock);
     block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-    if (!b.live) return {driver::code::invalid};
+    if (!b.live)
+      return {driver::code::invalid};
     for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
       handle const* const h = r->page(a);
-      if (!(h->readers & bit)) missing.push_back(*h);
+      if (!(h->readers & bit))
+        missing.push_back(*h);
       a = h->at + h->bytes;
     }
   }
-  if (auto const s = of_.machine.open(reader); !s.ok()) return s;
+  if (auto const s = of_.machine.open(reader); !s.ok())
+    return s;
   for (handle const& h : missing) {  // the block is live: its handles stay
     driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
-    if (!s.ok()) return s;
+    if (!s.ok())
+      return s;
     base::biased_lock hold(m.lock);
     m.note_readers(m.handles.at(h.at), bit);
   }
@@ -37,15 +44,19 @@ driver::status peer_access::grant(void const* p, int reader) {
 
 bool peer_access::granted(void const* p, int reader) const noexcept {
   region* const r = of_.space.find(p);
-  if (!r || reader < 0 || reader >= 64) return false;
-  if (reader == of_.device) return true;
+  if (!r || reader < 0 || reader >= 64)
+    return false;
+  if (reader == of_.device)
+    return true;
   stream_heap& m = *r->owner.load();
   base::biased_lock hold(m.lock);
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-  if (!b.live) return false;
+  if (!b.live)
+    return false;
   for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
     handle const* const h = r->page(a);
-    if (!(h->readers >> reader & 1)) return false;
+    if (!(h->readers >> reader & 1))
+      return false;
     a = h->at + h->bytes;
   }
   return true;
@@ -54,7 +65,8 @@ bool peer_access::granted(void const* p, int reader) const noexcept {
 std::uint64_t peer_access::living(std::uint64_t devices) const noexcept {
   std::uint64_t out = 0;
   for (; devices; devices &= devices - 1) {
-    if (int const d = std::countr_zero(devices); !of_.clocks.lost(d)) out |= std::uint64_t{1} << d;
+    if (int const d = std::countr_zero(devices); !of_.clocks.lost(d))
+      out |= std::uint64_t{1} << d;
   }
   return out;
 }
@@ -65,17 +77,21 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
   {
     base::biased_lock hold(m.lock);
     for (auto const& [at, h] : m.handles) {
-      if (!(h.readers & of_.own_bit()) || !(readers & ~h.readers)) continue;
+      if (!(h.readers & of_.own_bit()) || !(readers & ~h.readers))
+        continue;
       closed.push_back(h);
       for (alias const* g = m.is_of_graph() ? h.aliases : nullptr; g; g = g->next)
-        if (g->granted) left_behind.push_back({g->at, g->bytes});
+        if (g->granted)
+          left_behind.push_back({g->at, g->bytes});
     }
   }
   for (address_range const& r : left_behind)
-    if (auto const s = of_.machine.grant_all(r.at, r.bytes, readers); !s.ok()) return s;
+    if (auto const s = of_.machine.grant_all(r.at, r.bytes, readers); !s.ok())
+      return s;
   for (handle const& h : closed) {
     auto const s = h.asleep ? driver::status{} : of_.machine.grant_all(h.at, h.bytes, readers);
-    if (!s.ok()) return s;
+    if (!s.ok())
+      return s;
     base::biased_lock hold(m.lock);
     m.note_readers(m.handles.at(h.at), readers);
   }
@@ -84,12 +100,16 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
 
 driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t readers) {
   readers &= ~of_.own_bit();
-  if (!readers) return {};
-  if (!of_.space.maps()) return {driver::code::not_supported};
+  if (!readers)
+    return {};
+  if (!of_.space.maps())
+    return {driver::code::not_supported};
   for (std::uint64_t left = readers; left; left &= left - 1) {
-    if (auto const s = of_.machine.open(std::countr_zero(left)); !s.ok()) return s;
+    if (auto const s = of_.machine.open(std::countr_zero(left)); !s.ok())
+      return s;
   }
-  if (home) (void)heaps_.of(*home);
+  if (home)
+    (void)heaps_.of(*home);
   base::lock_guard const alone(granting_);
   mapping_lock::exclusive const stay(memory_.changes);
   if (home) {
@@ -100,20 +120,24 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
       if (auto const* const shared = heaps_.shared_home_if_made())
         heaps_.each_of(*shared, [&](stream_heap& m) { its.push_back(&m); });
       for (stream_heap* const m : its) {
-        if (auto const s = open_handles(*m, readers); !s.ok()) return s;
+        if (auto const s = open_handles(*m, readers); !s.ok())
+          return s;
       }
       return {};
     };
-    if (auto const s = open(); !s.ok()) return s;
+    if (auto const s = open(); !s.ok())
+      return s;
     heaps_.add_readers(*home, readers);
     return open();  // of a heap that came meanwhile
   }
   for (std::size_t opened = 0;;) {
     auto const all = heaps_.all();
     for (; opened < all.size(); ++opened) {
-      if (auto const s = open_handles(*all[opened], readers); !s.ok()) return s;
+      if (auto const s = open_handles(*all[opened], readers); !s.ok())
+        return s;
     }
-    if (heaps_.add_readers_of_all(readers, opened)) return {};
+    if (heaps_.add_readers_of_all(readers, opened))
+      return {};
   }
 }
 

@@ -23,28 +23,34 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
     auto const newest = m->pending.newest();
     stamps.insert(stamps.end(), newest.begin(), newest.end());
     auto const add = [&](block_ref const& b, clock::stream_clock* home) {
-      if (home) users.insert(home);
+      if (home)
+        users.insert(home);
       b.each_user([&](clock::stream_clock* t) { users.insert(&t->of_marks()); });
     };
     m->blocks.each_block([&](heap_block const& p) {
-      if (p.is == state::live) add(block_ref::find(*p.in, p.at), p.home);
-      if (p.is != state::slab) return;
+      if (p.is == state::live)
+        add(block_ref::find(*p.in, p.at), p.home);
+      if (p.is != state::slab)
+        return;
       p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) {
         slab::note const* const n = s.note_of(i);
         add(block_ref::find(*p.in, s.start(i)), n ? n->home : nullptr);
       });
     });
   }
-  for (clock::stream_clock* const t : users) stamps.push_back(t->now());
+  for (clock::stream_clock* const t : users)
+    stamps.push_back(t->now());
   for (clock::stamp const s : stamps) {
     clock::stream_clock const* const t = clock::find(s.stream);
-    if (!t) continue;
+    if (!t)
+      continue;
     bool const asked = t->alive() != clock::life::borrowed && t->alive() != clock::life::retired;
     bool const done = !asked && of_.clocks.complete(s);
     driver::status const is = asked  ? of_.clocks.synchronize(s)
                               : done ? driver::status{}
                                      : of_.clocks.synchronize_device(t->device());
-    if (!is.ok()) return is;
+    if (!is.ok())
+      return is;
   }
   for (stream_heap* const m : heaps) {
     section const hold(*m);
@@ -60,7 +66,8 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
   std::map<address, std::size_t> parts;  // by handle
   for (auto const& [at, h] : m.handles) {
     // An unusable handle has no live bytes. It stays mapped, because its record has to name its memory.
-    if (std::ranges::any_of(m.unusable, [at](released const& u) { return u.handles.front().at == at; })) continue;
+    if (std::ranges::any_of(m.unusable, [at](released const& u) { return u.handles.front().at == at; }))
+      continue;
     parts[at] = out.parts.size();
     out.parts.push_back({&m, at, h.bytes});
   }
@@ -70,19 +77,25 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
       handle const& h = m.handles.at(in->first);
       std::size_t const here = std::min(bytes, h.at + h.bytes - at);
       auto& ranges = out.parts[in->second].ranges;
-      if (!ranges.empty() && ranges.back().at + ranges.back().bytes == at) ranges.back().bytes += here;
-      else ranges.push_back({at, here, 0});
+      if (!ranges.empty() && ranges.back().at + ranges.back().bytes == at)
+        ranges.back().bytes += here;
+      else
+        ranges.push_back({at, here, 0});
       at += here, bytes -= here;
     }
   };
   m.blocks.each_block([&](heap_block const& p) {
-    if (p.is == state::live) add(p.at, exact ? p.requested : p.bytes);
-    if (p.is != state::slab) return;
+    if (p.is == state::live)
+      add(p.at, exact ? p.requested : p.bytes);
+    if (p.is != state::slab)
+      return;
     p.in_slab->each_slot(p, [&](slab const& s, std::uint32_t i) {
-      if (s.at(i) != slot::live) return;
+      if (s.at(i) != slot::live)
+        return;
       address const from = std::max(p.at, s.start(i));
       address const to = std::min(p.end(), s.start(i) + (exact ? s.requested(i) : s.size));
-      if (from < to) add(from, to - from);
+      if (from < to)
+        add(from, to - from);
     });
   });
 }
@@ -90,14 +103,16 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
 // From here on no block of the heap comes or goes. Adds its ranges.
 driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
   for (;;) {  // what other threads freed meanwhile may still be in use
-    if (auto const s = finish({&m}); !s.ok()) return s;
+    if (auto const s = finish({&m}); !s.ok())
+      return s;
     section const hold(m);
     (void)m.revoke_and_empty();
     m.lock.revoke_bias();
     (void)m.reclaim();
     clock::stamp newest{m.home.load()->id(), 0};
     m.blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
-    if (!m.pending.empty() || (newest.n && !of_.clocks.complete(newest))) continue;
+    if (!m.pending.empty() || (newest.n && !of_.clocks.complete(newest)))
+      continue;
     plan(m, out);
     m.pool.get()->add_asleep(m.count_asleep(true));
     m.asleep.set(true);
@@ -109,8 +124,10 @@ driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
 driver::status pool_sleep::save(sleeper const& all, page_store& store) {
   driver::status s = store.reserve(all.bytes);
   for (std::size_t i = 0; s.ok() && i < all.parts.size(); ++i) {
-    for (range const& r : all.parts[i].ranges) s = s.ok() ? store.save(r.at, r.bytes, r.offset) : s;
-    if (s.ok()) s = store.mark(i);
+    for (range const& r : all.parts[i].ranges)
+      s = s.ok() ? store.save(r.at, r.bytes, r.offset) : s;
+    if (s.ok())
+      s = store.mark(i);
   }
   return s;
 }
@@ -118,12 +135,17 @@ driver::status pool_sleep::save(sleeper const& all, page_store& store) {
 driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
   base::lock_guard const alone(changing_);
   given = 0;
-  if (!of_.space.maps()) return {driver::code::not_supported};
-  if (pool.is_asleep()) return {driver::code::invalid};
+  if (!of_.space.maps())
+    return {driver::code::not_supported};
+  if (pool.is_asleep())
+    return {driver::code::invalid};
   auto heaps = heaps_of(pool);
-  for (stream_heap* const m : heaps) (void)m->empty_caches();
-  if (auto const s = finish(heaps); !s.ok()) return s;
-  for (stream_heap* const m : heaps) given += return_.of(*m, ~std::size_t{0});
+  for (stream_heap* const m : heaps)
+    (void)m->empty_caches();
+  if (auto const s = finish(heaps); !s.ok())
+    return s;
+  for (stream_heap* const m : heaps)
+    given += return_.of(*m, ~std::size_t{0});
   {
     mapping_lock::exclusive const stay(memory_.changes);
     pool.set_asleep(true);
@@ -137,10 +159,12 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
     heaps = heaps_of(pool);
     sleeper all;
     for (stream_heap* const m : heaps)
-      if (auto const s = put_to_rest(*m, all); !s.ok()) return stay_awake(s);
+      if (auto const s = put_to_rest(*m, all); !s.ok())
+        return stay_awake(s);
     invalidate_fast_paths();
     for (part& p : all.parts) {
-      for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
+      for (range& r : p.ranges)
+        r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
     }
     pool.put_asleep(all.bytes);
     all.store = store;
@@ -154,18 +178,22 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
   try {
     s = store ? save(its, *store) : s;
     for (std::size_t i = 0; s.ok() && i < its.parts.size(); ++i) {
-      if (store) s = store->wait(i);
-      if (!s.ok()) break;
+      if (store)
+        s = store->wait(i);
+      if (!s.ok())
+        break;
       its.parts[i].saved = unmap(its.parts[i], given);
       ++gone;
     }
   } catch (std::bad_alloc const&) {
     s = {driver::code::out_of_memory};
   }
-  if (s.ok()) return {};
+  if (s.ok())
+    return {};
   // The rest stays mapped, asleep if copies may still use it: its blocks' memory must not go to others meanwhile.
   its.copying = !copies_ended(store);
-  if (gone || its.copying) return {};
+  if (gone || its.copying)
+    return {};
   asleep_.erase(known);
   return stay_awake(s);
 }
@@ -177,10 +205,12 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
   stream_heap& m = *p.in;
   aliased_handle const& known = m.aliased({driver::memory_handle::none, p.at});
   handle const h = known;
-  if (!mover_.drop_aliases(known, 0)) return false;
+  if (!mover_.drop_aliases(known, 0))
+    return false;
   driver::status const s = of_.machine.unmap(h.at, h.bytes);
   of_.note_status(s);
-  if (!s.ok()) return false;
+  if (!s.ok())
+    return false;
   physical_memory::batch back;
   memory_.release(h.physical, h.bytes, back);
   section const hold(m);
@@ -197,7 +227,8 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
 void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool) {
   for (stream_heap* const m : heaps) {
     section const hold(*m);
-    if (!m->asleep.get()) continue;
+    if (!m->asleep.get())
+      continue;
     m->asleep.set(false);
     m->count_asleep(false);
   }
@@ -213,19 +244,23 @@ void pool_sleep::split(stream_heap& m) const {
     for (address at = round_up(p.at, page); at + page <= p.end();) {
       handle const& h = *p.in->page(at);
       at = h.at + h.bytes;
-      if (!h.asleep || (h.at >= p.at && at <= p.end())) continue;
+      if (!h.asleep || (h.at >= p.at && at <= p.end()))
+        continue;
       for (address a = h.at; a < at; a += page) {
         auto const [i, is_new] = fresh.try_emplace(a);
-        if (!is_new) continue;
+        if (!is_new)
+          continue;
         handle& single = i->second;  // a sleeping handle has no aliases
         single = h;
         single.at = a, single.bytes = page;
       }
     }
   });
-  if (fresh.empty()) return;
+  if (fresh.empty())
+    return;
   m.blocks.change_handles([&] {
-    for (auto const& [at, h] : fresh) m.handles.erase(at);
+    for (auto const& [at, h] : fresh)
+      m.handles.erase(at);
     while (!fresh.empty()) {
       handle& h = m.handles.insert(fresh.extract(fresh.begin())).position->second;
       of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
@@ -236,18 +271,20 @@ void pool_sleep::split(stream_heap& m) const {
 // Pages in which no block is live any more need not come back.
 std::vector<released> pool_sleep::drop_what_is_free(stream_heap& m) {
   section const hold(m);
-  while (slab* const s = m.slots.any_empty()) m.return_run(*s);
+  while (slab* const s = m.slots.any_empty())
+    m.return_run(*s);
   split(m);
-  auto found =
-      m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
+  auto found = m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
   std::erase_if(found.all, [&](released& g) {
     std::erase_if(g.handles, [&](handle const& h) {
-      if (!h.asleep) return false;
+      if (!h.asleep)
+        return false;
       g.in->set_pages(h, nullptr);
       m.handles.erase(h.at);
       return true;
     });
-    if (g.handles.empty()) m.blocks.release_done(*g.place);
+    if (g.handles.empty())
+      m.blocks.release_done(*g.place);
     return g.handles.empty();
   });
   return std::move(found.all);
@@ -305,15 +342,18 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
                                     : of_.machine.grant(h.at, h.bytes, of_.device);
   };
   if (!h.asleep) {  // it stayed mapped, perhaps without access
-    if (h.readers & of_.own_bit()) return {};
+    if (h.readers & of_.own_bit())
+      return {};
     driver::status const s = grant();
     section const hold(*p.in);
-    if (s.ok()) p.in->note_readers(p.in->handles.at(p.at), readers);
+    if (s.ok())
+      p.in->note_readers(p.in->handles.at(p.at), readers);
     return s;
   }
   h.bytes = p.bytes;
   auto const got = of_.machine.create(of_.device, h.bytes);
-  if (!got.ok()) return got.is;
+  if (!got.ok())
+    return got.is;
   h.physical = got.value;
   if (auto const s = of_.machine.map(h.at, h.bytes, h.physical); !s.ok()) {
     physical_memory::batch back;
@@ -345,14 +385,17 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
   for (stream_heap* const m : heaps) {
     section const hold(*m);
     plan(*m, now);
-    for (auto const& [at, h] : m->handles) need += h.asleep ? h.bytes : 0;
+    for (auto const& [at, h] : m->handles)
+      need += h.asleep ? h.bytes : 0;
   }
   std::map<address, part const*> before;
-  for (part const& p : its.parts) before[p.at] = &p;
+  for (part const& p : its.parts)
+    before[p.at] = &p;
   for (part& p : now.parts) {
     auto const next = before.upper_bound(p.at);
     // a handle that was unusable when the pool fell asleep stayed mapped
-    if (next == before.begin() || p.at - std::prev(next)->first >= std::prev(next)->second->bytes) continue;
+    if (next == before.begin() || p.at - std::prev(next)->first >= std::prev(next)->second->bytes)
+      continue;
     part const& was = *std::prev(next)->second;
     p.saved = was.saved;
     for (range& r : p.ranges) {
@@ -367,38 +410,49 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
 driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   base::lock_guard const alone(changing_);
   auto const known = asleep_.find(&pool);
-  if (!pool.is_asleep() || known == asleep_.end()) return {driver::code::invalid};
+  if (!pool.is_asleep() || known == asleep_.end())
+    return {driver::code::invalid};
   sleeper& its = known->second;
-  if (auto const s = finish_copies(its); !s.ok()) return s;
+  if (auto const s = finish_copies(its); !s.ok())
+    return s;
   auto const readers_stay = peers_.no_grants();
   auto const heaps = heaps_of(pool);
   for (stream_heap* const m : heaps) {
     auto const mapped = drop_what_is_free(*m);
     section const hold(*m);
-    for (released const& g : mapped) m->blocks.release_done(*g.place);
+    for (released const& g : mapped)
+      m->blocks.release_done(*g.place);
   }
   std::size_t const need = plan_again(heaps, its);
   join(its, (store ? store->pages_a_handle() : page_store::usual_pages) * of_.space.page_bytes());
-  if (pool.room() < need) return {driver::code::out_of_memory};
+  if (pool.room() < need)
+    return {driver::code::out_of_memory};
   std::size_t const reserved = of_.counts.reserved() + need, most = bound_.most(bound_.now(), need);
-  if (reserved > most) (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
+  if (reserved > most)
+    (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
   auto const charge = [&] {
-    if (of_.may_take(need) < need || !pool.charge(need)) return false;
-    if (!of_.counts.charge(need)) return pool.refund(need), false;
+    if (of_.may_take(need) < need || !pool.charge(need))
+      return false;
+    if (!of_.counts.charge(need))
+      return pool.refund(need), false;
     return true;
   };
-  if (!charge() && (return_.some(need) == 0 || !charge())) return {driver::code::out_of_memory};
+  if (!charge() && (return_.some(need) == 0 || !charge()))
+    return {driver::code::out_of_memory};
   driver::status s;
   std::size_t orphaned = 0;
   mapping_lock::shared const coming(memory_.changes);
   try {
     for (part& p : its.parts) {
-      if (s.ok()) s = map(p, orphaned);
+      if (s.ok())
+        s = map(p, orphaned);
       for (range const& r : p.ranges) {
-        if (s.ok() && store && p.saved) s = store->restore(r.at, r.bytes, r.offset);
+        if (s.ok() && store && p.saved)
+          s = store->restore(r.at, r.bytes, r.offset);
       }
     }
-    if (store && s.ok()) s = store->wait_all();
+    if (store && s.ok())
+      s = store->wait_all();
   } catch (std::bad_alloc const&) {
     s = {driver::code::out_of_memory};
   }
@@ -410,7 +464,8 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   }
   of_.counts.gave(need, 0);
   for (part& p : its.parts) {
-    if (!p.made.bytes) continue;
+    if (!p.made.bytes)
+      continue;
     section const hold(*p.in);
     adopt(p, p.made);
   }
@@ -424,7 +479,8 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
   physical_memory::batch back;
   std::size_t kept = 0;
   for (part& p : its.parts) {
-    if (!p.made.bytes) continue;
+    if (!p.made.bytes)
+      continue;
     handle const h = std::exchange(p.made, {});
     if (quiet && of_.machine.unmap(h.at, h.bytes).ok()) {
       memory_.release(h.physical, h.bytes, back);
@@ -443,41 +499,49 @@ std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   std::size_t all = 0;
   for (stream_heap* const m : heaps_of(pool)) {
     section const hold(*m);
-    for (auto const& [at, h] : m->handles) all += h.asleep ? h.bytes : 0;
+    for (auto const& [at, h] : m->handles)
+      all += h.asleep ? h.bytes : 0;
   }
   return all;
 }
 
 void pool_sleep::return_what_is_free(stream_heap& m) {
-  for (released& g : drop_what_is_free(m)) (void)return_.one(m, g);
+  for (released& g : drop_what_is_free(m))
+    (void)return_.one(m, g);
 }
 
 void pool_sleep::drop(memory_pool& pool) noexcept try {
   base::lock_guard const alone(changing_);
   auto const known = asleep_.find(&pool);
-  if (known == asleep_.end() || pool.has_asleep() || !finish_copies(known->second).ok()) return;
-  if (known->second.store) known->second.store->drop();
+  if (known == asleep_.end() || pool.has_asleep() || !finish_copies(known->second).ok())
+    return;
+  if (known->second.store)
+    known->second.store->drop();
   pool.put_asleep(0);
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);
-  for (stream_heap* const m : heaps_of(pool)) return_what_is_free(*m);
+  for (stream_heap* const m : heaps_of(pool))
+    return_what_is_free(*m);
 } catch (std::bad_alloc const&) {}  // what stayed mapped goes when the pool wakes or ends
 
 void pool_sleep::end(memory_pool const& pool) noexcept try {
   base::lock_guard const alone(changing_);
   if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
     known->second.store = nullptr;  // it may end with the program's object
-    if (!finish_copies(known->second).ok()) return;
+    if (!finish_copies(known->second).ok())
+      return;
     asleep_.erase(known);
   }
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
   for (stream_heap* const m : heaps_of(pool)) {
-    if (!m->asleep.get()) continue;
+    if (!m->asleep.get())
+      continue;
     return_what_is_free(*m);
     section const hold(*m);
     auto const sleeps = [](auto const& entry) { return entry.second.asleep; };  // not dropped: no host memory
-    if (m->holds_blocks() || std::ranges::any_of(m->handles, sleeps)) continue;
+    if (m->holds_blocks() || std::ranges::any_of(m->handles, sleeps))
+      continue;
     m->asleep.set(false);
     m->count_asleep(false);
   }

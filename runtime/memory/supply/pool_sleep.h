@@ -43,7 +43,7 @@ class pool_sleep {
   void drop(memory_pool&) noexcept;
   // The pool has ended asleep, and never wakes: heaps of it without live blocks are as others, without memory.
   void end(memory_pool const&) noexcept;
-  std::size_t bytes_to_map(memory_pool const&) const;                   // by the next wake()
+  std::size_t bytes_to_map(memory_pool const&) const;  // by the next wake()
 
  private:
   struct range {
@@ -62,19 +62,19 @@ class pool_sleep {
     std::vector<part> parts;
     std::size_t bytes = 0;
     page_store* store = nullptr;  // null: its bytes are dropped
-    bool copying = false;  // copies of a call that failed may still use what is mapped
+    bool copying = false;         // copies of a call that failed may still use what is mapped
   };
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
   void plan(stream_heap&, sleeper&) const;                  // Requires: the lock. Throws: bad_alloc
-  driver::status put_to_rest(stream_heap&, sleeper&);  // Requires: its pool is marked asleep. Throws: bad_alloc
+  driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
   static driver::status save(sleeper const&, page_store&);
   bool unmap(part const&, std::size_t& given);
   void split(stream_heap&) const;
   // Returns: free memory that is mapped all the same, reserved
   std::vector<released> drop_what_is_free(stream_heap&);
   void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
-  bool copies_ended(page_store*) const;  // if a wait is refused, it asks for the device
+  bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
@@ -90,7 +90,7 @@ class pool_sleep {
   handle_mover& mover_;
   handle_return& return_;
   peer_access& peers_;
-  base::mutex changing_;  // held over driver calls
+  base::mutex changing_;                          // held over driver calls
   std::map<memory_pool const*, sleeper> asleep_;  // with changing_
 };
 

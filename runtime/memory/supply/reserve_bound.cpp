@@ -18,7 +18,8 @@ reserve_bound::usage reserve_bound::now() const {
   for (std::size_t i = 0; i < all; ++i) {
     if (i + fetched_ahead < all) {
       auto const* const next = reinterpret_cast<char const*>(&heaps_.index[i + fetched_ahead].counts);
-      for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
+      for (std::size_t line = 0; line < fetched_lines; ++line)
+        __builtin_prefetch(next + line * 64);
     }
     observe::heap_counters const& t = heaps_.index[i].counts;
     if (heaps_.index[i].pages_stay()) {  // none of them can go
@@ -27,9 +28,11 @@ reserve_bound::usage reserve_bound::now() const {
     }
     n.live += t.bytes_live();
     n.pending += t.bytes_pending();
-    if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());
+    if (few)
+      n.most_of_one = std::max(n.most_of_one, t.most_live());
   }
-  if (!few) return n;
+  if (!few)
+    return n;
   auto const caches = heaps_.cached();
   n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes),
   n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);

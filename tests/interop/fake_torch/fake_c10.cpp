@@ -29,7 +29,9 @@ class SHOWN OutOfMemoryError : public Error {
 };
 }  // namespace c10
 
-extern "C" SHOWN void throw_one() { throw c10::OutOfMemoryError({"fake", "fake", 1}, "makes the class's tables"); }
+extern "C" SHOWN void throw_one() {
+  throw c10::OutOfMemoryError({"fake", "fake", 1}, "makes the class's tables");
+}
 
 // 2: c10::OutOfMemoryError, 1: std::runtime_error, 0: nothing was thrown. The text is copied to `text`.
 extern "C" SHOWN int catch_as_torch(void (*act)(), char* text, unsigned room) {

@@ -13,7 +13,8 @@
 namespace {
 int wrong = 0;
 void expect(bool holds, char const* what) {
-  if (holds) return;
+  if (holds)
+    return;
   std::fprintf(stderr, "not so: %s\n", what);
   ++wrong;
 }
@@ -23,8 +24,7 @@ bool throws(Act act) {
     act();
   } catch (Error const& e) {
     return dynamic_cast<weir::error const*>(static_cast<std::exception const*>(&e)) != nullptr;
-  } catch (...) {
-  }
+  } catch (...) {}
   return false;
 }
 }  // namespace
@@ -57,6 +57,7 @@ int main(int count, char** arguments) {
   expect(throws<weir::driver_error>(throws_its_own), "an exception that the plugin made itself is caught by its type");
   expect(throws<weir::out_of_memory>([&] { takes(std::size_t{1} << 40); }), "out_of_memory is caught by its type");
   expect(throws<std::bad_alloc>([&] { takes(std::size_t{1} << 40); }), "and by its standard base");
-  if (!wrong) std::puts("one runtime serves the program and its plugin");
+  if (!wrong)
+    std::puts("one runtime serves the program and its plugin");
   return wrong ? 1 : 0;
 }

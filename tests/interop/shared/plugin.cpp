@@ -5,8 +5,12 @@
 
 #define PLUGIN extern "C" __attribute__((visibility("default")))
 
-PLUGIN void* plugin_takes(std::size_t bytes) { return weir::allocate(bytes); }
-PLUGIN void plugin_gives(void* block) { weir::deallocate(block); }
+PLUGIN void* plugin_takes(std::size_t bytes) {
+  return weir::allocate(bytes);
+}
+PLUGIN void plugin_gives(void* block) {
+  weir::deallocate(block);
+}
 PLUGIN void plugin_misuses() {
   int on_stack = 0;
   weir::deallocate(&on_stack);

@@ -10,14 +10,16 @@ namespace {
 TEST(open_cuda, answers_a_machine_or_says_why_there_is_none) {
   auto const [machine, why] = open_cuda();
   EXPECT_FALSE(why.empty());
-  if (!machine) return;
+  if (!machine)
+    return;
   EXPECT_GT(machine->device_count(), 0) << why;
   EXPECT_FALSE(machine->simulated());
 }
 
 TEST(open_cuda, calls_on_an_absent_or_closed_device_are_invalid) {
   auto const [machine, why] = open_cuda();
-  if (!machine) GTEST_SKIP() << why;
+  if (!machine)
+    GTEST_SKIP() << why;
   int const absent = machine->device_count();
   EXPECT_EQ(machine->info(absent).is.what, code::invalid);
   EXPECT_EQ(machine->open(absent).what, code::invalid);

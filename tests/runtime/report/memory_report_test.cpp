@@ -24,7 +24,9 @@ memory_report full_device() {
   return r;
 }
 
-bool says(memory_report const& r, std::string_view words) { return r.text().find(words) != std::string::npos; }
+bool says(memory_report const& r, std::string_view words) {
+  return r.text().find(words) != std::string::npos;
+}
 
 TEST(memory_report, names_the_device_the_sizes_and_each_rung) {
   auto const r = full_device();
@@ -66,7 +68,8 @@ TEST(memory_report, every_name_is_apart_from_its_figure) {
   std::istringstream lines(r.text());
   int rows = 0;
   for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("  ") || line == "  recovery steps" || line.ends_with(" us")) continue;
+    if (!line.starts_with("  ") || line == "  recovery steps" || line.ends_with(" us"))
+      continue;
     std::size_t const figure = line.find_first_of("0123456789");
     EXPECT_EQ(figure, 18u) << line;
     EXPECT_EQ(line[figure - 1], ' ') << line;

@@ -41,9 +41,12 @@ TEST(metrics, the_text_is_prometheus_and_agrees_with_the_counters) {
       size_t digits = 0;
       std::int64_t const value = std::stoll(line.substr(close + 2), &digits);
       EXPECT_EQ(digits, line.size() - close - 2) << line;
-      if (on == "gpu:0" && family == "weir_memory_bytes") reserved += value;
-      if (on == "gpu:0" && family == "weir_pool_bytes") of_pool += value;
-      if (on == "gpu:0" && family == "weir_blocks") blocks += value;
+      if (on == "gpu:0" && family == "weir_memory_bytes")
+        reserved += value;
+      if (on == "gpu:0" && family == "weir_pool_bytes")
+        of_pool += value;
+      if (on == "gpu:0" && family == "weir_blocks")
+        blocks += value;
     }
   }
   EXPECT_EQ(reserved, static_cast<std::int64_t>(memory_reserved()));

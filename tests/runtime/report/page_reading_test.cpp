@@ -24,7 +24,9 @@ struct page_reading : ::testing::Test {
   }
 };
 
-std::string of(char const* id) { return std::string("document.getElementById('") + id + "').textContent"; }
+std::string of(char const* id) {
+  return std::string("document.getElementById('") + id + "').textContent";
+}
 
 // 1,024 KiB of one stream, with blocks of `live` KiB at the given places, and a request that failed.
 device_snapshot refused(std::vector<std::pair<std::size_t, std::size_t>> const& blocks, std::size_t asked,
@@ -86,7 +88,8 @@ TEST_F(page_reading, names_why_a_request_did_not_fit) {
 // 30 lines of which the chart has room for 12. The table begins with the largest, and the search finds the rest.
 TEST_F(page_reading, sorts_its_table_and_finds_lines_of_no_colour) {
   std::vector<std::string> files;
-  for (int i = 0; i < 30; ++i) files.push_back("/home/me/layers/layer" + std::to_string(i) + ".py");
+  for (int i = 0; i < 30; ++i)
+    files.push_back("/home/me/layers/layer" + std::to_string(i) + ".py");
   device_snapshot d{0, {{0x100000, 1 << 20, 1, false, {}}}, {{"segment_map", 0x100000, 1 << 20, 1, 1}}};
   std::uintptr_t at = 0x100000;
   for (std::size_t i = 0; i < 30; ++i) {
@@ -164,10 +167,12 @@ TEST_F(page_reading, keeps_labels_apart_in_a_narrow_window) {
 
 // What gives way is the folder: file and line are whole, and the table shows all of its rows.
 TEST_F(page_reading, keeps_file_and_line_whole_and_rows_unclipped) {
-  constexpr source_location deep{"/home/me/a_package_with_a_long_name/modules_for_attention_and_more/multi_head.py", "f", 1234};
+  constexpr source_location deep{"/home/me/a_package_with_a_long_name/modules_for_attention_and_more/multi_head.py",
+                                 "f", 1234};
   device_snapshot d{0, {{0x100000, 64 << 20, 1, false, {}}}, {{"segment_map", 0x100000, 64 << 20, 1, 1}}};
   std::vector<std::string> files;
-  for (int i = 0; i < 10; ++i) files.push_back("/home/me/another_package_of_many/file_" + std::to_string(i) + ".py");
+  for (int i = 0; i < 10; ++i)
+    files.push_back("/home/me/another_package_of_many/file_" + std::to_string(i) + ".py");
   std::uintptr_t at = 0x100000;
   for (int i = 0; i < 10; ++i, at += 1 << 20)
     d.trace.push_back({"alloc", at, 1 << 20, 1, 2 + i, {files[static_cast<std::size_t>(i)].c_str(), "f", 7}});
@@ -192,7 +197,8 @@ TEST_F(page_reading, keeps_file_and_line_whole_and_rows_unclipped) {
 // A replay's rounds are told apart.
 TEST_F(page_reading, names_the_part_that_a_moment_is_in) {
   device_snapshot d{0, {{0x100000, 1 << 20, 1, false, {}}}, {{"segment_map", 0x100000, 1 << 20, 1, 100}}};
-  for (int i = 0; i < 4; ++i) d.trace.push_back({"alloc", 0x100000u + i * kib, kib, 1, 200 + i * 100, attention});
+  for (int i = 0; i < 4; ++i)
+    d.trace.push_back({"alloc", 0x100000u + i * kib, kib, 1, 200 + i * 100, attention});
   page_extras const more{{{150, "round 1"}, {350, "round 2"}}, {}, ""};
   std::string const script = "[1, 2, 3, 4].map(i => (setMoment(i), draw(), " + of("moment_text") + ")).join('; ')";
   EXPECT_EQ(tests::told_by(page({&d, 1}, {}, "", more), script, "marks"),

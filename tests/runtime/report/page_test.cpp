@@ -27,8 +27,10 @@ constexpr source_location lines[] = {
 struct made_up {
   explicit made_up(std::uint64_t seed, std::size_t entries) : random(seed) {
     snapshot.device = 1;
-    for (std::uint64_t s = 0; s < 3; ++s) map(arena(s), 2 << 20, s);
-    while (snapshot.trace.size() < entries) step();
+    for (std::uint64_t s = 0; s < 3; ++s)
+      map(arena(s), 2 << 20, s);
+    while (snapshot.trace.size() < entries)
+      step();
     finish();
   }
   std::mt19937_64 random;
@@ -74,12 +76,14 @@ struct made_up {
       at = hole->second;
       std::size_t const rest = hole->first - bytes;
       holes[stream].erase(hole);
-      if (rest) holes[stream].emplace(rest, at + bytes);
+      if (rest)
+        holes[stream].emplace(rest, at + bytes);
     } else {
       std::size_t const more =
           (ends[stream] + bytes > mapped[stream] ? ends[stream] + bytes - mapped[stream] + (2 << 20) - 1 : 0) &
           ~std::size_t{(2 << 20) - 1};
-      if (more) map(arena(stream) + mapped[stream], more, stream);
+      if (more)
+        map(arena(stream) + mapped[stream], more, stream);
       ends[stream] += bytes;
     }
     blocks[at] = {at, bytes, stream, lines[line]};
@@ -87,10 +91,13 @@ struct made_up {
     add("alloc", at, bytes, stream, lines[line]);
   }
   void step() {
-    if (snapshot.trace.size() % 5003 == 5002) return add("oom", 0, std::size_t{1} << 34, 0, lines[3]);
-    if (blocks.size() < 60 || random() % 100 < (snapshot.trace.size() % 20000 < 12000 ? 54 : 46)) return take();
+    if (snapshot.trace.size() % 5003 == 5002)
+      return add("oom", 0, std::size_t{1} << 34, 0, lines[3]);
+    if (blocks.size() < 60 || random() % 100 < (snapshot.trace.size() % 20000 < 12000 ? 54 : 46))
+      return take();
     auto at = blocks.lower_bound(arena(0) + random() % (ends[0] + 1));
-    if (at == blocks.end()) at = blocks.begin();
+    if (at == blocks.end())
+      at = blocks.begin();
     block& b = at->second;
     if (b.pending) {
       now_pending -= static_cast<double>(b.bytes);
@@ -98,9 +105,11 @@ struct made_up {
     } else {
       now_live -= static_cast<double>(b.bytes);
       bool const used = random() % 6 == 0;
-      if (used) now_pending += static_cast<double>(b.bytes), b.pending = true;
+      if (used)
+        now_pending += static_cast<double>(b.bytes), b.pending = true;
       add("free_requested", b.at, b.bytes, b.stream, lines[random() % 7], used ? (b.stream + 1) % 3 : 0);
-      if (used) return;
+      if (used)
+        return;
       add("free_completed", b.at, b.bytes, b.stream);
     }
     holes[b.stream].emplace(b.bytes, b.at);
@@ -111,10 +120,12 @@ struct made_up {
       memory_segment& g = snapshot.segments.emplace_back(memory_segment{arena(s), mapped[s], s, false, {}});
       std::uintptr_t end = g.address;
       auto const free_up_to = [&](std::uintptr_t to) {
-        if (to > end) g.blocks.push_back({end, to - end, 0, block_state::inactive, {nullptr, nullptr, 0}});
+        if (to > end)
+          g.blocks.push_back({end, to - end, 0, block_state::inactive, {nullptr, nullptr, 0}});
       };
       for (auto const& [at, b] : blocks) {
-        if (b.stream != s) continue;
+        if (b.stream != s)
+          continue;
         free_up_to(at);
         g.blocks.push_back({at, b.bytes, b.pending ? 0 : b.bytes,
                             b.pending ? block_state::active_pending_free : block_state::active_allocated, b.where});
@@ -142,7 +153,8 @@ std::string expected(made_up const& p, std::size_t from) {
     if (i + 1 < t.size() && t[i].action == "free_requested" && t[i + 1].action == "free_completed" &&
         t[i].at == t[i + 1].at)
       ++i;
-    if (n % 97 && i + 1 < t.size()) continue;
+    if (n % 97 && i + 1 < t.size())
+      continue;
     out << (n ? "," : "") << '[' << n << ',' << std::uint64_t(p.live[i]) << ',' << std::uint64_t(p.pending[i]) << ','
         << std::uint64_t(p.reserved[i]) << ',' << us << ']';
   }
@@ -242,7 +254,8 @@ std::string script_for(made_up const& p, std::size_t from) {
 }
 
 TEST(page, shows_events_and_takes_pointer_and_keys) {
-  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser())
+    GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   std::size_t const entries = tests::number_from_environment("WEIR_TEST_EVENTS", 30'000);
   made_up const p(tests::seeds("page", 1).first(), entries);
   for (std::size_t const from : {std::size_t{0}, entries / 2}) {
@@ -268,7 +281,8 @@ TEST(page, has_the_peak_that_the_text_tells) {
     EXPECT_EQ(told.live, static_cast<std::size_t>(*most));
     EXPECT_EQ(told.us, p.snapshot.trace[static_cast<std::size_t>(most - p.live.begin())].us);
     std::size_t sum = 0;
-    for (auto const& [line, use] : told.lines) sum += use.bytes;
+    for (auto const& [line, use] : told.lines)
+      sum += use.bytes;
     EXPECT_EQ(sum, told.live);
   }
 }
@@ -280,14 +294,20 @@ std::string answer_of(device_snapshot const& d, std::span<stack_of const> stacks
 
 // Two ways to one line are one colour. What is under the pointer tells which way it was.
 TEST(page, a_line_is_one_category_whichever_calls_led_there) {
-  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser())
+    GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   source_location const line{"/home/me/train.py", "train", 30}, other{"/home/me/train.py", "train", 34};
   std::vector<stack_of> const stacks{{1, {{"norm", "functional.py", 2935}, {"train", "/home/me/train.py", 30}}},
                                      {2, {{"linear", "linear.py", 134}, {"train", "/home/me/train.py", 30}}}};
-  device_snapshot const d{0, {}, {{"alloc", 0x1000, 512, 1, 5, line, 1}, {"alloc", 0x2000, 512, 1, 6, line, 2},
-                                  {"alloc", 0x3000, 512, 1, 7, other, 0}, {"alloc", 0x4000, 512, 1, 8, {}, 0}}};
-  EXPECT_EQ(answer_of(d, stacks, "(restack('line'), stack.names.toSorted().join()) + '; ' + [0, 1, 2].map(b => "
-                                 "callsText(recording.site[b]).replaceAll('\\n  ', ' ').replaceAll('\\n', ', ')).join('; ')",
+  device_snapshot const d{0,
+                          {},
+                          {{"alloc", 0x1000, 512, 1, 5, line, 1},
+                           {"alloc", 0x2000, 512, 1, 6, line, 2},
+                           {"alloc", 0x3000, 512, 1, 7, other, 0},
+                           {"alloc", 0x4000, 512, 1, 8, {}, 0}}};
+  EXPECT_EQ(answer_of(d, stacks,
+                      "(restack('line'), stack.names.toSorted().join()) + '; ' + [0, 1, 2].map(b => "
+                      "callsText(recording.site[b]).replaceAll('\\n  ', ' ').replaceAll('\\n', ', ')).join('; ')",
                       "lines"),
             "(line not known),me/train.py:30,me/train.py:34; "
             "norm functional.py:2935, train /home/me/train.py:30; linear linear.py:134, train /home/me/train.py:30; "
@@ -296,10 +316,12 @@ TEST(page, a_line_is_one_category_whichever_calls_led_there) {
 
 // A page must not look like the whole of a program of which it has a part.
 TEST(page, of_a_part_says_so) {
-  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser())
+    GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   device_snapshot d{0, {{0x1000, 1 << 20, 1, false, {{0x1000, 4096, 4096, block_state::active_allocated, {}}}}}, {}};
   constexpr char const* facts = "document.getElementById('facts').textContent";
-  std::string const state = answer_of(d, {}, std::string(facts) + " + ' | ' + document.getElementById('moment_text').textContent", "state");
+  std::string const state =
+      answer_of(d, {}, std::string(facts) + " + ' | ' + document.getElementById('moment_text').textContent", "state");
   EXPECT_NE(state.find("no history: the state at one moment"), std::string::npos) << state;
   EXPECT_TRUE(state.ends_with(" | The state at one moment")) << state;
   for (char const* const of_a_history : {"peak", "operation", "events", "most"})
@@ -312,7 +334,8 @@ TEST(page, of_a_part_says_so) {
 }
 
 TEST(page, of_nothing_says_so) {
-  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser())
+    GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   EXPECT_EQ(tests::told_by(page({}, {}, ""), "document.getElementById('facts').textContent", "nothing"),
             "Nothing was recorded.");
 }
@@ -323,7 +346,8 @@ TEST(page, needs_no_network_and_names_cannot_end_its_script) {
   EXPECT_EQ(text.find("http"), text.npos) << "no address outside";
   EXPECT_EQ(text.find("src="), text.npos);
   std::size_t scripts = 0;
-  for (std::size_t at = 0; (at = text.find("<script", at)) != text.npos; ++at) ++scripts;
+  for (std::size_t at = 0; (at = text.find("<script", at)) != text.npos; ++at)
+    ++scripts;
   EXPECT_EQ(scripts, 2u) << "the recording and the page's own";
 }
 

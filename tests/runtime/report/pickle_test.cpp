@@ -32,7 +32,8 @@ TEST(pickle, a_text_is_written_once) {
 TEST(pickle, the_257th_name_is_a_long_one) {
   std::string const all = of([](pickle& p) {
     p.open_list();
-    for (int i = 0; i < 257; ++i) p.text(std::to_string(i));
+    for (int i = 0; i < 257; ++i)
+      p.text(std::to_string(i));
     p.text("256").close_list();
   });
   EXPECT_TRUE(all.ends_with("r\0\x01\0\0j\0\x01\0\0e."s));

@@ -24,8 +24,10 @@ struct worked : ::testing::Test {
     t.mapped(1'000'000);
     c.run_cut(65'536);
     t.run_cut(65'536);
-    for (int i = 0; i < 5; ++i) t.allocated(size_pool::small, 512, 500);
-    for (int i = 0; i < 3; ++i) t.allocated(size_pool::large, 100'352, 100'000);
+    for (int i = 0; i < 5; ++i)
+      t.allocated(size_pool::small, 512, 500);
+    for (int i = 0; i < 3; ++i)
+      t.allocated(size_pool::large, 100'352, 100'000);
     t.freed(size_pool::small, 512, 500);
     t.freed_pending(size_pool::large, 100'352, 100'000);
   }
@@ -85,7 +87,8 @@ TEST_F(worked, with_several_tallies_peaks_err_upward_as_stated) {
       blocks[k].pop_back();
     }
     highest = std::max(highest, live);
-    if (i % 100) continue;
+    if (i % 100)
+      continue;
     auto const n = c.read(both, {});
     ASSERT_EQ(n.allocated_bytes.all.current, live);
     ASSERT_GE(n.allocated_bytes.all.peak, highest);
@@ -110,13 +113,15 @@ TEST_F(worked, the_summarys_byte_columns_add_up) {
   std::map<std::string, std::vector<long long>> rows;
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count) {
-    if (line.size() < 14) continue;
+    if (line.size() < 14)
+      continue;
     std::string name = line.substr(0, 14);
     name.erase(name.find_last_not_of(' ') + 1);
     std::string rest = line.substr(14);
     std::erase(rest, ',');
     std::istringstream numbers(rest);
-    for (long long n; numbers >> n;) rows[name].push_back(n);
+    for (long long n; numbers >> n;)
+      rows[name].push_back(n);
   }
   ASSERT_EQ(rows["reserved"].size(), 4u) << text;
   EXPECT_EQ(rows["reserved"][0], 1'000'000);
