@@ -1,4 +1,4 @@
-// The communicator: checks a call against its memory and the other ranks, and passes it to the carrier.
+// The communicator: checks a call against its memory and the other ranks, and passes it to the backend.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// The front carrier: ranks that call a large broadcast, scatter or gather meet on the host. The last rank
-// enqueues all copies, or passes the collective to the next carrier.
+// The front backend: ranks that call a large broadcast, scatter or gather meet on the host. The last rank
+// enqueues all copies, or passes the collective to the next backend.
 // Threads: each rank by one thread at a time; abort by any. A rank waits here for its turn's other ranks.
 //
 // Invariant: while a meeting is full, no rank's thread leaves before the last rank has enqueued all copies.
@@ -47,7 +47,7 @@ class chained_backend final : public collective_backend {
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
     auto& said = said_[static_cast<std::size_t>(rank)];
-    if (all.size() > 1) {  // the other carrier takes one launch for all
+    if (all.size() > 1) {  // the other backend takes one launch for all
       if (std::any_of(all.begin(), all.end(), [](auto const& one) { return one.has_root(); }))
         said = by_others("members of a group are not copied");
       return others_->issue(rank, on, all, at);

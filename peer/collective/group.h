@@ -1,4 +1,4 @@
-// A collective request, the host state of a communicator, and the carrier interface.
+// A collective request, the host state of a communicator, and the backend interface.
 // Threads: any; each rank by one thread at a time.
 #pragma once
 #include <array>
@@ -133,7 +133,7 @@ class collective_backend {
   virtual std::string said(int /*rank*/) const { return {}; }
 };
 std::unique_ptr<collective_backend> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
-// Carries large broadcasts, scatters and gathers by copies, all else by the given carrier, `name`.
+// Carries large broadcasts, scatters and gathers by copies, all else by the given backend, `name`.
 std::unique_ptr<collective_backend> carried_in_chains(runtime::impl&, std::vector<int> const& devices,
                                                       std::unique_ptr<collective_backend>, char const* name,
                                                       source_location);
@@ -205,8 +205,8 @@ class group {
   virtual void refuse_if_over(int rank, std::string const& operation, requests what, source_location) const = 0;
   // Sets the turns. Throws: invalid_use if another rank calls something else; nothing has changed
   virtual void agree(int rank, std::span<collective_request>, source_location) = 0;
-  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error that names the rank, if one
-  // ended them before: an abort stops the carrier, which does not know whose it was
+  // The backend says why no rank can continue. Ends all ranks. Throws: driver_error that names the rank, if one
+  // ended them before: an abort stops the backend, which does not know whose it was
   virtual void end_broken(int rank, std::string const& why, std::string const& operation, source_location);
   // Before NCCL registers memory: a rank that waits inside NCCL cannot be freed. Blocks: until all ranks have come
   // Returns: whether `mine` of all ranks is true
@@ -228,7 +228,7 @@ class group {
     std::size_t bytes;
   };
   void refuse_if_broken(int rank, std::string const& operation, requests, source_location);  // or over
-  // after the carrier refused what was agreed on
+  // after the backend refused what was agreed on
   void take_back(int rank, std::string const& operation, requests, source_location);
   std::uint64_t placed(int rank, collective_request const&) const noexcept;
   std::vector<std::vector<registered>> registered_;  // by rank, by its thread

@@ -41,7 +41,7 @@ std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noex
   return x;
 }
 
-// The watch begins before the carrier is connected, and so before there is a group.
+// The watch begins before the backend is connected, and so before there is a group.
 struct bond {
   base::atomic<process_group*> of{nullptr};
   std::unique_ptr<rank_watch> watch;
@@ -314,7 +314,7 @@ class process_group final : public group {
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;
   rank_options const options_;
-  base::atomic<bool> calling_{false};             // between agree and issued: the carrier may wait, and not know it yet
+  base::atomic<bool> calling_{false};             // between agree and issued: the backend may wait, and not know it yet
   base::atomic<std::uint64_t> waits_in_meet_{0};  // met_ + 1 while this rank meets the others
   std::uint64_t met_ = 0;                         // how often. By the rank's thread
   base::atomic<bool> left_{false};

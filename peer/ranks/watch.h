@@ -24,7 +24,7 @@ class rank_watch {
  public:
   struct limits {
     base::time_limit silence, behind;
-    bool compares = false;  // rank 0 compares what the ranks call: for carriers that do not, as NCCL
+    bool compares = false;  // rank 0 compares what the ranks call: for backends that do not, as NCCL
   };
   // `by_rank`: as lines::watch. `on_change` is called after a verdict, after a rank has left and after exceptions
   // ended owners of a rank, on any thread and without locks.

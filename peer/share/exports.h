@@ -1,12 +1,12 @@
 // Sharing with other processes: blocks exported by this process, and imported blocks of others.
 // Threads: any. Only `opening_` and `granting_` are held over driver calls; weir::allocate takes neither.
 //
-// Each send of a block is a loan. One end of a socket, the loan's life, goes with it:
-//   The owner writes `lent` before it sends. An importer reads that word to open the loan, so that it is
+// Each send of a block is for one importer. One end of a socket, the importer's life, goes with it:
+//   The owner writes `lent` before it sends. An importer reads that word to open the block, so that it is
 //   opened once. The importer writes `opened` before it maps the memory, and `released` after its work with
 //   it. The kernel closes the importer's end when the process ends for any reason.
-// Invariant: a block is reused only when each of its loans is over: released, or closed without `opened`. A
-// loan that was opened and then closed without `released` belonged to a killed process, whose kernels may
+// Invariant: a block is reused only when each of its importers is done: released, or closed without `opened`. An
+// importer that opened and then closed without `released` belonged to a killed process, whose kernels may
 // still run. Its memory is returned to the driver, which keeps it while it is mapped anywhere.
 #pragma once
 #include <memory>
@@ -27,7 +27,7 @@ enum class importer_signal : std::uint8_t {
   lent = 'l',
   opened = 'o',
   released = 'r'
-};  // on a loan; the owner writes `lent`
+};  // to an importer; the owner writes `lent`
 os::heard say(owned_file const& life, importer_signal) noexcept;
 
 class importer {
@@ -106,7 +106,7 @@ class exports final : public openable_memory {  // a part of the runtime
   memory_report why_no_room(int device, std::size_t bytes, driver::status last, source_location);
   void count_ran_out(int device) { memory_.on(device).count_ran_out(); }
   driver::status grant(exported&, int reader);  // Requires: it is lent out, or has a guest
-  // Takes back what make() returned, for reuse after its loans and uses; going: for the driver then.
+  // Takes back what make() returned, for reuse after its importers and uses; going: for the driver then.
   void keep(exported&, bool retiring) noexcept;
   // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::stream_clock& home, source_location) noexcept;
@@ -151,7 +151,7 @@ struct imported {                        // memory of another process, mapped he
   int device = -1;
   int uses = 0;                   // imported_buffers that use it
   std::uint64_t last_closed = 0;  // unused: value of closed_ when it became unused
-  owned_file life;                // unused: of its last loan. Hung up: the memory or its process has ended
+  owned_file life;                // unused: of its last importer. Hung up: the memory or its process has ended
   bool retiring = false, ended = false;
 };
 

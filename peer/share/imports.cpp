@@ -88,7 +88,7 @@ std::shared_ptr<imported> imports::find(message const& m, owned_file const& memo
   return found == all->end() ? nullptr : *found;
 }
 
-// Ensures: no other importer opens this loan.
+// Ensures: no other importer opens by this signal.
 void imports::take_word(loaned& with, std::string const& name, source_location at) {
   if (with.taken)
     return;
@@ -338,7 +338,7 @@ void imports::close(opened_import& o) noexcept {
   // Before the owner may put another buffer there.
   books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
   static_cast<void>(
-      say(o.life, importer_signal::released));  // if this fails, the owner treats the loan as broken, which is safe
+      say(o.life, importer_signal::released));  // if this fails, the owner treats the importer as broken, which is safe
   auto const hold = all_.lock();
   if (--o.of->uses == 0)
     o.of->life = std::move(o.life), o.of->last_closed = ++closed_;

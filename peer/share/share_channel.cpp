@@ -301,7 +301,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
                       "Send a buffer that is not released, of a runtime that has not ended", at, error_id{319});
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
-  if (is.importers.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
+  if (is.importers.size() > 8) {  // keeps the last one: it shows importers that the memory still exists
     for (auto& l : is.importers)
       l.listen();
     auto const last = std::prev(is.importers.end());

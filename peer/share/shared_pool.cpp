@@ -55,7 +55,7 @@ shared_pool::~shared_pool() {
     exports_.keep(*h.pages, h.spoilt);
 }
 
-// Moves the block's pending uses and loans to its handle.
+// Moves the block's pending uses and importers to its handle.
 void shared_pool::hand_down(exported& from, exported& to) noexcept {
   try {
     to.last_uses.insert(to.last_uses.end(), from.last_uses.begin(), from.last_uses.end());
@@ -183,7 +183,7 @@ void shared_pool::settle(books& b, exported& block, now is) noexcept {
     b.lost += block.room, h.lost += block.room;
   } else {
     set_free(b, h, block.offset);
-    hand_down(block, *h.pages);  // the last loans show importers that the memory still exists
+    hand_down(block, *h.pages);  // the last sockets show importers that the memory still exists
     auto& kept = h.pages->importers;
     if (kept.size() > h.most_kept) {
       std::erase_if(kept, [](importer& l) { return !l.watched(); });

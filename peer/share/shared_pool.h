@@ -1,10 +1,10 @@
 // The books of a share_pool: exportable handles cut into blocks, and the state of each range.
-// Threads: any. The lock is held over no driver call, and over no system call except on loans that are over.
+// Threads: any. The lock is held over no driver call, and over no system call except on sockets of importers that are done.
 //
 // Invariants: the ranges of a handle cover it without overlap; no two free ranges are adjacent;
 //             the free ranges of unspoilt handles are ordered by size, and the tightest is taken;
 //             reserved = allocated + held + cached + lost, in bytes;
-//             a range is free only after each loan of its block is over and its streams' uses are complete.
+//             a range is free only after each importer of its block is done and its streams' uses are complete.
 // A block is lost if its importer was killed while it was open: kernels of that process may still write. Its
 // handle then serves no new block, and is returned to the driver after its last one.
 #pragma once
@@ -32,7 +32,7 @@ class WEIR_LOCAL shared_pool {
   std::size_t let_go_to_driver() noexcept { return static_cast<void>(let_go()), exports_.forget_idle(); }
   void end() noexcept { ended_.store(true); }  // the runtime ends: no memory is left
   bool ended() const noexcept { return ended_.load(); }
-  // Appends the last uses of each freed block without an open loan, oldest first.
+  // Appends the last uses of each freed block without an open importer, oldest first.
   void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }
   std::vector<std::string> validate() const;  // violated invariants
   int device() const noexcept { return device_; }
@@ -56,10 +56,10 @@ class WEIR_LOCAL shared_pool {
                             boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>,
                             boost::intrusive::compare<tighter>, boost::intrusive::constant_time_size<false>>;
   struct handle {
-    std::shared_ptr<exported> pages;      // the whole handle, with the last loans of its blocks
+    std::shared_ptr<exported> pages;      // the whole handle, with the last importers of its blocks
     std::map<std::size_t, range> ranges;  // by offset
     std::size_t blocks = 0, lost = 0;     // live and held; bytes
-    std::size_t most_kept = 32;           // number of loans beyond which unwatched ones are dropped
+    std::size_t most_kept = 32;           // number of importers beyond which unwatched ones are dropped
     bool spoilt = false;                  // a block of it is lost
   };
   struct books {

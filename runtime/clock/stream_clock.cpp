@@ -23,7 +23,7 @@ Answer or_out_of_memory(Act act) noexcept {
 }
 }  // namespace
 
-// Tells the witness, because no driver call shows it.
+// Tells the observer, because no driver call shows it.
 void stream_clock::rely_on(stream_clock const* other) const {
   if (!common_->observer || !other || &other->runtime_ != &runtime_) [[likely]]
     return;

@@ -151,7 +151,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   std::uint64_t covers_up_to(stream_clock const& of) const;
   // The oldest recorded fence that covers the stamp (this, n). 0: none is recorded. No driver call.
   std::uint64_t fence_covering(std::uint64_t n);
-  void rely_on(stream_clock const* other) const;  // tells the witness that the program relied on covers()
+  void rely_on(stream_clock const* other) const;  // tells the observer that the program relied on covers()
   void know_complete() const;                     // the same of this stream's completion
   // Orders this stream after `s`. No call if covered; else one device wait, after a fence on s.stream if none
   // covers s. Merges s.stream's frontier. lost: the work will never run. invalid: another runtime, or a

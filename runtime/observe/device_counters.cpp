@@ -1,4 +1,4 @@
-// The sum over all tallies of a device, with torch's names.
+// The sum over all heap_counters of a device, with torch's names.
 // Threads: any.
 #include "runtime/observe/device_counters.h"
 
@@ -188,7 +188,7 @@ void heap_counters::note_cached() noexcept {
 }
 
 // Each level is the difference of the totals that are read here. So slots that move between a cache and the
-// tally between the two reads count in neither.
+// heap_counters between the two reads count in neither.
 memory_statistics device_counters::sum(std::span<heap_counters const* const> heap_counts,
                                        cached_slots const& caches) const noexcept {
   using sums = heap_counters::sums;

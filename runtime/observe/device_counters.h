@@ -1,18 +1,18 @@
-// Memory statistics of one device. Frequent events are counted by one tally per stream's memory, and summed
+// Memory statistics of one device. Frequent events are counted by one heap_counters per stream's memory, and summed
 // on reading. Events that call the driver are counted in one place, which enforces the limit.
-// Threads: the holder of a memory's lock writes its tally, and any thread reads it. Counters: any.
+// Threads: the holder of a memory's lock writes its heap_counters, and any thread reads it. Counters: any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks are exact if one thread allocates on the device's only stream: that thread's cache may raise a level,
-// or the cached bytes, only as far as the tally granted (unpublished.h). With several threads or streams,
+// or the cached bytes, only as far as heap_counters granted (unpublished.h). With several threads or streams,
 // slots in thread caches count as allocated, and requested bytes are known as of the last time a thread held
-// the lock: the error is at most what those caches hold. With several streams, each tally also reports its
-// level with some slack, so that a peak errs upward. For each other tally the error is at most the largest of
+// the lock: the error is at most what those caches hold. With several streams, each heap_counters also reports its
+// level with some slack, so that a peak errs upward. For each other one the error is at most the largest of
 //   * an eighth of its bytes
-//   * `slack_bytes` for each of four tallies; more of them share the same sum equally
+//   * `slack_bytes` for each of four heap_counters; more of them share the same sum equally
 //   * its part of an eighth of the peak: a quarter of that in equal shares, the rest by what each holds
 // A peak of bytes never exceeds the peak of reserved bytes.
-// Peaks of pending and cached bytes, and of free blocks, are the sums of the tallies' own peaks.
+// Peaks of pending and cached bytes, and of free blocks, are the sums of the heap_counters' own peaks.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -28,7 +28,7 @@ namespace weir::observe {
 
 enum class size_pool : std::uint8_t { small, large };  // small: a slot of a slab
 
-// What thread caches know better than the tally, which counts the slots they hold as allocated.
+// What thread caches know better than heap_counters, which counts the slots they hold as allocated.
 struct cached_slots {
   std::int64_t held = 0, held_bytes = 0;  // now in a cache
   std::int64_t waiting_bytes = 0;         // deferred frees
@@ -142,10 +142,10 @@ class heap_counters {
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   // bytes, since the last reset of peaks
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
-  // There are other tallies from now on, and this one reports to them.
+  // There are other heap_counters from now on, and this one reports to them.
   void share(shared_levels& with) noexcept {
     if (shared_)
-      return publish();  // less slack, because there are more tallies
+      return publish();  // less slack, because there are more heap_counters
     set_alone(false);
     shared_ = &with;
     with.join();
@@ -314,7 +314,7 @@ class heap_counters {
   shared_levels* shared_ = nullptr;
   bool rising_ = false;     // the last change was an allocation: peaks may be higher than noted
   bool set_aside_ = false;  // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
-  base::single_writer<bool> alone_{true};  // read without the lock by the sum over all tallies
+  base::single_writer<bool> alone_{true};  // read without the lock by the sum over all heap_counters
   pools given_{};
   value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
   pools pending_{}, reclaimed_{}, drawn_{}, returned_{};
@@ -416,7 +416,7 @@ class device_counters {
   }
   shared_levels& shared() noexcept { return shared_; }
 
-  // The sum over all tallies; `lent`: what thread caches know better.
+  // The sum over all heap_counters; `lent`: what thread caches know better.
   memory_statistics read(std::span<heap_counters const* const> heap_counts, cached_slots const& caches) const {
     lock_guard hold(lock_);
     memory_statistics out = since(sum(heap_counts, caches), base_);
@@ -424,7 +424,7 @@ class device_counters {
         std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
     return out;
   }
-  // Requires: every tally was reset under its memory's lock, see tally::reset_peak.
+  // Requires: every heap_counters was reset under its memory's lock, see heap_counters::reset_peak.
   void reset_peak() {
     edit([this](memory_statistics& n) {
       for (statistic_by_size* s : {&n.segment, &n.reserved_bytes}) {
@@ -474,7 +474,7 @@ class device_counters {
   }
 
   mutable base::mutex lock_;
-  memory_statistics now_{};                // segment, reserved_bytes and plain numbers; the tallies have the rest
+  memory_statistics now_{};                // segment, reserved_bytes and plain numbers; heap_counters have the rest
   memory_statistics base_{};               // totals at the last reset
   std::size_t limit_ = 0, under_way_ = 0;  // bytes; under_way_: charged, not yet confirmed or refused
   std::uint64_t misses_ = 0;

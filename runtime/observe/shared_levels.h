@@ -16,20 +16,20 @@ inline constexpr std::size_t levels = 5;
 using by_pool = std::array<std::int64_t, 3>;  // small, large, all
 using level_values = std::array<by_pool, levels>;
 
-// Sums the tallies of one device if there are several.
+// Sums the heap_counters of one device if there are several.
 class shared_levels {
  public:
   void join() noexcept {
     base::lock_guard const hold(lock_);
     ++heaps_;
   }
-  // What a tally last reported: its levels stay below `upto` until it reports again.
+  // What a heap_counters last reported: its levels stay below `upto` until it reports again.
   struct published_levels {
     level_values upto{};
     std::int64_t slack = 0, slack_blocks = 0;  // how far a level of bytes, or of blocks, may rise after a report
     std::int64_t extra = 0;                    // bytes of slack beyond the equal share of an eighth of the peak
   };
-  // A tally reports that it is at `now`. Sets its slack.
+  // A heap_counters reports that it is at `now`. Sets its slack.
   void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
                std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
@@ -79,7 +79,7 @@ class shared_levels {
   level_values sums_{}, peaks_{};
   static constexpr std::int64_t few = 4;
   std::int64_t heaps_ = 0;
-  std::int64_t extra_ = 0;  // bytes: the sum over all tallies
+  std::int64_t extra_ = 0;  // bytes: the sum over all heap_counters
 };
 
 }  // namespace weir::observe

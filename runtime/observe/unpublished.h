@@ -1,6 +1,6 @@
-// A thread cache's changes since its last report to the tally: blocks, bytes and requested bytes, in one
+// A thread cache's changes since its last report to heap_counters: blocks, bytes and requested bytes, in one
 // word.
-// Threads: the cache's thread writes the word, or a thread that has closed the cache; for the rest see tally.
+// Threads: the cache's thread writes the word, or a thread that has closed the cache; for the rest see heap_counters.
 //
 // Invariant: while no call reports `passed`, no level rises, and no bytes fall, by more than the grant.
 #pragma once

@@ -1,4 +1,4 @@
-// The checker's calls on addresses and pages, the witness calls, and its answers.
+// The checker's calls on addresses and pages, the observer's calls, and its answers.
 // Threads: as checking_driver.h says.
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
@@ -127,7 +127,7 @@ status checking_driver::unpin(void* host) {
   return is;
 }
 
-// Witness ---------------------------------------------------------------------------------------------------
+// Observer --------------------------------------------------------------------------------------------------
 
 // Only a simulated machine, which guards blocks, may hear of a free while work still uses the block.
 void checking_driver::allocated(user home, address at, std::size_t bytes, source_location where) {

@@ -2,7 +2,7 @@
 // Threads: as the driver interface. findings() is callable at any time.
 // Throws: bad_alloc, unlike the driver interface: the checker keeps its records in host memory.
 //
-// It knows program order, records and waits, completion that the host saw, and blocks from the witness.
+// It knows program order, records and waits, completion that the host saw, and blocks from the allocation observer.
 // A captured graph is checked twice: part against part, and as one operation of its stream at each launch.
 // Accidental completion and weir's own waits do not count as order: all schedules give equal reports.
 // Host uses: those through weir (host_uses), and on a guarded machine all accesses to pages that work uses.

@@ -1,4 +1,4 @@
-// The crew runs a machine with threads: two workers a device (work, copies), and one for host functions.
+// Runs a machine with threads: two workers a device (work, copies), and one for host functions.
 // Threads: as executor.h says; workers take the machine's lock between operations, not during one.
 #include <algorithm>
 #include <boost/container/static_vector.hpp>

@@ -139,7 +139,7 @@ void locked_ranges::unlock(base::byte_range own) noexcept {
   try {
     if (runtime_.observer() && was) [[unlikely]]
       runtime_.observer()->freed(was->at, was->requested, {}, its_end);
-  } catch (...) {}  // the witness misses this free
+  } catch (...) {}  // the observer misses this free
   all_.lock()->ranges.erase(own.at);
   let_go(whole_pages(own));
   if (at_rest)

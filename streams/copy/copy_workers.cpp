@@ -1,4 +1,4 @@
-// The queue of the crew.
+// The queue of the copy workers.
 // Threads: any; one lock, not held while bytes are copied.
 #include "streams/copy/copy_workers.h"
 
@@ -123,7 +123,7 @@ void copy_workers::stop() noexcept {
     one.join();
 }
 
-// A crew is created at the first copy for a device of its node.
+// Workers are created at the first copy for a device of its node.
 std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
   if (node < 0 || threads_ == 0)
     return common_;
@@ -141,7 +141,7 @@ std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
       its->work_by(all->how);
     return its;
   } catch (...) {
-    return common_;  // no memory for its own crew
+    return common_;  // no memory for its own workers
   }
 }
 

@@ -22,7 +22,7 @@ class copy_workers {
     std::size_t bytes = 0;
     stores by = stores::plain;
     std::size_t grain = std::numeric_limits<std::size_t>::max();  // size of a piece, not 0
-    // Under the crew's lock. Idle, queued: pieces are left. Running: all are taken, by `hands` threads.
+    // Under the workers' lock. Idle, queued: pieces are left. Running: all are taken, by `hands` threads.
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;
     std::size_t taken = 0;  // bytes
     int hands = 0;
@@ -65,15 +65,15 @@ class copy_workers {
   base::atomic<std::uint64_t> submitted_{0}, finished_{0};  // tasks; written under the lock, read while spinning
 };
 
-// The copy crew of each device: a common one, or one per NUMA node if the host has several. Threads: any.
+// The copy workers of each device: common ones, or some per NUMA node if the host has several. Threads: any.
 class node_workers {
  public:
   explicit node_workers(int threads) : common_(std::make_shared<copy_workers>(threads)), threads_(threads) {}
 
-  // The node's own crew, if the node has enough known processors for its threads and is not the whole host;
+  // The node's own workers, if the node has enough known processors for its threads and is not the whole host;
   // else the common one. Shared: fetches may still be queued at teardown.
   std::shared_ptr<copy_workers> of(int node) noexcept;
-  void work_by(copy_workers::tuning) noexcept;  // all crews
+  void work_by(copy_workers::tuning) noexcept;  // of all nodes
   void stop() noexcept;
 
  private:

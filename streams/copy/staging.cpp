@@ -1,4 +1,4 @@
-// Staged copies: the crew fills slots and the engine empties them, or the reverse.
+// Staged copies: copy workers fill slots and the engine empties them, or the reverse.
 // Threads: any.
 #include "streams/copy/staging.h"
 
@@ -86,7 +86,7 @@ struct fetch {
       workers->cancel(one);
   }
 
-  // The crew copies chunk i to the host while the engine fills the next slots. Before the stream continues,
+  // Copy workers bring chunk i to the host while the engine fills the next slots. Before the stream continues,
   // the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
@@ -302,7 +302,7 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
     std::size_t offset;
     copy_workers::task fill;
   };
-  struct all_filled {  // on every exit the crew no longer reads the source
+  struct all_filled {  // on every exit no copy worker reads the source any more
     copy_workers& workers;
     std::deque<filled> parts{};
     ~all_filled() {
@@ -426,7 +426,7 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
   std::size_t chunk = my.chunk_for(bytes, how, *workers);
   std::vector<slot> slots =
       my.slots_for(stream, stream.device(), bytes, std::max<std::size_t>(how.budget / how.chunk, 2), chunk, where);
-  // `ahead` slots are with the engine, the others with the crew
+  // `ahead` slots are with the engine, the others with the copy workers
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
   struct emptying {  // on every exit the host memory is no longer accessed
     state& my;

@@ -59,7 +59,7 @@ class staging {  // a part of the runtime
   void fetch_by(tuning) noexcept;               // copies to a waiting caller; only `budget` also for others
   void work_by(copy_workers::tuning) noexcept;  // threads 0: the default
 
-  int threads() const noexcept;          // of the crew; 0: the calling thread copies
+  int threads() const noexcept;          // copy workers; 0: the calling thread copies
   std::size_t in_use(int device) const;  // bytes of slots not known to be free
 
  private:

@@ -14,7 +14,7 @@
 
 namespace weir::tests {
 
-// Two threads submit, finish and cancel tasks, whole or cut, to a crew of two. Every call returns.
+// Two threads submit, finish and cancel tasks, whole or cut, to two copy workers. Every call returns.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
   auto workers = std::make_shared<streams::copy_workers>(2);

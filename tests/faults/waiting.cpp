@@ -100,7 +100,7 @@ std::string collectives_by_copies() {
       try {
         for (int other = 0; other < n; ++other)
           enable_peer_access(all->back().data(), device(other));
-      } catch (not_supported const&) {}  // then by the carrier behind
+      } catch (not_supported const&) {}  // then by the backend behind
     }
   }
   on_threads(

@@ -91,7 +91,7 @@ class chain_program {
   int next(int rank) const { return (rank + 1) % size_; }
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
   // A buffer on the current stream that every rank may access. Made before the
-  // threads begin, or by a rank that may use the fallback carrier.
+  // threads begin, or by a rank that may use the fallback backend.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
     fill(one.memory.data(), std::byte{value}, bytes);

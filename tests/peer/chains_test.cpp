@@ -235,7 +235,7 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
 }
 
 // Calls that are small, captured, of closed memory, or without links.
-TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
+TEST(chains, unsuitable_calls_take_the_backend_and_say_why) {
   auto const expect_way = [](rig& r, std::string const& way) {
     r.fill_all(5);
     r.broadcast(1);

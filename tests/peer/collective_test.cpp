@@ -329,7 +329,7 @@ TEST(collective, every_rank_leaves_the_carrier_once) {
   EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
-// An abort stops the carrier, which does not know whose it was. A call that has passed the first check learns it there.
+// An abort stops the backend, which does not know whose it was. A call that has passed the first check learns it there.
 TEST(collective, an_abort_under_way_names_its_rank) {
   struct stopped final : peer::collective_backend {
     explicit stopped(bool in_issue) : in_issue(in_issue) {}

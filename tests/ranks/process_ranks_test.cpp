@@ -302,7 +302,7 @@ TEST(process_ranks, a_part_refused_in_its_middle_ends_all) {
   EXPECT_NE(said[1], "");
 }
 
-// Rank 2 leaves while rank 1 is between its agreement and the carrier, which knows of no call yet.
+// Rank 2 leaves while rank 1 is between its agreement and the backend, which knows of no call yet.
 TEST(process_ranks, one_that_leaves_within_a_call_is_named) {
   struct waits final : driver::fault_injector::watcher {
     base::atomic<int>* turn = nullptr;

@@ -236,7 +236,7 @@ TEST(process_transfers, abort_releases_one_that_waits) {
   });
 }
 
-// The watch may hear of it while the call has agreed, and its carrier does not know the call yet.
+// The watch may hear of it while the call has agreed, and its backend does not know the call yet.
 TEST(process_transfers, a_receiver_that_leaves_meanwhile_is_named) {
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {

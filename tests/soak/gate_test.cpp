@@ -107,7 +107,7 @@ bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) {
   return a < b + bytes && b < a + bytes;
 }
 
-// Room for the tallies and one `big`.
+// Room for the counters and one `big`.
 options only_one(int lanes) {
   return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB};
 }

@@ -1,6 +1,6 @@
 // A host with several nodes: pinned memory and the threads that fill it are near the device that copies it,
 // or where the system likes when it refuses.
-// Threads: those of staging and of its crews.
+// Threads: those of staging and of its copy workers.
 #include <gtest/gtest.h>
 #include <sched.h>
 

@@ -144,7 +144,7 @@ TEST(staging, a_machine_without_engines_stages_in_the_caller) {
 }
 
 TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
-  // Without threads of its own the crew copies nothing until a thread must have it:
+  // Without threads of its own the copy workers copy nothing until a thread must have it:
   // the last moment, every time.
   test::machine m({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::stepped});
   m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .budget = 3_MiB});

@@ -350,7 +350,7 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
     address at;
     std::size_t bytes;
   };
-  std::vector<wanted_block> wanted;  // for a witness
+  std::vector<wanted_block> wanted;  // for an observer
   {
     section const hold(mine);
     auto const want = [&](pending_block const& b) {

@@ -62,7 +62,7 @@ class deferred_frees {
     taken_ = true;
   }
   std::int64_t held_bytes() const noexcept { return bytes_.get() - gone_bytes_; }
-  // Slots put in with the lock are counted by the heap's tally, as freed and as pending; the others here.
+  // Slots put in with the lock are counted by the heap's counters, as freed and as pending; the others here.
   struct sums {
     std::int64_t slots = 0, bytes = 0;
   };

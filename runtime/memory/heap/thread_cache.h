@@ -107,7 +107,7 @@ class thread_cache {
   std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept {
     return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
   }
-  // Reports allocations and frees here to the heap's tally. Requires: the lock, and shut or the owner's call
+  // Reports allocations and frees here to the heap's counters. Requires: the lock, and shut or the owner's call
   void publish(observe::heap_counters&) noexcept;
   void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until the next tell(). Requires: likewise
   bool has_unpublished() const noexcept {

@@ -1,4 +1,4 @@
-// How much of a device may be reserved, from the tallies of all heaps.
+// How much of a device may be reserved, from the counters of all heaps.
 // Threads: as reserve_bound.h.
 #include "runtime/memory/supply/reserve_bound.h"
 
@@ -6,10 +6,10 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a tally's sums
+constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a heap's sums
 }  // namespace
 
-// All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only
+// All streams' counters, in one walk without a lock. What thread caches hold is counted as taken there; only
 // among few streams are the caches asked, for that takes each memory's lock.
 reserve_bound::usage reserve_bound::now() const {
   reserve_bound::usage n;
