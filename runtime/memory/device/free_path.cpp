@@ -3,6 +3,7 @@
 #include "runtime/memory/device/free_path.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/driver/allocation_observer.h"
 
@@ -13,7 +14,7 @@ namespace weir::memory {
 memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
   if (!p || process_was_forked())
     return nullptr;  // a child's copy of the parent's block: the parent's memory stays
-  attempt so_far;
+  streams_met so_far;
   for (;;) {
     try {
       outcome const before = take_back(p, last_use, at, so_far);
@@ -70,7 +71,7 @@ void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clo
 }
 
 clock::stream_clock* free_path::busy_user(stream_heap& m, block_ref const& b, clock::stream_clock& its,
-                                          clock::stream_clock* last_use, attempt const& so_far) const {
+                                          clock::stream_clock* last_use, streams_met const& so_far) const {
   clock::stream_clock& home = *m.home.load();
   std::uint64_t since = 0;
   clock::stream_clock* found = nullptr;
@@ -106,130 +107,213 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   }
 }
 
-// Whatever may throw comes first. From the notices on, nothing does.
+// One attempt to free a block: what is known of the block, and what it waits for. Requires: the heap's lock, until
+// record_fences().
+class free_path::attempt {
+ public:
+  attempt(free_path const& in, stream_heap& m, region& r, block_ref const& b, clock::stream_clock* last_use,
+          thread_cache* cache)
+      : of_(in.of_),
+        in_(in),
+        heap_(m),
+        region_(r),
+        block_(b),
+        home_(*m.home.load()),
+        last_use_(last_use),
+        cache_(cache) {
+    its_ = b.in_slab ? (note_ && note_->home ? note_->home : &home_) : b.block->home;
+  }
+
+  // The stream of the last one that is captured, as far as is known, and was not asked; null: none
+  clock::stream_clock* first_to_ask(streams_met const& before) const {
+    clock::stream_clock* to_ask = nullptr;
+    each_user([&](clock::stream_clock* t) {
+      if (t->stands_for() && t->alive() == clock::life::retired)
+        t = t->stands_for();
+      if (t->seen_captured() && std::ranges::find(before.asked, t) == before.asked.end())
+        to_ask = t;
+    });
+    return to_ask;
+  }
+  // Throws: bad_alloc, with nothing changed. Nothing after it does.
+  void make_room() {
+    std::size_t others = 0;
+    each_user([&](clock::stream_clock const* t) { others += t != &home_; });
+    std::size_t const most = 2 * (others + 1);  // with the keepers of graphs
+    stamps_.reserve(most);
+    to_fence_.reserve(most);
+    heap_.pending.make_room(most);
+  }
+  clock::stream_clock* busy_user(streams_met const& before) const {
+    return in_.busy_user(heap_, block_, *its_, last_use_, before);
+  }
+  void announce(source_location at) const { in_.announce_free(block_, *its_, last_use_, at); }
+  // Collects the stamps that the home stream is not ordered behind.
+  void note_uses() {
+    in_.each_stamp(heap_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock& t) {
+      bool const noted = std::find(stamps_.begin(), stamps_.end(), s) != stamps_.end();
+      if (noted || (!of_.deterministic && of_.ordered_or_complete(home_, s, since_)))
+        return;
+      if (stamps_.empty())
+        first_of_ = &t;
+      stamps_.push_back(s);
+    });
+  }
+  void count_out() const {
+    if (its_->alive() == clock::life::borrowed)
+      its_->note_block(-1);
+    // as stream_heap::count_asleep: the free below counts it as freed once more
+    if (heap_.asleep.get())
+      heap_.counts.allocated(pool_, rounded_, requested_);
+    if (of_.announced) [[unlikely]]
+      of_.machine.block_given_back(block_.start);
+  }
+  bool has_to_wait() const noexcept { return !stamps_.empty(); }
+  // With the thread's other frees that wait for the same stream. False: not deferred
+  bool defer() {
+    bool const may = stamps_.size() == 1 && cache_ && block_.in_slab && !note_ &&
+                     heap_.may_defer_free(region_, reinterpret_cast<void*>(block_.start), *first_of_);
+    if (!may || !heap_.defer_free(*cache_, slot(), *first_of_, stamps_.front(), is_due_))
+      return false;
+    if (is_due_)
+      to_fence_.push_back(first_of_);
+    return true;
+  }
+  void become_pending() {
+    is_due_ |= of_.deterministic || heap_.pending_since_fence + rounded_ >= heap_.fence_after(8);
+    for (clock::stamp const s : stamps_) {
+      clock::stream_clock* const other = clock::find(s.stream);
+      if (other && (other->alive() == clock::life::borrowed ? other->count_free(rounded_) : is_due_))
+        to_fence_.push_back(other);
+    }
+    // The block also waits for its home, which no call may name after its last user is done.
+    if (home_.alive() == clock::life::borrowed && home_.count_free(rounded_))
+      at_home_ = &home_;
+    std::uint64_t const first = stamps_.front().stream;
+    heap_block* const whole = block_.in_slab ? nullptr : block_.block;
+    heap_.pending.push({whole, block_.in_slab, block_.index, rounded_, {}, since_}, stamps_);
+    of_.record_pending(observe::action::free_pending, block_.start, rounded_, first);
+    if (block_.in_slab) {
+      block_.in_slab->forget(block_.index);
+      heap_.slots.hold(*block_.in_slab, block_.index);
+    } else {
+      block_.block->is = state::pending;
+    }
+    heap_.counts.freed_pending(pool_, rounded_, requested_);
+    heap_.pending_since_fence = is_due_ ? 0 : heap_.pending_since_fence + rounded_;
+  }
+  void free_now() {
+    heap_.counts.freed(pool_, rounded_, requested_);
+    if (block_.in_slab) {
+      if (cache_)
+        heap_.spill(*cache_, block_.in_slab->size_class);
+      if (heap_.slots.give(*block_.in_slab, block_.index, home_.now().n))
+        heap_.return_run(*block_.in_slab);
+    } else {
+      heap_.blocks.give(*block_.block, home_.now().n);
+      if (cache_ && heap_.cacheable())
+        heap_.lock.bias_to(cache_->own);
+    }
+    heap_.freed_since_fence += rounded_;
+    bool const shares = in_.heaps_.index.size() > 1;
+    if (home_.alive() == clock::life::borrowed ? home_.count_free(rounded_)
+                                               : shares && heap_.freed_since_fence >= heap_.fence_at_home_after()) {
+      at_home_ = &home_;
+      heap_.freed_since_fence = 0;
+      heap_.wanted > 0 ? --heap_.wanted : ++heap_.unwanted;
+    }
+  }
+  // memory_statistics::fences counts fences for frees, and not those that a query or a wait records. Requires: no lock
+  void record_fences() const {
+    auto const fence = [&](clock::stream_clock& t) {
+      if (t.alive() != clock::life::retired && t.fence().ok())
+        of_.counts.fenced();
+    };
+    if (at_home_)
+      fence(*at_home_);
+    for (clock::stream_clock* const t : to_fence_)
+      fence(*t);
+  }
+
+ private:
+  template <class Do>
+  void each_user(Do act) const {
+    act(its_);
+    block_.each_user(act);
+    if (last_use_)
+      act(last_use_);
+  }
+  slabs::taken slot() const noexcept { return {block_.in_slab, block_.index}; }
+
+  device_context& of_;
+  free_path const& in_;
+  stream_heap& heap_;
+  region& region_;
+  block_ref const block_;
+  clock::stream_clock& home_;
+  clock::stream_clock* const last_use_;
+  thread_cache* const cache_;
+  slab::note const* const note_ = block_.in_slab ? block_.in_slab->note_of(block_.index) : nullptr;
+  clock::stream_clock* its_ = nullptr;  // the block's home
+  observe::size_pool const pool_ = block_.in_slab ? observe::size_pool::small : observe::size_pool::large;
+  std::size_t const rounded_ = block_.in_slab ? block_.in_slab->size : block_.block->bytes;
+  std::size_t const requested_ = block_.in_slab ? block_.in_slab->requested(block_.index) : block_.block->requested;
+  boost::container::small_vector<clock::stamp, 4> stamps_;
+  boost::container::small_vector<clock::stream_clock*, 4> to_fence_;  // other than the home
+  clock::stream_clock* at_home_ = nullptr;                            // the home, if a fence of it is due
+  clock::stream_clock* first_of_ = nullptr;                           // the stream of the first stamp
+  std::uint64_t since_ = 0;                                           // the home's own last use
+  bool is_due_ = false;                                               // fences of the others
+};
+
+// 1. Who used the block? A stream that may be captured has to be asked, and no driver call is made under the lock.
+// 2. Room to note what it waits for: the last that may throw. Nothing has changed so far.
+// 3. It is deferred with other frees of its thread, becomes pending, or is free.
+// 4. Fences that are due, three driver calls each, after the lock.
 free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
-                                        attempt const& so_far) {
+                                        streams_met const& before) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  boost::container::small_vector<clock::stream_clock*, 4> to_fence;  // streams other than the home that used the block
-  clock::stream_clock* at_home = nullptr;
-  outcome done;
   bool const used = last_use && last_use != m.home.load();
+  // found before the heap's lock, for it may take that of the registry
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
+  outcome done;
+  std::optional<attempt> now;
   {
     section const hold(m);
-    block_ref const b = of_.must_locate(p, r, "deallocate", at);
-    if (b.start != reinterpret_cast<address>(p)) {
-      throw invalid_use("deallocate",
-                        base::address_text(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
-                            " B inside the block at " + base::address_text(b.start),
-                        "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
-                        error_id{159});
-    }
+    now.emplace(*this, m, *r, must_start_at(p, r, at), last_use, cache);
+    if (clock::stream_clock* const unasked = now->first_to_ask(before)) [[unlikely]]
+      return {unasked};
+    if (!before.waits)
+      now->make_room();
+    else if (clock::stream_clock* const busy = now->busy_user(before))
+      return {nullptr, busy};
 
-    clock::stream_clock& home = *m.home.load();
-    slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    clock::stream_clock* const its = b.in_slab ? (n && n->home ? n->home : &home) : b.block->home;
-    clock::stream_clock* to_ask = nullptr;
-    std::size_t others = 0;
-    auto const look = [&](clock::stream_clock* t) {
-      others += t && t != &home;
-      if (t && t->stands_for() && t->alive() == clock::life::retired)
-        t = t->stands_for();
-      if (t && t->seen_captured() && std::ranges::find(so_far.asked, t) == so_far.asked.end())
-        to_ask = t;
-    };
-    look(its), b.each_user(look), look(last_use);
-    if (to_ask) [[unlikely]]
-      return {to_ask};
-
-    boost::container::small_vector<clock::stamp, 4> stamps;
-    if (so_far.waits) {
-      if (auto* const busy = busy_user(m, b, *its, last_use, so_far))
-        return {nullptr, busy};
-    } else {
-      std::size_t const most = 2 * (others + 1);  // with the keepers of graphs
-      stamps.reserve(most), to_fence.reserve(most), m.pending.make_room(most);
-    }
     if (of_.runtime.observer()) [[unlikely]]
-      announce_free(b, *its, last_use, at);
-
-    clock::stream_clock* first_of = nullptr;  // the stream of the first stamp
-    std::uint64_t since = 0;
-    auto const note = [&](clock::stamp s, clock::stream_clock& t) {
-      if (std::find(stamps.begin(), stamps.end(), s) != stamps.end() ||
-          (!of_.deterministic && of_.ordered_or_complete(home, s, since)))
-        return;
-      if (stamps.empty())
-        first_of = &t;
-      stamps.push_back(s);
-    };
-    if (!so_far.waits)
-      each_stamp(m, b, *its, last_use, since, note);
-    if (its->alive() == clock::life::borrowed)
-      its->note_block(-1);
-    auto const pool = b.in_slab ? observe::size_pool::small : observe::size_pool::large;
-    std::size_t const rounded = b.in_slab ? b.in_slab->size : b.block->bytes;
-    std::size_t const requested = b.in_slab ? b.in_slab->requested(b.index) : b.block->requested;
-    if (m.asleep.get())
-      m.counts.allocated(pool, rounded, requested);  // as stream_heap::count_asleep
-    if (of_.announced) [[unlikely]]
-      of_.machine.block_given_back(b.start);
-    bool const someone_waits = !stamps.empty();
-    bool due = false;
-    bool const may_gather = stamps.size() == 1 && cache && b.in_slab && !n && m.may_defer_free(*r, p, *first_of);
-    if (may_gather && m.defer_free(*cache, {b.in_slab, b.index}, *first_of, stamps.front(), due)) {
-      if (due)
-        to_fence.push_back(first_of);
-    } else if (someone_waits) {
-      due |= of_.deterministic || m.pending_since_fence + rounded >= m.fence_after(8);
-      for (clock::stamp const s : stamps) {
-        clock::stream_clock* const other = clock::find(s.stream);
-        if (other && (other->alive() == clock::life::borrowed ? other->count_free(rounded) : due))
-          to_fence.push_back(other);
-      }
-      // The block also waits for its home, which no call may name after its last user is done.
-      if (home.alive() == clock::life::borrowed && home.count_free(rounded))
-        at_home = &home;
-      std::uint64_t const first = stamps.front().stream;
-      m.pending.push({b.in_slab ? nullptr : b.block, b.in_slab, b.index, rounded, {}, since}, stamps);
-      of_.record_pending(observe::action::free_pending, b.start, rounded, first);
-      b.in_slab ? b.in_slab->forget(b.index), m.slots.hold(*b.in_slab, b.index) : (void)(b.block->is = state::pending);
-      m.counts.freed_pending(pool, rounded, requested);
-      m.pending_since_fence = due ? 0 : m.pending_since_fence + rounded;
-    } else {
-      m.counts.freed(pool, rounded, requested);
-      if (b.in_slab) {
-        if (cache)
-          m.spill(*cache, b.in_slab->size_class);
-        if (m.slots.give(*b.in_slab, b.index, home.now().n))
-          m.return_run(*b.in_slab);
-      } else {
-        m.blocks.give(*b.block, home.now().n);
-        if (cache && m.cacheable())
-          m.lock.bias_to(cache->own);
-      }
-      m.freed_since_fence += rounded;
-      bool const shares = heaps_.index.size() > 1;
-      if (home.alive() == clock::life::borrowed ? home.count_free(rounded)
-                                                : shares && m.freed_since_fence >= m.fence_at_home_after()) {
-        at_home = &home, m.freed_since_fence = 0;
-        m.wanted > 0 ? --m.wanted : ++m.unwanted;
-      }
-    }
+      now->announce(at);
+    if (!before.waits)
+      now->note_uses();
+    now->count_out();
+    if (!now->has_to_wait())
+      now->free_now();
+    else if (!now->defer())
+      now->become_pending();
     if (m.asleep.get() && m.pool.get()->free_asleep())
       done.drained = m.pool.get();
   }
-  // memory_statistics::fences counts fences for frees, and not those that a query or a wait records.
-  auto const fence = [this](clock::stream_clock& t) {
-    if (t.alive() != clock::life::retired && t.fence().ok())
-      of_.counts.fenced();
-  };
-  if (at_home)
-    fence(*at_home);
-  for (clock::stream_clock* const t : to_fence)
-    fence(*t);
+  now->record_fences();
   return done;
+}
+
+block_ref free_path::must_start_at(void* p, region* r, source_location at) const {
+  block_ref const b = of_.must_locate(p, r, "deallocate", at);
+  if (b.start == reinterpret_cast<address>(p))
+    return b;
+  throw invalid_use("deallocate",
+                    base::address_text(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
+                        " B inside the block at " + base::address_text(b.start),
+                    "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
+                    error_id{159});
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.

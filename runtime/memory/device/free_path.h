@@ -20,7 +20,7 @@ class free_path {
 
  private:
   // What one free has done before its block changes.
-  struct attempt {
+  struct streams_met {
     boost::container::small_vector<clock::stream_clock*, 2> asked{};  // whether they are captured
     bool waits = false;  // the host waits for users, instead of noting them
     boost::container::small_vector<clock::stream_clock*, 16> waited_for{};
@@ -30,9 +30,12 @@ class free_path {
     clock::stream_clock* wait_for = nullptr;  // a stream with work that may use the block
     memory_pool* drained = nullptr;           // as deallocate()
   };
+  class attempt;
   // If something comes before the free, nothing has changed. Throws also: bad_alloc, with nothing changed
-  outcome take_back(void*, clock::stream_clock* last_use, source_location, attempt const&);
+  outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_met const&);
   void ask(clock::stream_clock&, source_location) const;
+  // The block that starts there. Throws: invalid_use. Requires: the heap's lock
+  block_ref must_start_at(void*, region*, source_location) const;
   // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose
   // number raises `since`.
   template <class Do>
@@ -40,7 +43,7 @@ class free_path {
                   std::uint64_t& since, Do act) const;
   // the stream of the first of these that is not ordered, complete or waited for; null: none
   clock::stream_clock* busy_user(stream_heap&, block_ref const&, clock::stream_clock& its,
-                                 clock::stream_clock* last_use, attempt const&) const;
+                                 clock::stream_clock* last_use, streams_met const&) const;
   void announce_free(block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use, source_location) const;
 
   device_context& of_;

@@ -41,57 +41,98 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
   return true;
 }
 
+// Once each, in this order, by docs/decisions/reuse.md. No lock is held between two steps, so other threads allocate and
+// free meanwhile: a step is asked at its turn whether it applies, and looks anew.
+constexpr block_reuse::step block_reuse::steps[] = {
+    {"in the order of calls", &block_reuse::is_deterministic, &block_reuse::in_order_of_calls},
+    {"own pending blocks", &block_reuse::always, &block_reuse::own_pending},
+    {"own memory that moves", &block_reuse::always, &block_reuse::own_that_moves},
+    {"deferred frees flushed", &block_reuse::is_small, &block_reuse::own_deferred},
+    {"other heaps, known order", &block_reuse::may_borrow, &block_reuse::close_fit_of_others},
+    {"other heaps, polled", &block_reuse::may_borrow_polled, &block_reuse::polled_of_others},
+    {"a device wait instead of growth", &block_reuse::may_wait_before_growth, &block_reuse::oldest_after_a_wait},
+    {"all pending blocks polled", &block_reuse::may_poll, &block_reuse::all_polled},
+};
+std::span<block_reuse::step const> block_reuse::steps_before_growth() noexcept {
+  return steps;
+}
+
 void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
-  if (of_.deterministic)
-    return in_order_of_calls(mine, r);
-  if (void* const p = own_pending(mine, r))
-    return p;
-  if (has_mapped(mine, r))
-    return nullptr;
-  if (r.size_class >= 0) {
-    if (void* const p = own_deferred(mine, r))
-      return p;
-  } else if (heaps_.index.size() > 1) {
-    auto const borrow = [&](std::size_t at_most) {
-      void* const p = from_others(mine, r, at_most, looked_at_a_miss);
-      if (p)
-        mine.borrowed.fetch_add(1, base::memory_order_relaxed);
-      return p;
-    };
-    // a borrowed block is lent whole: the rest of a larger one would serve no other request
-    if (void* const p = borrow(r.rounded + r.rounded / 8))
-      return p;
-    if (of_.polls) {  // memory of others that is complete costs nothing; new pages and moves do
-      std::size_t left = asked_a_miss;
-      heaps_.index.some(heap_index::waits, heaps_.scan_start.fetch_add(1, base::memory_order_relaxed),
-                        [&](stream_heap& m) {
-                          (void)completion_.poll(m, asked_a_miss / 4);
-                          return --left == 0;
-                        });
-      (void)completion_.poll_others(mine, r, asked_a_miss, looked_at_a_miss);
-      if (void* const p = borrow(~std::size_t{0}))
-        return p;
-    }
+  for (step const& s : steps) {
+    if (!(this->*s.applies)(r))
+      continue;
+    found const f = (this->*s.run)(mine, r);
+    if (f.block || f.grow_now)
+      return f.block;
   }
-  if (of_.waits == options::wait_policy::before_growth) {
-    if (void* const p = oldest_after_a_wait(mine, r))
-      return p;
-  }
-  if (!of_.polls || !grows_for_what_waits(mine, r))
-    return nullptr;
+  return nullptr;
+}
+
+bool block_reuse::is_deterministic(alloc_request const&) const {
+  return of_.deterministic;
+}
+bool block_reuse::always(alloc_request const&) const {
+  return true;
+}
+bool block_reuse::is_large(alloc_request const& r) const {
+  return r.size_class < 0;
+}
+bool block_reuse::is_small(alloc_request const& r) const {
+  return r.size_class >= 0;
+}
+bool block_reuse::may_borrow(alloc_request const& r) const {
+  return is_large(r) && heaps_.index.size() > 1;
+}
+bool block_reuse::may_poll(alloc_request const&) const {
+  return of_.polls;
+}
+bool block_reuse::may_borrow_polled(alloc_request const& r) const {
+  return may_borrow(r) && of_.polls;
+}
+bool block_reuse::may_wait_before_growth(alloc_request const&) const {
+  return of_.waits == options::wait_policy::before_growth;
+}
+
+// A borrowed block is lent whole: the rest of a larger one would serve no other request.
+block_reuse::found block_reuse::close_fit_of_others(stream_heap& mine, alloc_request const& r) {
+  return {borrowed(mine, r, r.rounded + r.rounded / 8)};
+}
+
+// Memory of others that is complete costs nothing; new pages and moves do.
+block_reuse::found block_reuse::polled_of_others(stream_heap& mine, alloc_request const& r) {
+  std::size_t left = asked_a_miss;
+  heaps_.index.some(heap_index::waits, heaps_.scan_start.fetch_add(1, base::memory_order_relaxed), [&](stream_heap& m) {
+    (void)completion_.poll(m, asked_a_miss / 4);
+    return --left == 0;
+  });
+  (void)completion_.poll_others(mine, r, asked_a_miss, looked_at_a_miss);
+  return {borrowed(mine, r, ~std::size_t{0})};
+}
+
+void* block_reuse::borrowed(stream_heap& mine, alloc_request const& r, std::size_t at_most) {
+  void* const p = from_others(mine, r, at_most, looked_at_a_miss);
+  if (p)
+    mine.borrowed.fetch_add(1, base::memory_order_relaxed);
+  return p;
+}
+
+// If growth would pass the bound only because pending blocks count as used.
+block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request const& r) {
+  if (!grows_for_what_waits(mine, r))
+    return {};
   completion_.reclaim_complete();
   {
     section const hold(mine);
     if (void* const p = mine.take(r))
-      return p;
+      return {p};
   }
-  return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
+  return {r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr};
 }
 
-// Memory of its own that moves to where the block goes: nothing is borrowed.
-bool block_reuse::has_mapped(stream_heap& mine, alloc_request const& r) {
+// Memory of its own moves to where the block goes: then nothing is borrowed.
+block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
   section const hold(mine);
-  return r.size_class < 0 && mine.blocks.places_first() && mine.blocks.fits_mapped(r.rounded);
+  return {nullptr, is_large(r) && mine.blocks.places_first() && mine.blocks.fits_mapped(r.rounded)};
 }
 
 // Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
@@ -112,55 +153,55 @@ bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request co
 }
 
 // Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
-void* block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
+block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
   if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives())
-    return nullptr;
+    return {nullptr, true};
   for (;;) {
     std::vector<clock::stamp> stamps;
     std::uint64_t sequence = 0;
     {
       section const hold(mine);
       if (mine.pending.size() <= ahead_in_order)
-        return nullptr;
+        return {nullptr, true};
       stamps = mine.pending.oldest()->stamps;
       sequence = mine.pending.oldest()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
       if (order_behind(mine, s) == ordering::refused)
-        return nullptr;
+        return {nullptr, true};
     }
     section const hold(mine);
     if (mine.pending.empty() || mine.pending.oldest()->sequence != sequence)
       continue;
     mine.pending.reclaim_oldest([&](pending_block const& b) { mine.reclaimed(b, mine.home.load()->now().n); });
     if (void* const p = mine.take(r))
-      return p;
+      return {p};
   }
 }
 
-void* block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
+block_reuse::found block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   {
     section const hold(mine);
     if (mine.pending.empty())
-      return nullptr;
+      return {};
     if (mine.reclaim()) {
       if (void* const p = mine.take(r))
-        return p;
+        return {p};
     }
     if (mine.pending.empty() || !of_.polls)
-      return nullptr;
+      return {};
   }
   if (!completion_.poll(mine, asked_a_miss))
-    return nullptr;
+    return {};
   section const hold(mine);
-  return mine.take(r);
+  return {mine.take(r)};
 }
 
 // Frees that threads still defer, before the heap grows.
-void* block_reuse::own_deferred(stream_heap& mine, alloc_request const& r) {
+block_reuse::found block_reuse::own_deferred(stream_heap& mine, alloc_request const& r) {
   if (!mine.flush_deferred())
-    return nullptr;
+    return {};
   return own_pending(mine, r);
 }
 
@@ -260,9 +301,9 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
 // block freed first, if a recorded fence leaves other such blocks to their users. It stays a few blocks
 // ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
 // pending.
-void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
+block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
   if (mine.home.load()->carries_collectives())
-    return nullptr;
+    return {};
   std::vector<clock::stamp> stamps;
   address at = 0;
   std::size_t bytes = 0;
@@ -270,7 +311,7 @@ void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r
     section const hold(mine);
     pending_block const* const oldest = worth_a_wait(mine, r);
     if (!oldest)
-      return nullptr;
+      return {};
     stamps = oldest->stamps;
     at = oldest->block ? oldest->block->at : oldest->in_slab->start(oldest->index);
     bytes = oldest->bytes;
@@ -278,13 +319,13 @@ void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r
   for (clock::stamp const s : stamps) {
     ordering const now = order_behind(mine, s);
     if (now == ordering::refused)
-      return nullptr;
+      return {};
     if (now == ordering::waits)
       tell_wait(mine, s, at, bytes);
   }
   section const hold(mine);
   (void)mine.reclaim();
-  return mine.take(r);
+  return {mine.take(r)};
 }
 
 // Null: none, or too few others would remain. Requires: the lock.

@@ -5,6 +5,9 @@
 // Invariant: a byte is allocated only if all stamps of its free are complete, or ordered before the next work
 // of its new stream. The cost of a miss does not grow with the number of pending blocks, nor of free blocks.
 #pragma once
+#include <span>
+#include <string_view>
+
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/supply/reserve_bound.h"
 
@@ -17,8 +20,18 @@ class block_reuse {
 
   // Whether to get pages instead of borrowing. spare: bytes that may be reserved past the bound's first term.
   bool should_grow_instead(stream_heap& mine, alloc_request const&, std::size_t& spare);
-  // Tries each policy in turn, cheapest first. Null: none has a block, or the options forbid it.
+  // Tries each step before growth in turn, cheapest first. Null: none has a block, or the heap should grow.
   void* find(stream_heap& mine, alloc_request const&);
+  struct found {
+    void* block = nullptr;  // null: the next step may have one,
+    bool grow_now = false;  // or none shall be asked
+  };
+  struct step {
+    std::string_view name;  // as docs/decisions/reuse.md says
+    bool (block_reuse::*applies)(alloc_request const&) const;
+    found (block_reuse::*run)(stream_heap& mine, alloc_request const&);
+  };
+  static std::span<step const> steps_before_growth() noexcept;
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
                     std::size_t most_donors = ~std::size_t{0});
@@ -29,11 +42,24 @@ class block_reuse {
   void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);
 
  private:
-  void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
-  bool has_mapped(stream_heap& mine, alloc_request const&);
-  void* own_pending(stream_heap& mine, alloc_request const&);
-  void* own_deferred(stream_heap& mine, alloc_request const&);
-  void* oldest_after_a_wait(stream_heap& mine, alloc_request const&);     // a device wait for a recorded fence
+  static step const steps[];
+  bool is_deterministic(alloc_request const&) const;
+  bool always(alloc_request const&) const;
+  bool is_large(alloc_request const&) const;
+  bool is_small(alloc_request const&) const;
+  bool may_borrow(alloc_request const&) const;
+  bool may_poll(alloc_request const&) const;
+  bool may_borrow_polled(alloc_request const&) const;
+  bool may_wait_before_growth(alloc_request const&) const;
+  found in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
+  found own_pending(stream_heap& mine, alloc_request const&);
+  found own_that_moves(stream_heap& mine, alloc_request const&);
+  found own_deferred(stream_heap& mine, alloc_request const&);
+  found close_fit_of_others(stream_heap& mine, alloc_request const&);
+  found polled_of_others(stream_heap& mine, alloc_request const&);
+  found oldest_after_a_wait(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
+  found all_polled(stream_heap& mine, alloc_request const&);
+  void* borrowed(stream_heap& mine, alloc_request const&, std::size_t at_most);
   std::size_t own_after_a_wait(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
   pending_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);

@@ -57,42 +57,17 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     section const hold(mine);
     mine.blocks.place(places_for(mine));
     // freed meanwhile, or by the rung before
-    if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r)))
+    out = only ? mine.take_anywhere(r) : mine.take_or_shed(r);
+    if (out)
       return {};
     if (pool.is_registered() && pool.now().charged)
       return {driver::code::out_of_memory};  // it has all of its limit
-    std::size_t const bytes = r.size_class < 0       ? r.rounded
-                              : way != how::long_run ? mine.slots.usual_next_run_bytes(r.size_class)
-                                                     : mine.slots.next_run_bytes(r.size_class);
-    std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
-    if (bytes > of_.space.info().total_memory)
-      return {driver::code::out_of_memory};
-    auto const planned = [&](bool thorough) {
-      bool const run = r.size_class >= 0 && mine.blocks.has_runs();
-      return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
-    };
-    if (only) {
-      if (!mover_.plan(mine, bytes, alignment, only->part, g, true))
-        return driver::no_addresses;
-    } else if (!planned(way == how::fewest_new_pages)) {
-      std::size_t has = 0;
-      for (region const* mapped : mine.blocks.regions())
-        has += mapped->bytes;
-      region* const more = of_.space.take(bytes + alignment, mine, has);
-      if (more && pool.is_registered())
-        more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
-      if (more)
-        mine.blocks.add_region(*more, state::unmapped);
-      mine.blocks.place(places_for(mine));
-      bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
-                         mover_.plan(mine, bytes, alignment, arena::zone::runs, g, true);
-      if (!found)
-        return driver::no_addresses;
-    }
-    g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
-    g.by_openings = mine.blocks.places_first();
+    driver::status const planned = plan(mine, r, way, only, g);
+    if (!planned.ok())
+      return planned;
+    g.spare = spare;
   }
-  region& in = *g.reserved->in;
+
   physical_memory::batch made;
   made.home = mine.home.load();
   driver::status const s = fill(mine, g, r.rounded, made);
@@ -100,19 +75,82 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     only->missing = g.missing_bytes;
   if (!s.ok())
     memory_.undo(made);
-  std::size_t kept = made.orphaned;
+
+  std::size_t mapped = 0;
   for (handle const& h : made.handles)
-    kept += h.bytes;
-  pool.refund(made.of_pool - (kept - made.orphaned) - made.from_other_pools);
+    mapped += h.bytes;
+  pool.refund(made.of_pool - mapped - made.from_other_pools);
   section const hold(mine);
+  std::size_t const kept = mapped + made.orphaned;
   of_.counts.gave(kept, made.charged - kept);
+  settle(mine, g, made, mapped);
+  if (!s.ok()) {
+    roll_back(mine, g, made);
+    of_.note_status(s);
+    return s;
+  }
+  of_.counts.missed();
+  // what is mapped for a graph counts as live already
+  if (heaps_.index.many())
+    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
+  out = serve(mine, g, r);
+  return s;
+}
+
+// Reserves a window for the request. Requires: the lock
+driver::status growth::plan(stream_heap& mine, alloc_request const& r, how way, place const* only, growth_plan& g) {
+  std::size_t bytes = r.rounded, alignment = r.alignment;
+  if (r.size_class >= 0) {
+    bytes =
+        way == how::long_run ? mine.slots.next_run_bytes(r.size_class) : mine.slots.usual_next_run_bytes(r.size_class);
+    alignment = slabs::run_alignment(r.size_class);
+  }
+  if (bytes > of_.space.info().total_memory)
+    return {driver::code::out_of_memory};
+  auto const find_in = [&](arena::zone part, bool thorough) {
+    return mover_.plan(mine, bytes, alignment, part, g, thorough);
+  };
+  auto const find = [&](bool thorough) {
+    bool const run = r.size_class >= 0 && mine.blocks.has_runs();
+    return find_in(run ? arena::zone::runs : arena::zone::blocks, thorough);
+  };
+  bool found = only ? find_in(only->part, true) : find(way == how::fewest_new_pages);
+  if (!found && !only) {
+    bool const more = take_region(mine, bytes + alignment);
+    mine.blocks.place(places_for(mine));
+    found = find(!more) || find_in(arena::zone::blocks, true) || find_in(arena::zone::runs, true);
+  }
+  if (!found)
+    return driver::no_addresses;
+  g.run = r.size_class >= 0;  // a plan makes all of it anew
+  g.by_openings = mine.blocks.places_first();
+  return {};
+}
+
+// More addresses for a heap. Requires: the lock. Returns: whether there were some
+bool growth::take_region(stream_heap& mine, std::size_t bytes) {
+  std::size_t has = 0;
+  for (region const* mapped : mine.blocks.regions())
+    has += mapped->bytes;
+  region* const more = of_.space.take(bytes, mine, has);
+  if (!more)
+    return false;
+  if (mine.pool.get()->is_registered())
+    more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
+  mine.blocks.add_region(*more, state::unmapped);
+  return true;
+}
+
+// Lists the handles made, of so many bytes, and those that have moved here. Requires: the lock
+void growth::settle(stream_heap& mine, growth_plan& g, physical_memory::batch& made, std::size_t mapped) {
+  region& in = *g.reserved->in;
   for (handle const& h : made.handles) {
     auto node = made.places.extract(h.at);
     static_cast<handle&>(node.mapped()) = h;
     in.set_pages(h, &mine.handles.insert(std::move(node)).position->second);
     mine.note_mapped(h);
   }
-  mine.log_mapping(kept - made.orphaned, "memory mapped");
+  mine.log_mapping(mapped, "memory mapped");
   while (!made.arrived.empty()) {
     aliased_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
     in.set_pages(h, &h);
@@ -121,30 +159,29 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     mine.record_mapping(h, observe::action::map);
   }
   g.reserved->freed = std::max(g.reserved->freed, made.arrived_freed);
-  if (!s.ok()) {
-    mine.blocks.roll_back(g);
-    // mapped, and the driver neither grants it nor takes it back: its place stays taken
-    for (handle const& h : made.handles) {
-      if (!(h.readers & of_.own_bit()))
-        mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
-    }
-    of_.note_status(s);
-    return s;
+}
+
+// Requires: the lock, and settle()
+void growth::roll_back(stream_heap& mine, growth_plan& g, physical_memory::batch const& made) {
+  region& in = *g.reserved->in;
+  mine.blocks.roll_back(g);
+  // mapped, and the driver neither grants it nor takes it back: its place stays taken
+  for (handle const& h : made.handles) {
+    if (!(h.readers & of_.own_bit()))
+      mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
   }
-  of_.counts.missed();
-  // what is mapped for a graph counts as live already
-  if (heaps_.index.many())
-    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
-  if (pool.is_registered()) {  // all of it is free
-    out = reinterpret_cast<void*>(g.block);
+}
+
+// The request's block, of a window that is filled. Requires: the lock
+void* growth::serve(stream_heap& mine, growth_plan& g, alloc_request const& r) {
+  if (mine.pool.get()->is_registered()) {  // all of it is free
     mine.blocks.roll_back(g);
-  } else if (r.size_class < 0) {
-    out = mine.hand_out(*mine.blocks.commit(g), r, nullptr);
-  } else {
-    mine.cut_run(*mine.blocks.commit_run(g), r.size_class);
-    out = mine.hand_out(mine.slots.take(r.size_class, r.bytes), r);
+    return reinterpret_cast<void*>(g.block);
   }
-  return {};
+  if (r.size_class < 0)
+    return mine.hand_out(*mine.blocks.commit(g), r, nullptr);
+  mine.cut_run(*mine.blocks.commit_run(g), r.size_class);
+  return mine.hand_out(mine.slots.take(r.size_class, r.bytes), r);
 }
 
 driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, void*& out) {

@@ -32,6 +32,11 @@ class growth {
   enum class how : std::uint8_t { usual, long_run, fewest_new_pages };
   driver::status grow_by(stream_heap& mine, alloc_request const&, how, void*& out, std::size_t spare,
                          place* only = nullptr);
+  driver::status plan(stream_heap& mine, alloc_request const&, how, place const* only, growth_plan&);
+  bool take_region(stream_heap& mine, std::size_t bytes);
+  void settle(stream_heap& mine, growth_plan&, physical_memory::batch&, std::size_t mapped);
+  void roll_back(stream_heap& mine, growth_plan&, physical_memory::batch const&);
+  void* serve(stream_heap& mine, growth_plan&, alloc_request const&);
   arena::places places_for(stream_heap const&) const;
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);

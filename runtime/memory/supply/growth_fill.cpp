@@ -56,38 +56,58 @@ class growth::filling {
     pool_.refund(granted - fresh_);
     out_.charged += fresh_, out_.of_pool += fresh_;
   }
+  // Puts memory at `at`: n bytes, at most `left`. The cheapest way first; one that has failed is over for this window.
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
-    // the bound counts what is free in a graph as live: it serves the graph alone
-    if (driver::status s; may_move_inside_ && move(at, left, n, s, whose::pool_s)) {
-      if (s.ok() || s.what == driver::code::lost)
-        return s;
-      may_move_inside_ = false;  // the driver maps no handle twice: new memory may serve
-    }
+    driver::status s;
+    if (may_move_inside_ && moved_inside(at, left, n, s))
+      return s;
+
+    // A handle that was too large for its hole may have gone meanwhile: then the bound has room again.
     if (!fresh_ && !full_ && !one_handle_)
-      charge_within_bound(left);  // a handle that was too large has gone
-    if (fresh_) {
-      n = sizes_.next(std::min(left, fresh_));
-      fresh_ -= n;
-      driver::status const s = make(at, n);
-      if (!full_)
-        return s;
-      refund(n + std::exchange(fresh_, 0));
-      if (long_run_)
-        return s;
-    }
-    if (may_move_) {
-      driver::status s;
-      do {
-        if (move(at, left, n, s, whose::any))
-          return s;
-      } while (a_.heaps_.reclaim_known());  // by what was asked on the way
-      may_move_ = false;
-    }
+      charge_within_bound(left);
+    if (fresh_ && made_within_bound(at, left, n, s))
+      return s;
+
+    if (may_move_ && moved(at, left, n, s))
+      return s;
+
+    // All that is free was looked at, so that the bound may be passed.
     n = sizes_.next(within_pool(left));
     if (!full_ && charge(n))
       return make(at, n);
-    // Memory is short. A handle that stayed for the sake of addresses moves rather than that the thread waits.
+    return moved_in_need(at, left, n);
+  }
+  // What is free in a graph's pool serves that graph alone, and the bound counts it as live. So it moves before
+  // anything is made.
+  bool moved_inside(address at, std::size_t left, std::size_t& n, driver::status& s) {
+    if (!move(at, left, n, s, whose::pool_s))
+      return false;
+    if (s.ok() || s.what == driver::code::lost)
+      return true;
+    may_move_inside_ = false;  // the driver maps no handle twice: new memory may serve
+    return false;
+  }
+  bool made_within_bound(address at, std::size_t left, std::size_t& n, driver::status& s) {
+    n = sizes_.next(std::min(left, fresh_));
+    fresh_ -= n;
+    s = make(at, n);
+    if (!full_)
+      return true;
+    refund(n + std::exchange(fresh_, 0));
+    return long_run_;  // one that is longer than it has to be makes nothing move: the caller asks for a short one
+  }
+  bool moved(address at, std::size_t left, std::size_t& n, driver::status& s) {
+    do {
+      if (move(at, left, n, s, whose::any))
+        return true;
+      // The search asked the driver. By its answers, pending blocks may be free now.
+    } while (a_.heaps_.reclaim_known());
+    may_move_ = false;
+    return false;
+  }
+  // Memory is short. A handle that stayed for the sake of addresses moves rather than that the thread waits.
+  driver::status moved_in_need(address at, std::size_t left, std::size_t& n) {
     driver::status s{driver::code::out_of_memory};
     short_ = passed_over_;
     if (short_ && !move(at, left, n, s, whose::any) && of_graph_)
