@@ -162,6 +162,7 @@ struct WEIR_LOCAL opened_import {  // of one imported_buffer
   owned_file life;
   std::size_t bytes = 0, offset = 0;
   int reader = -1;
+  std::unique_ptr<opened_import> postponed_before{};  // of imports::postponed_
 };
 
 class imports final : public openable_memory {  // a part of the runtime
@@ -202,8 +203,8 @@ class imports final : public openable_memory {  // a part of the runtime
   base::mutex opening_;             // one open at a time, so that a second open of the same memory finds the first
   std::vector<std::string> uuids_;  // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
-  base::guarded<std::vector<std::unique_ptr<opened_import>>> postponed_;
-  std::uint64_t closed_ = 0;  // number of closed imported_buffers; under all_
+  base::guarded<std::unique_ptr<opened_import>> postponed_;  // the last one; a list, which needs no memory
+  std::uint64_t closed_ = 0;                                 // number of closed imported_buffers; under all_
 };
 
 }  // namespace weir::peer

@@ -8,7 +8,6 @@
 #include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
-#include "runtime/base/room.h"
 #include "runtime/memory/device/shortage.h"
 
 namespace weir::peer {
@@ -313,23 +312,17 @@ bool imports::at_rest(imported const& b) {
 void imports::close_at_rest(std::unique_ptr<opened_import> o) noexcept {
   if (at_rest(*o->of))
     return close(*o);
-  auto all = postponed_.lock();
-  try {
-    base::make_room(*all);
-    all->push_back(std::move(o));
-  } catch (std::bad_alloc const&) {
-    static_cast<void>(o.release());  // it stays open until the process ends
-  }
+  auto first = postponed_.lock();
+  o->postponed_before = std::move(*first);
+  *first = std::move(o);
 }
 
 void imports::close_postponed() noexcept {
-  auto all = postponed_.lock();
-  std::erase_if(*all, [this](auto const& o) {
-    bool const done = at_rest(*o->of);
-    if (done)
-      close(*o);
-    return done;
-  });
+  auto all = std::exchange(*postponed_.lock(), nullptr);
+  while (all) {
+    auto before = std::move(all->postponed_before);
+    close_at_rest(std::exchange(all, std::move(before)));
+  }
 }
 
 void imports::close(opened_import& o) noexcept {

@@ -150,7 +150,7 @@ class pools_program {
       ++slept;
       program_.say("pool ", k.pool->number(), " sleeps");
       bool const had_blocks = k.pool->has_asleep();
-      for (std::size_t i = below(4) ? below(4) : program_.blocks_.size(); i; --i)
+      for (std::size_t i = below(4); i; --i)
         drop();
       if (!program_.unkind_ && had_blocks && !k.pool->has_asleep() &&
           host.statistics().allocated_bytes.all.current != before)

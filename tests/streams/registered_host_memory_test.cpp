@@ -84,7 +84,8 @@ TEST(registered_host_memory, ends_beside_captures_of_others) {
       runtime_guard const here(m.own);
       registered_host_memory const lock(mine);
       copy(s, on_gpu.data(), mine.data(), mine.size(), non_blocking);
-    }).join();  // ends it
+      s.synchronize();  // the end cannot wait beside a capture
+    }).join();          // ends it
     auto const kept = m.driver().end_capture(0, streams::clock_of(captured).handle());
     EXPECT_TRUE(kept.ok()) << "the capture was spoiled";
     EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), mine.size()).by, copy_route::engine) << "still locked";
