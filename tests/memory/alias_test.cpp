@@ -179,6 +179,37 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
   m.expect_sound();
 }
 
+// Two pages move behind work of their stream that the next stream waits for on the device. A third stream knows nothing
+// of that work, so it waits before it gets the rest of them.
+TEST(ghosts, the_rest_of_pages_that_moved_waits_for_their_last_use) {
+  memory_bench bench{{.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
+                     options{.epsilon = 0, .device_waits = options::wait_policy::never}};
+  auto& device = static_cast<memory::device_allocator&>(bench.on(0));
+  clock::stream_clock &last = bench.stream(0), &next = bench.stream(0), &third = bench.stream(0);
+  char* blocks[4];  // used, wall, used, wall
+  for (char*& b : blocks)
+    b = static_cast<char*>(device.allocate(last, page, 0, at));
+  int done = 0;
+  for (int i : {0, 2}) {
+    driver::touch const use{reinterpret_cast<driver::address>(blocks[i]), page, true};
+    driver::work const counted{[](void* n) { ++*static_cast<int*>(n); }, nullptr, &done};
+    ASSERT_TRUE(bench.machine().enqueue(0, last.handle(), {&use, 1}, counted).ok());
+    device.deallocate(blocks[i], nullptr, at);
+  }
+  ASSERT_TRUE(next.wait({last.id(), last.now().n}).ok());
+  device.set_limit(4 * page);
+  void* const moved_here = device.allocate(next, page + page / 2, 0, at);
+  EXPECT_EQ(done, 0) << "the stream waits, not the host";
+  void* const rest = device.allocate(third, page / 2, 0, at);
+  EXPECT_EQ(done, 2) << "the third stream got memory that is in use";
+  device.deallocate(rest, nullptr, at);
+  device.deallocate(moved_here, nullptr, at);
+  for (int i : {1, 3})
+    device.deallocate(blocks[i], nullptr, at);
+  EXPECT_EQ(device.validate(), std::vector<std::string>{});
+  EXPECT_TRUE(bench.control->findings().empty());
+}
+
 // The programs leave more aliases than weir keeps.
 TEST(ghosts, random_programs_unmap_none_under_work) {
   for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
