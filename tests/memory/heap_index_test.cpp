@@ -10,6 +10,7 @@
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
+#include "tests/support/heap_probe.h"
 #include "tests/support/memory_bench.h"
 #include "tests/support/sanitized.h"
 #include "weir/memory.h"
@@ -174,16 +175,16 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   memory::stream_heap& m = *device.addresses().find(p)->owner.load();
   device.deallocate(q, nullptr, at);
   using memory::heap_index;
-  auto const relist = [&](heap_index::rows now) { m.index.list(m.number, std::exchange(m.listed, now), now); };
+  auto const relist = [&](heap_index::rows now) { memory::heap_probe::relist(m, now); };
   auto const expect = [&](char const* what) {
     auto const wrong = device.validate();
     ASSERT_EQ(wrong.size(), 1u);
     EXPECT_NE(wrong[0].find(what), std::string::npos) << wrong[0];
   };
-  heap_index::rows const right = m.listed;
-  m.listed = right | heap_index::of_size(std::size_t{1} << 30);
+  heap_index::rows const right = memory::quiet_session(m).listed();
+  memory::heap_probe::say_listed(m, right | heap_index::of_size(std::size_t{1} << 30));
   expect("its row in the heap index differs from its own copy");
-  m.listed = right;
+  memory::heap_probe::say_listed(m, right);
   relist(right & ~heap_index::at_least(4 << 20));
   expect("a size below the arena's largest free or pending block");
   relist(right & ~heap_index::whole_handle);
@@ -197,7 +198,7 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   device.record_use(p, b, at);
   device.deallocate(p, nullptr, at);
   ASSERT_EQ(device.validate(), std::vector<std::string>{});
-  heap_index::rows const waiting = m.listed;
+  heap_index::rows const waiting = memory::quiet_session(m).listed();
   relist(waiting & ~heap_index::waits);
   expect("the heap index is wrong about pending blocks");
   relist(waiting & ~heap_index::at_least(8 << 20));

@@ -7,6 +7,7 @@
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_ladder.h"
 #include "tests/memory/names.h"
+#include "tests/support/heap_probe.h"
 #include "tests/support/one_device.h"
 
 namespace weir {
@@ -114,14 +115,14 @@ TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
   EXPECT_FALSE(d.heaps.add_readers_of_all(2, 0)) << "one heap is there already";
   EXPECT_TRUE(d.heaps.add_readers_of_all(2, 1));
   d.heaps.add_readers(a, 4);
-  EXPECT_EQ(of_a.readers.load(), 6u);
-  EXPECT_EQ(d.heaps.of(b).readers.load(), 2u);
+  EXPECT_EQ(of_a.readers(), 6u);
+  EXPECT_EQ(d.heaps.of(b).readers(), 2u);
   EXPECT_FALSE(memory::heap_table::may_lend(d.heaps.of(b), of_a)) << "device 2 would not reach the block";
   EXPECT_TRUE(memory::heap_table::may_lend(of_a, d.heaps.of(b)));
   d.heaps.remove_own_readers(a);
-  EXPECT_EQ(of_a.readers.load(), 2u);
+  EXPECT_EQ(of_a.readers(), 2u);
   d.heaps.remove_readers(2);
-  EXPECT_EQ(of_a.readers.load() | d.heaps.of(b).readers.load(), 0u);
+  EXPECT_EQ(of_a.readers() | d.heaps.of(b).readers(), 0u);
 }
 
 TEST(heap_table, keeps_a_heap_that_still_lends) {
@@ -132,11 +133,11 @@ TEST(heap_table, keeps_a_heap_that_still_lends) {
   {
     memory::heap_stay const in_other = memory::heap_table::stay_to_lend(other, mine);
     EXPECT_TRUE(in_other);
-    EXPECT_EQ(other.callers.load(), 1u);
+    EXPECT_TRUE(other.is_called());
     EXPECT_TRUE(memory::heap_table::stay_to_lend(mine, mine));
     EXPECT_FALSE(memory::heap_table::stay_to_lend(apart, mine)) << "it lies in a pool by now";
   }
-  EXPECT_EQ(other.callers.load() + apart.callers.load() + mine.callers.load(), 0u);
+  EXPECT_FALSE(other.is_called() || apart.is_called() || mine.is_called());
 }
 
 TEST(stream_heap, lists_itself_by_its_largest_free_block) {
@@ -144,21 +145,21 @@ TEST(stream_heap, lists_itself_by_its_largest_free_block) {
   clock::stream_clock& home = d.bench.stream(0);
   memory::stream_heap& m = d.heaps.of(home);
   void* const p = d.grown(home, 4 << 20);
-  EXPECT_EQ(m.listed & memory::heap_index::at_least(4 << 20), 0u);
+  EXPECT_EQ(memory::quiet_session(m).listed() & memory::heap_index::at_least(4 << 20), 0u);
   d.free_at_home(p);
-  EXPECT_NE(m.listed & memory::heap_index::at_least(4 << 20), 0u);
-  memory::section const hold(m);
-  EXPECT_EQ(m.take(d.request(home, 4 << 20)), p);
+  EXPECT_NE(memory::quiet_session(m).listed() & memory::heap_index::at_least(4 << 20), 0u);
+  EXPECT_EQ(memory::session(m).take(d.request(home, 4 << 20)), p);
 }
 
 TEST(stream_heap, fences_after_a_share_of_what_it_holds) {
   one_device d(64 << 20, {.fence_interval = 0});
   memory::stream_heap& m = d.heaps.of(d.bench.stream(0));
   EXPECT_EQ(m.fence_after(0), memory::stream_heap::fence_least);
-  m.unwanted = 9;
-  EXPECT_EQ(m.fence_at_home_after(), memory::stream_heap::fence_least << 4) << "at most sixteen times as seldom";
+  memory::heap_probe::set_fences_that_nobody_wanted(m, 9);
+  EXPECT_EQ(memory::quiet_session(m).fence_at_home_after(), memory::stream_heap::fence_least << 4)
+      << "at most sixteen times as seldom";
   one_device fixed(64 << 20, {.fence_interval = 1000});
-  EXPECT_EQ(fixed.heaps.of(fixed.bench.stream(0)).fence_at_home_after(), 1000u);
+  EXPECT_EQ(memory::quiet_session(fixed.heaps.of(fixed.bench.stream(0))).fence_at_home_after(), 1000u);
 }
 
 TEST(physical_memory, charges_what_the_driver_would_not_take) {
@@ -238,8 +239,7 @@ TEST(handle_return, keeps_its_books_when_refused) {
   (void)d.bench.control->fail_call("unmap", 1, driver::code::failed);
   EXPECT_EQ(d.back.some(~std::size_t{0}), 0u);
   EXPECT_EQ(d.of.counts.reserved(), page);
-  memory::section const hold(d.heaps.of(home));
-  EXPECT_EQ(d.heaps.of(home).take(d.request(home, page)), p) << "the block serves again";
+  EXPECT_EQ(memory::session(d.heaps.of(home)).take(d.request(home, page)), p) << "the block serves again";
 }
 
 TEST(peer_access, opens_a_block_once_and_each_later_handle) {
@@ -250,13 +250,12 @@ TEST(peer_access, opens_a_block_once_and_each_later_handle) {
   EXPECT_TRUE(d.peers.grant(p, 1).ok());
   EXPECT_TRUE(d.peers.grant(p, 1).ok()) << "again: no call";
   EXPECT_TRUE(d.peers.granted(p, 1));
-  EXPECT_EQ(d.heaps.of(home).peer_bytes % d.of.space.page_bytes(), 0u);
+  EXPECT_EQ(memory::quiet_session(d.heaps.of(home)).peer_bytes() % d.of.space.page_bytes(), 0u);
   EXPECT_TRUE(d.peers.open_to(&home, 2).ok());
   void* const q = d.grown(home, 8 << 20);
   EXPECT_TRUE(d.peers.granted(q, 1));
   std::vector<std::string> wrong;
-  memory::section const hold(d.heaps.of(home));
-  d.peers.validate(d.heaps.of(home), wrong, "heap");
+  d.peers.validate(memory::quiet_session(d.heaps.of(home)), wrong, "heap");
   EXPECT_EQ(wrong, std::vector<std::string>{});
 }
 
@@ -286,10 +285,10 @@ TEST(completion_poller, settles_what_the_driver_says_is_complete) {
   free.deallocate(p, &user, d.at);
   memory::stream_heap& m = d.heaps.of(home);
   EXPECT_EQ(d.completion.poll(m), 0u);
-  EXPECT_EQ(m.pending.bytes(), 100'352u);
+  EXPECT_EQ(memory::quiet_session(m).pending_bytes(), 100'352u);
   ASSERT_TRUE(d.bench.control->run());
   EXPECT_EQ(d.completion.poll(m), 100'352u);
-  EXPECT_TRUE(m.pending.empty());
+  EXPECT_FALSE(memory::quiet_session(m).has_pending());
   EXPECT_TRUE(d.completion.wait_for_oldest({})) << "the home's own work, which no question was about";
   EXPECT_FALSE(d.completion.wait_for_oldest({})) << "nothing is left to wait for";
 }
@@ -314,10 +313,10 @@ TEST(free_path, frees_at_once_or_defers) {
   void *const p = d.grown(home, 100'000), *const q = d.grown(home, 100'000);
   d.work(home);
   free.deallocate(p, nullptr, d.at);
-  EXPECT_TRUE(m.pending.empty()) << "used at home alone";
+  EXPECT_FALSE(memory::quiet_session(m).has_pending()) << "used at home alone";
   d.work(user);
   free.deallocate(q, &user, d.at);
-  EXPECT_EQ(m.pending.size(), 1u);
+  EXPECT_EQ(memory::quiet_session(m).pending_count(), 1u);
   EXPECT_TRUE(has(refusal_of([&] { free.deallocate(q, nullptr, d.at); }), "was freed already"));
 }
 
@@ -371,7 +370,7 @@ TEST(memory_audit, sums_what_is_there_and_tells_a_wrong_book) {
   d.free_at_home(p);
   ASSERT_TRUE(d.bench.clocks().synchronize(home.now()).ok());
   EXPECT_EQ(audit.unreclaimable(), 0u);
-  d.heaps.of(home).counts.freed_pending(observe::size_pool::large, 512, 512);
+  memory::heap_probe::counts(d.heaps.of(home)).freed_pending(observe::size_pool::large, 512, 512);
   EXPECT_NE(audit.validate(), std::vector<std::string>{}) << "a book that is wrong is told";
 }
 

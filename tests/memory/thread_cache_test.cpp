@@ -178,11 +178,11 @@ TEST_F(thread_caches, a_memory_owned_by_uses_is_listed_in_full) {
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
   void* const p = allocate(s.ref(), 4_MiB);
-  memory::stream_heap const& m = *all.addresses().find(p)->owner.load();
-  ASSERT_FALSE(m.lock.is_owned());
+  memory::stream_heap& m = *all.addresses().find(p)->owner.load();
+  ASSERT_FALSE(memory::quiet_session(m).is_owned());
   for (int i = 0; i < 8; ++i)
     EXPECT_EQ(all.use(p, streams::clock_of(s.ref())).base, p);
-  ASSERT_TRUE(m.lock.is_owned());
+  ASSERT_TRUE(memory::quiet_session(m).is_owned());
   ASSERT_TRUE(memory::fast_deallocate(p));
   sound();
 }

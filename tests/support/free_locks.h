@@ -60,7 +60,7 @@ class free_locks final : public driver::fault_injector::watcher {
         return;
       memory::device_allocator& d = *busy_;
       hold.unlock();
-      d.heaps().index.each([](memory::stream_heap& m) { base::biased_lock const through(m.lock); });
+      d.heaps().index.each([](memory::stream_heap& m) { memory::quiet_session const through(m); });
       hold.lock();
       busy_ = nullptr;
       changed_.notify_all();

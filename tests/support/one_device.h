@@ -36,10 +36,7 @@ struct one_device {
   }
   void free_at_home(void* p) {  // a block of the arena
     memory::stream_heap& m = *of.space.find(p)->owner.load();
-    memory::section const hold(m);
-    auto const b = block_at(p);
-    m.counts.freed(observe::size_pool::large, b.block->bytes, b.block->requested);
-    m.blocks.give(*b.block, m.home.load()->now().n);
+    memory::session(m).put_free(block_at(p), nullptr);
   }
   // Work on that stream, complete after `step_all`.
   void work(clock::stream_clock& on) {

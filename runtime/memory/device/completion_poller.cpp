@@ -17,11 +17,11 @@ void completion_poller::reclaim_complete() {
     news = false;
     std::vector<clock::stamp> fronts;
     heaps_.index.some(heap_index::waits, 0, [&](stream_heap& m) {
-      if (m.counts.bytes_pending() == 0)
+      if (m.bytes_pending() == 0)
         return false;
-      section const hold(m);
-      (void)m.reclaim();
-      auto const here = m.pending.fronts();
+      session in(m);
+      (void)in.reclaim();
+      auto const here = in.fronts();
       fronts.insert(fronts.end(), here.begin(), here.end());
       return false;
     });
@@ -45,11 +45,11 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
   for (;;) {
     std::vector<clock::stamp> fronts;
     {
-      section const hold(m);
-      if (m.pending.empty())
+      session in(m);
+      if (!in.has_pending())
         return bytes;
-      bytes += m.reclaim();
-      fronts = m.pending.fronts();
+      bytes += in.reclaim();
+      fronts = in.fronts();
     }
     bool news = false;
     std::size_t const first =
@@ -71,9 +71,9 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
     {
-      section const hold(m);
-      stream = m.home.load()->id();
-      m.blocks.some_free(r.rounded, looks, [&](heap_block const& p) {
+      session const in(m);
+      stream = m.home().id();
+      in.some_free(r.rounded, looks, [&](heap_block const& p) {
         of_.count_search(1);
         if (round_up(p.at, r.alignment) + r.rounded <= p.end())
           by_stamp[p.freed] += p.bytes;
@@ -96,15 +96,15 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
 }
 
 // The oldest unknown of some free blocks; if all of these are known, the newest of all.
-clock::stamp completion_poller::oldest_unknown(stream_heap& m) const {
-  clock::stream_clock const& home = *m.home.load();
+clock::stamp completion_poller::oldest_unknown(session const& in) const {
+  clock::stream_clock const& home = in.heap().home();
   clock::stamp oldest{home.id(), 0};
-  m.blocks.any_free(looks, [&](heap_block const& p) {
+  in.any_free(looks, [&](heap_block const& p) {
     if (p.freed && (!oldest.n || p.freed < oldest.n) && !of_.clocks.complete({home.id(), p.freed}))
       oldest.n = p.freed;
   });
-  if (!oldest.n && m.blocks.free_blocks() > looks && !of_.clocks.complete({home.id(), m.blocks.newest_given()}))
-    oldest.n = m.blocks.newest_given();
+  if (!oldest.n && in.free_blocks() > looks && !of_.clocks.complete({home.id(), in.newest_given()}))
+    oldest.n = in.newest_given();
   return oldest;
 }
 
@@ -112,16 +112,16 @@ bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
   bool collectives = !also.empty();
   std::vector<clock::stamp> incomplete;
   for (stream_heap* m : heaps_.all()) {
-    section const hold(*m);
-    clock::stream_clock const& home = *m->home.load();
+    session const in(*m);
+    clock::stream_clock const& home = m->home();
     collectives |= home.carries_collectives();
-    for (clock::stamp s : m->pending.fronts()) {
+    for (clock::stamp s : in.fronts()) {
       if (clock::stream_clock const* const t = clock::find(s.stream))
         collectives |= t->carries_collectives();
       if (!of_.clocks.complete(s))
         incomplete.push_back(s);
     }
-    if (clock::stamp const s = oldest_unknown(*m); s.n)
+    if (clock::stamp const s = oldest_unknown(in); s.n)
       incomplete.push_back(s);
   }
   incomplete.insert(incomplete.end(), also.begin(), also.end());
@@ -139,10 +139,8 @@ void completion_poller::finish_all() {
   auto const all = heaps_.all();
   for (stream_heap* m : all)
     m->finish();
-  for (stream_heap* m : all) {
-    section const hold(*m);
-    m->reclaim();
-  }
+  for (stream_heap* m : all)
+    session(*m).reclaim();
   for (stream_heap* m : all)
     m->finish();  // reclaimed blocks may have a later free stamp
 }

@@ -21,7 +21,7 @@ class completion_poller {
   void finish_all();  // Blocks. Ensures: nothing is pending, and all free blocks are known to be complete
 
  private:
-  clock::stamp oldest_unknown(stream_heap&) const;  // of free blocks, not known to be complete. Requires: its lock
+  clock::stamp oldest_unknown(session const&) const;  // of free blocks, not known to be complete
 
   device_context& of_;
   heap_table& heaps_;

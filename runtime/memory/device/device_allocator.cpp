@@ -59,14 +59,14 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   heap_stay in_it;
   bool another = false;
   {
-    section const hold(mine);
-    another = !heaps_.serves(mine, r.home, pool);
+    session in(mine);
+    another = !heaps_.serves(in, r.home, pool);
     if (!another)
-      p = mine.take(r);
-    if (p && cache && mine.cacheable())
-      r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
+      p = in.take(r);
+    if (p && cache)
+      in.stock(*cache, r);
     if (!p && !another)
-      in_it = heap_stay(mine);
+      in_it = heap_stay(in);
   }
   // This thread's table may name a heap for the pool that is not the pool's any more.
   if (another || (cache && pool.is_over())) [[unlikely]]
@@ -113,8 +113,7 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
     if (clock::stream_clock* const lane = lane_of(r.home, r))
       return allocate_captured(*lane, r);
   }
-  if (ladder_.can_never_hold(of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded,
-                             *mine.pool.get()))
+  if (ladder_.can_never_hold(of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded, mine.pool()))
     return ladder_.climb(mine, r, {driver::code::out_of_memory});
   std::size_t spare = 0;
   if (!reuse_.should_grow_instead(mine, r, spare)) {
@@ -178,14 +177,12 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
 }
 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
-  for (stream_heap const* const m : heaps_.all()) {
-    if (m->pool.get() != &p)
-      continue;
-    base::biased_lock const hold(m->lock);
-    if (!m->handles.empty())
-      return {m->handles.begin()->first, m->handles.begin()->second.bytes};
+  whole_pool out{};
+  for (stream_heap* const m : heaps_.all()) {
+    if (&m->pool() == &p)
+      quiet_session(*m).each_handle([&](handle const& h) { out = out.bytes ? out : whole_pool{h.at, h.bytes}; });
   }
-  return {};
+  return out;
 }
 
 void device_allocator::end_pool(memory_pool& p) noexcept {
@@ -247,9 +244,9 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
   region* const r = of_.must_find(p, "record_stream", at);
   stream_heap& m = *r->owner.load();
   clock::stream_clock& user = user_in(m, by);
-  base::biased_lock hold(m.lock);
+  quiet_session const in(m);
   block_ref const b = of_.must_locate(p, r, "record_stream", at);
-  clock::stream_clock* const home = m.home.load();
+  clock::stream_clock* const home = &m.home();
   if (b.in_slab) {
     slab::note* const n = b.in_slab->note_of(b.index);
     if (&user != (n && n->home ? n->home : home))
@@ -270,10 +267,10 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   stream_heap& m = *r->owner.load();
   std::vector<clock::stamp> before;
   {
-    base::biased_lock hold(m.lock);
+    quiet_session const in(m);
     block_ref const b = of_.must_locate(p, r, "set_stream", at);
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load());
+    clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : &m.home());
     before.push_back(its.now());
     if (auto* const captured = its.stands_for())
       before.push_back(captured->now());  // used there since
@@ -291,7 +288,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     require(is, "set_stream", base::address_text(p),
             "The block keeps its stream: synchronize with the new stream, then try again", at);
   }
-  base::biased_lock hold(m.lock);
+  quiet_session const in(m);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->handed_over({of_.device, to.handle()}, b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested,
@@ -299,7 +296,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
   clock::stream_clock* const its = noted ? noted->home : b.block->home;
-  clock::stream_clock& was = its ? *its : *m.home.load();
+  clock::stream_clock& was = its ? *its : m.home();
   if (was.alive() == clock::life::borrowed)
     was.note_block(-1);
   if (to.alive() == clock::life::borrowed)
@@ -313,13 +310,13 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   if (!r)
     return std::nullopt;
   stream_heap& m = *r->owner.load();
-  base::biased_lock hold(m.lock);
+  quiet_session const in(m);
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live)
     return std::nullopt;
-  block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
-  out.pool = m.pool.get();
-  out.asleep = m.asleep.get();
+  block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, &m.home()};
+  out.pool = &m.pool();
+  out.asleep = m.is_asleep();
   if (b.in_slab) {
     out.bytes = b.in_slab->requested(b.index);
     slab::note const* const n = b.in_slab->note_of(b.index);
@@ -342,17 +339,18 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   stream_heap& m = *r.owner.load(base::memory_order_acquire);
   clock::stream_clock& user = user_in(m, by);
   thread_table const& mine = thread_table::mine();
-  auto const& e = mine.entries[m.bucket];
+  auto const& e = mine.entries[m.bucket()];
   bool const has_word = mine.holds() && e.memory == &m;
-  if (has_word && m.lock.enter(e.cache->own)) {
-    stream_heap::range const found = m.use(r, a, user);
-    base::biased_mutex::leave(e.cache->own);
-    return {found.base, found.bytes};
+  if (has_word) {
+    if (owner_session in(m, *e.cache); in) {
+      auto const found = in.use(r, a, user);
+      return {found.base, found.bytes};
+    }
   }
-  section const hold(m);  // lists the heap, if it is this thread's from now on
-  stream_heap::range const found = m.use(r, a, user);
+  session in(m);  // lists the heap, if it is this thread's from now on
+  auto const found = in.use(r, a, user);
   if (has_word && m.cacheable())
-    m.lock.bias_to(e.cache->own);
+    in.may_own(*e.cache);
   return {found.base, found.bytes};
 }
 
@@ -401,9 +399,9 @@ std::size_t device_allocator::empty_cache() {
     for (bool more = true; more;) {
       std::vector<clock::stamp> fronts;
       {
-        section const hold(*m);
-        m->reclaim();
-        fronts = m->pending.fronts();
+        session in(*m);
+        in.reclaim();
+        fronts = in.fronts();
       }
       // What a graph holds comes free with the graph alone.
       std::erase_if(fronts, [](clock::stamp s) {
@@ -415,10 +413,10 @@ std::size_t device_allocator::empty_cache() {
         more &= await(s);
     }
     {
-      section const hold(*m);
-      newest.stream = m->home.load()->id();
-      m->return_idle_cells();
-      m->blocks.each_free([&](heap_block const& p) {
+      session in(*m);
+      newest.stream = m->home().id();
+      in.return_idle_cells();
+      in.each_free([&](heap_block const& p) {
         if (p.bytes >= p.in->page_bytes)
           newest.n = std::max(newest.n, p.freed);
       });

@@ -41,7 +41,7 @@ class device_allocator final : public allocator {
     return peers_.open_to(home, readers);
   }
   void forget_own_readers(clock::stream_clock& home) noexcept override { heaps_.remove_own_readers(home); }
-  std::uint64_t readers(clock::stream_clock& home) override { return heaps_.of(home).readers.load(); }
+  std::uint64_t readers(clock::stream_clock& home) override { return heaps_.of(home).readers(); }
   void fence_what_came_free(clock::stream_clock& home) noexcept override { free_.fence_what_came_free(home); }
   std::size_t empty_cache() override;
   void return_idle() noexcept override { (void)idle_.look(); }
@@ -91,6 +91,7 @@ class device_allocator final : public allocator {
                       source_location);
   void* allocate_in(memory_pool&, from, alloc_request const&);
   void* allocate_cold(stream_heap& mine, alloc_request const&);
+  void return_at_the_end(stream_heap&);
   void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;

@@ -1,5 +1,6 @@
 // The end of one device's memory: allocated blocks keep their pages, the rest goes back to the driver.
 // Threads: no other thread uses the allocator. Blocks: until the device is idle.
+#include <bit>
 #include <cstdio>
 
 #include "runtime/memory/device/device_allocator.h"
@@ -7,6 +8,60 @@
 #include "runtime/options/options.h"
 
 namespace weir::memory {
+// No host memory may be left for what follows: it allocates none.
+namespace {
+
+// Other devices whose work may use pending blocks, a bit each
+std::uint64_t devices_that_use(stream_heap& m, int own, clock::clocks const& clocks) {
+  std::uint64_t all = 0;
+  quiet_session(m).each_pending([&](pending_block const& b) {
+    for (clock::stamp const s : b.stamps) {
+      clock::stream_clock const* const by = clock::find(s.stream);
+      if (by && by->device() != own && !clocks.complete(s))
+        all |= std::uint64_t{1} << by->device();
+    }
+  });
+  return all;
+}
+
+// Blocks in use keep their pages: `kept` says so. pending: such blocks are in use, too
+void mark_what_is_in_use(stream_heap& m, bool pending) {
+  session in(m);
+  in.return_empty_runs();
+  in.each_block([&](heap_block const& p) {
+    bool const held = p.is == state::live || (p.is == state::slab && p.in_slab->held());
+    bool const used = pending && (p.is == state::pending || (p.is == state::slab && p.in_slab->pending));
+    if (!held && !used)
+      return;
+    for (address a = p.at; a < p.end();) {
+      handle* const h = p.in->page(a);
+      a = h->at + h->bytes;
+      h->kept = true;
+    }
+  });
+}
+
+}  // namespace
+
+// Of that heap, from the lowest address up.
+void device_allocator::return_at_the_end(stream_heap& m) {
+  bool still_used = false;
+  for (std::uint64_t left = devices_that_use(m, of_.device, of_.clocks); left; left &= left - 1) {
+    driver::status const done = of_.clocks.synchronize_device(std::countr_zero(left));
+    still_used |= !done.ok() && done.what != driver::code::lost;
+  }
+  mark_what_is_in_use(m, still_used);
+  while (auto const h = session(m).take_any_handle()) {
+    if (h->asleep)
+      continue;
+    if (h->kept)
+      of_.space.abandon();
+    else if (h->physical == driver::memory_handle::none)
+      (void)of_.machine.release_segment(of_.device, h->at);
+    else if (of_.machine.unmap(h->at, h->bytes).ok())
+      (void)of_.machine.release(h->physical);
+  }
+}
 
 device_allocator::~device_allocator() {
   if (of_.space.maps())
@@ -38,42 +93,8 @@ device_allocator::~device_allocator() {
     }
     for (auto const aliases = mover_.take_all(); auto const& [at, g] : aliases)
       (void)of_.machine.unmap(at, g.bytes);
-    for (auto const& m : heaps_.at_the_end()) {
-      bool still_used = false;  // by streams of other devices, which are not idle yet
-      m->pending.each([&](pending_block const& b) {
-        for (clock::stamp const s : b.stamps) {
-          clock::stream_clock const* const by = clock::find(s.stream);
-          if (!by || by->device() == of_.device || of_.clocks.complete(s))
-            continue;
-          driver::status const done = of_.clocks.synchronize_device(by->device());
-          still_used |= !done.ok() && done.what != driver::code::lost;
-        }
-      });
-      while (slab* const s = m->slots.any_empty())
-        m->return_run(*s);
-      m->blocks.each_block([&](heap_block const& p) {  // blocks in use keep their pages
-        bool const held = p.is == state::live || (p.is == state::slab && p.in_slab->held());
-        bool const used = still_used && (p.is == state::pending || (p.is == state::slab && p.in_slab->pending));
-        if (!held && !used)
-          return;
-        for (address a = p.at; a < p.end();) {
-          handle* const h = p.in->page(a);
-          a = h->at + h->bytes;
-          h->kept = true;
-        }
-      });
-      for (auto const& [at, h] : m->handles) {
-        if (h.asleep)
-          continue;
-        if (h.kept) {
-          of_.space.abandon();
-        } else if (h.physical == driver::memory_handle::none) {
-          (void)of_.machine.release_segment(of_.device, at);
-        } else if (of_.machine.unmap(at, h.bytes).ok()) {
-          (void)of_.machine.release(h.physical);
-        }
-      }
-    }
+    for (auto const& m : heaps_.at_the_end())
+      return_at_the_end(*m);
     memory_.return_orphans();
   } catch (...) {  // out of host memory: what is left goes with the process
     of_.space.abandon();

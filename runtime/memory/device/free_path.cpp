@@ -37,9 +37,10 @@ memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, sourc
 }
 
 template <class Do>
-void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clock& its, clock::stream_clock* last_use,
-                           std::uint64_t& since, Do act) const {
-  clock::stream_clock& home = *m.home.load();
+void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_clock& its,
+                           clock::stream_clock* last_use, std::uint64_t& since, Do act) const {
+  stream_heap const& m = in.heap();
+  clock::stream_clock& home = m.home();
   auto const add_stamp = [&](clock::stream_clock* t) {
     clock::stamp const s = t->now();
     t == &home ? (void)(since = s.n) : act(s, *t);
@@ -48,7 +49,7 @@ void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clo
   // stays with the graph, which may be launched at any time.
   auto const add_inside = [&](clock::stream_clock& lane) {
     graph_pools::one const graph = graphs_.known(lane);
-    bool const own = graph.pool == m.pool.get();
+    bool const own = graph.pool == &m.pool();
     if (graph.pool)
       add_stamp(own ? &lane : graph.keeper);
     return own;
@@ -62,7 +63,7 @@ void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clo
     if (!(lane && add_inside(*lane) && inside))
       add_stamp(t);
   };
-  if (m.asleep.get())
+  if (m.is_asleep())
     return;  // all its work was complete before
   add(&its, false);
   b.each_user([&](clock::stream_clock* t) { add(t, false); });
@@ -70,12 +71,12 @@ void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clo
     add(last_use, true);
 }
 
-clock::stream_clock* free_path::busy_user(stream_heap& m, block_ref const& b, clock::stream_clock& its,
+clock::stream_clock* free_path::busy_user(session const& in, block_ref const& b, clock::stream_clock& its,
                                           clock::stream_clock* last_use, streams_met const& so_far) const {
-  clock::stream_clock& home = *m.home.load();
+  clock::stream_clock& home = in.heap().home();
   std::uint64_t since = 0;
   clock::stream_clock* found = nullptr;
-  each_stamp(m, b, its, last_use, since, [&](clock::stamp s, clock::stream_clock& t) {
+  each_stamp(in, b, its, last_use, since, [&](clock::stamp s, clock::stream_clock& t) {
     bool const waited_for = std::ranges::find(so_far.waited_for, &t) != so_far.waited_for.end();
     if (!found && !waited_for && !of_.ordered_or_complete(home, s))
       found = &t;
@@ -107,18 +108,18 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   }
 }
 
-// One attempt to free a block: what is known of the block, and what it waits for. Requires: the heap's lock, until
-// record_fences().
+// One attempt to free a block: what is known of the block, and what it waits for. It outlives the session for
+// record_fences() alone.
 class free_path::attempt {
  public:
-  attempt(free_path const& in, stream_heap& m, region& r, block_ref const& b, clock::stream_clock* last_use,
+  attempt(free_path const& path, session& in, region& r, block_ref const& b, clock::stream_clock* last_use,
           thread_cache* cache)
-      : of_(in.of_),
+      : of_(path.of_),
+        path_(path),
         in_(in),
-        heap_(m),
         region_(r),
         block_(b),
-        home_(*m.home.load()),
+        home_(in.heap().home()),
         last_use_(last_use),
         cache_(cache) {
     its_ = b.in_slab ? (note_ && note_->home ? note_->home : &home_) : b.block->home;
@@ -142,15 +143,15 @@ class free_path::attempt {
     std::size_t const most = 2 * (others + 1);  // with the keepers of graphs
     stamps_.reserve(most);
     to_fence_.reserve(most);
-    heap_.pending.make_room(most);
+    in_.make_room(most);
   }
   clock::stream_clock* busy_user(streams_met const& before) const {
-    return in_.busy_user(heap_, block_, *its_, last_use_, before);
+    return path_.busy_user(in_, block_, *its_, last_use_, before);
   }
-  void announce(source_location at) const { in_.announce_free(block_, *its_, last_use_, at); }
+  void announce(source_location at) const { path_.announce_free(in_, block_, *its_, last_use_, at); }
   // Collects the stamps that the home stream is not ordered behind.
   void note_uses() {
-    in_.each_stamp(heap_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock& t) {
+    path_.each_stamp(in_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock& t) {
       bool const noted = std::find(stamps_.begin(), stamps_.end(), s) != stamps_.end();
       if (noted || (!of_.deterministic && of_.ordered_or_complete(home_, s, since_)))
         return;
@@ -162,9 +163,8 @@ class free_path::attempt {
   void count_out() const {
     if (its_->alive() == clock::life::borrowed)
       its_->note_block(-1);
-    // as stream_heap::count_asleep: the free below counts it as freed once more
-    if (heap_.asleep.get())
-      heap_.counts.allocated(pool_, rounded_, requested_);
+    if (in_.heap().is_asleep())
+      in_.count_awake(block_);
     if (of_.announced) [[unlikely]]
       of_.machine.block_given_back(block_.start);
   }
@@ -172,15 +172,16 @@ class free_path::attempt {
   // With the thread's other frees that wait for the same stream. False: not deferred
   bool defer() {
     bool const may = stamps_.size() == 1 && cache_ && block_.in_slab && !note_ &&
-                     heap_.may_defer_free(region_, reinterpret_cast<void*>(block_.start), *first_of_);
-    if (!may || !heap_.defer_free(*cache_, slot(), *first_of_, stamps_.front(), is_due_))
+                     in_.heap().may_defer_free(region_, reinterpret_cast<void*>(block_.start), *first_of_);
+    if (!may || !in_.defer(*cache_, block_, *first_of_, stamps_.front(), is_due_))
       return false;
     if (is_due_)
       to_fence_.push_back(first_of_);
     return true;
   }
   void become_pending() {
-    is_due_ |= of_.deterministic || heap_.pending_since_fence + rounded_ >= heap_.fence_after(8);
+    if (!is_due_)
+      is_due_ = in_.fence_of_others_is_due(rounded_);
     for (clock::stamp const s : stamps_) {
       clock::stream_clock* const other = clock::find(s.stream);
       if (other && (other->alive() == clock::life::borrowed ? other->count_free(rounded_) : is_due_))
@@ -189,38 +190,17 @@ class free_path::attempt {
     // The block also waits for its home, which no call may name after its last user is done.
     if (home_.alive() == clock::life::borrowed && home_.count_free(rounded_))
       at_home_ = &home_;
-    std::uint64_t const first = stamps_.front().stream;
-    heap_block* const whole = block_.in_slab ? nullptr : block_.block;
-    heap_.pending.push({whole, block_.in_slab, block_.index, rounded_, {}, since_}, stamps_);
-    of_.record_pending(observe::action::free_pending, block_.start, rounded_, first);
-    if (block_.in_slab) {
-      block_.in_slab->forget(block_.index);
-      heap_.slots.hold(*block_.in_slab, block_.index);
-    } else {
-      block_.block->is = state::pending;
-    }
-    heap_.counts.freed_pending(pool_, rounded_, requested_);
-    heap_.pending_since_fence = is_due_ ? 0 : heap_.pending_since_fence + rounded_;
+    in_.put_pending(block_, stamps_, since_);
   }
   void free_now() {
-    heap_.counts.freed(pool_, rounded_, requested_);
-    if (block_.in_slab) {
-      if (cache_)
-        heap_.spill(*cache_, block_.in_slab->size_class);
-      if (heap_.slots.give(*block_.in_slab, block_.index, home_.now().n))
-        heap_.return_run(*block_.in_slab);
-    } else {
-      heap_.blocks.give(*block_.block, home_.now().n);
-      if (cache_ && heap_.cacheable())
-        heap_.lock.bias_to(cache_->own);
-    }
-    heap_.freed_since_fence += rounded_;
-    bool const shares = in_.heaps_.index.size() > 1;
-    if (home_.alive() == clock::life::borrowed ? home_.count_free(rounded_)
-                                               : shares && heap_.freed_since_fence >= heap_.fence_at_home_after()) {
+    in_.put_free(block_, cache_);
+    bool is_due = in_.fence_at_home_is_due(rounded_);
+    // A borrowed stream counts what is freed on it by itself.
+    if (home_.alive() == clock::life::borrowed)
+      is_due = home_.count_free(rounded_);
+    if (is_due) {
       at_home_ = &home_;
-      heap_.freed_since_fence = 0;
-      heap_.wanted > 0 ? --heap_.wanted : ++heap_.unwanted;
+      in_.note_fence_at_home();
     }
   }
   // memory_statistics::fences counts fences for frees, and not those that a query or a wait records. Requires: no lock
@@ -243,11 +223,10 @@ class free_path::attempt {
     if (last_use_)
       act(last_use_);
   }
-  slabs::taken slot() const noexcept { return {block_.in_slab, block_.index}; }
 
   device_context& of_;
-  free_path const& in_;
-  stream_heap& heap_;
+  free_path const& path_;
+  session& in_;
   region& region_;
   block_ref const block_;
   clock::stream_clock& home_;
@@ -255,9 +234,7 @@ class free_path::attempt {
   thread_cache* const cache_;
   slab::note const* const note_ = block_.in_slab ? block_.in_slab->note_of(block_.index) : nullptr;
   clock::stream_clock* its_ = nullptr;  // the block's home
-  observe::size_pool const pool_ = block_.in_slab ? observe::size_pool::small : observe::size_pool::large;
   std::size_t const rounded_ = block_.in_slab ? block_.in_slab->size : block_.block->bytes;
-  std::size_t const requested_ = block_.in_slab ? block_.in_slab->requested(block_.index) : block_.block->requested;
   boost::container::small_vector<clock::stamp, 4> stamps_;
   boost::container::small_vector<clock::stream_clock*, 4> to_fence_;  // other than the home
   clock::stream_clock* at_home_ = nullptr;                            // the home, if a fence of it is due
@@ -274,14 +251,14 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
                                         streams_met const& before) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  bool const used = last_use && last_use != m.home.load();
+  bool const used = last_use && last_use != &m.home();
   // found before the heap's lock, for it may take that of the registry
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
   outcome done;
   std::optional<attempt> now;
   {
-    section const hold(m);
-    now.emplace(*this, m, *r, must_start_at(p, r, at), last_use, cache);
+    session in(m);
+    now.emplace(*this, in, *r, must_start_at(in, p, r, at), last_use, cache);
     if (clock::stream_clock* const unasked = now->first_to_ask(before)) [[unlikely]]
       return {unasked};
     if (!before.waits)
@@ -298,14 +275,14 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
       now->free_now();
     else if (!now->defer())
       now->become_pending();
-    if (m.asleep.get() && m.pool.get()->free_asleep())
-      done.drained = m.pool.get();
+    if (m.is_asleep() && m.pool().free_asleep())
+      done.drained = &m.pool();
   }
   now->record_fences();
   return done;
 }
 
-block_ref free_path::must_start_at(void* p, region* r, source_location at) const {
+block_ref free_path::must_start_at(session const&, void* p, region* r, source_location at) const {
   block_ref const b = of_.must_locate(p, r, "deallocate", at);
   if (b.start == reinterpret_cast<address>(p))
     return b;
@@ -317,11 +294,10 @@ block_ref free_path::must_start_at(void* p, region* r, source_location at) const
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.
-// Requires: the heap's lock.
-void free_path::announce_free(block_ref const& b, clock::stream_clock& its, clock::stream_clock* last_use,
-                              source_location at) const {
+void free_path::announce_free(session const& in, block_ref const& b, clock::stream_clock& its,
+                              clock::stream_clock* last_use, source_location at) const {
   std::vector<driver::allocation_observer::user> users, ended;
-  bool const asleep = (b.in_slab ? b.in_slab->owner : b.block->in->owner.load())->asleep.get();
+  bool const asleep = in.heap().is_asleep();
   auto const add = [&](clock::stream_clock const* t) {
     if (t && !asleep)
       (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
@@ -338,14 +314,7 @@ void free_path::fence_what_came_free(clock::stream_clock& home) noexcept try {
     return;
   std::uint64_t const now = home.now().n;
   bool due = false;
-  heaps_.each_of(home, [&](stream_heap& m) {
-    section const hold(m);
-    bool const kept = std::ranges::any_of(m.caches, [&](thread_cache const* c) { return c->has_freed_at(now); });
-    if (!kept && m.blocks.newest_given() < now && m.slots.newest_freed() < now)
-      return;
-    m.freed_since_fence = 0;
-    due = true;
-  });
+  heaps_.each_of(home, [&](stream_heap& m) { due |= session(m).came_free_at(now); });
   if (due && home.fence().ok())
     of_.counts.fenced();
 } catch (std::bad_alloc const&) {  // then other streams also wait for the work to come

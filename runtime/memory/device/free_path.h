@@ -34,17 +34,18 @@ class free_path {
   // If something comes before the free, nothing has changed. Throws also: bad_alloc, with nothing changed
   outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_met const&);
   void ask(clock::stream_clock&, source_location) const;
-  // The block that starts there. Throws: invalid_use. Requires: the heap's lock
-  block_ref must_start_at(void*, region*, source_location) const;
+  // The block that starts there. Throws: invalid_use
+  block_ref must_start_at(session const&, void*, region*, source_location) const;
   // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose
   // number raises `since`.
   template <class Do>
-  void each_stamp(stream_heap&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
+  void each_stamp(session const&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
                   std::uint64_t& since, Do act) const;
   // the stream of the first of these that is not ordered, complete or waited for; null: none
-  clock::stream_clock* busy_user(stream_heap&, block_ref const&, clock::stream_clock& its,
+  clock::stream_clock* busy_user(session const&, block_ref const&, clock::stream_clock& its,
                                  clock::stream_clock* last_use, streams_met const&) const;
-  void announce_free(block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use, source_location) const;
+  void announce_free(session const&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
+                     source_location) const;
 
   device_context& of_;
   heap_table& heaps_;

@@ -37,12 +37,12 @@ std::size_t idle_return::look() noexcept {
 }
 
 std::size_t idle_return::look_at(stream_heap& m, std::int64_t now) {
-  if (m.pool.get()->pages_stay())
+  if (m.pages_stay())
     return 0;
   (void)completion_.poll(m, asked_a_miss);
-  if (m.number >= marks_.size())
-    marks_.resize(m.number + 1);
-  auto& marks = marks_[m.number];
+  if (m.number() >= marks_.size())
+    marks_.resize(m.number() + 1);
+  auto& marks = marks_[m.number()];
   set_mark(m, marks);
   auto const young =
       std::find_if(marks.begin(), marks.end(), [&](mark const& k) { return now - k.since < watch_.after(); });
@@ -57,11 +57,9 @@ void idle_return::set_mark(stream_heap& m, std::vector<mark>& marks) {
   clock::stream_clock* home = nullptr;
   clock::stamp newest;
   {
-    section const hold(m);
-    home = m.home.load();
-    newest = {home->id(), std::max(m.blocks.newest_given(), m.slots.newest_freed())};
-    if (m.came_unstamped.stream == newest.stream)
-      newest.n = std::max(newest.n, m.came_unstamped.n);
+    session const in(m);
+    home = &m.home();
+    newest = in.newest_freed();
   }
   if (!marks.empty() && marks.back().upto.stream != newest.stream)
     marks.clear();  // another home has the heap

@@ -16,18 +16,14 @@ memory_statistics memory_audit::statistics() const {
 memory_statistics memory_audit::counted() const {
   auto const all = heaps_.heap_counts();
   auto out = of_.counts.read(all, heaps_.cached());
-  for (stream_heap const* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
-    out.peer_access_bytes += m->peer_bytes;
-  }
+  for (stream_heap* m : heaps_.all())
+    out.peer_access_bytes += quiet_session(*m).peer_bytes();
   return out;
 }
 
 void memory_audit::reset_peak() {
-  for (stream_heap* m : heaps_.all()) {
-    section const hold(*m);
-    m->counts.reset_peak();
-  }
+  for (stream_heap* m : heaps_.all())
+    session(*m).reset_peak();
   of_.counts.reset_peak();
   heaps_.reset_peaks_of_pools();
 }
@@ -54,29 +50,19 @@ memory_report memory_audit::report() const {
     }
   }
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
-    if (!m->asleep.get())
-      out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
+    quiet_session const in(*m);
+    if (!m->is_asleep())
+      out.largest_free = std::max(out.largest_free, in.largest_free());
   }
   return out;
 }
 
 pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
-  std::vector<observe::heap_counters const*> all;
-  observe::cached_slots cached;
   pool_memory_use out;
   (void)heaps_.reclaim_known();
-  for (stream_heap const* m : heaps_.all()) {
-    if (m->pool.get() != &pool)
-      continue;
-    base::biased_lock const hold(m->lock);
-    all.push_back(&m->counts);
-    cached += m->cached_before;
-    for (thread_cache const* c : m->caches)
-      cached += c->counted();
-    out.reserved += static_cast<std::size_t>(m->counts.bytes_mapped());
-  }
-  memory_statistics const n = of_.counts.read(all, cached);
+  auto const its = heaps_.counts_of(pool);
+  out.reserved = its.mapped;
+  memory_statistics const n = of_.counts.read(its.counts, its.cached);
   auto const sums = pool.now();
   out.pool = pool.number();
   out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name();
@@ -104,12 +90,11 @@ std::size_t memory_audit::unreclaimable() const {
   (void)heaps_.reclaim_known();
   std::size_t bytes = 0, at_rest = 0;
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
-    std::uint64_t const home = m->home.load()->id();
+    quiet_session const in(*m);
+    std::uint64_t const home = m->home().id();
     handle const* counted = nullptr;
-    for (auto const& [at, h] : m->handles)
-      at_rest += h.asleep ? 0 : h.bytes;
-    m->blocks.each_block([&](heap_block const& p) {
+    in.each_handle([&](handle const& h) { at_rest += h.asleep ? 0 : h.bytes; });
+    in.each_block([&](heap_block const& p) {
       if (p.is == state::unmapped)
         return;
       bool const idle = p.is == state::free && !m->pages_stay() && of_.clocks.complete({home, p.freed});

@@ -41,15 +41,15 @@ std::vector<stream_memory_use::waiting> memory_audit::unfinished() const {
       waits[s.stream] += bytes;
   };
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock const hold(m->lock);
-    std::uint64_t const home = m->home.load()->id();
-    m->pending.each([&](pending_block const& b) {
+    quiet_session const in(*m);
+    std::uint64_t const home = m->home().id();
+    in.each_pending([&](pending_block const& b) {
       auto const first =
           std::find_if(b.stamps.begin(), b.stamps.end(), [&](auto s) { return !of_.clocks.complete(s); });
       if (first != b.stamps.end())
         add(*first, b.bytes);
     });
-    m->blocks.each_free([&](heap_block const& p) { add({home, p.freed}, p.bytes); });
+    in.each_free([&](heap_block const& p) { add({home, p.freed}, p.bytes); });
   }
   std::vector<stream_memory_use::waiting> out;
   for (auto const& [stream, bytes] : waits)
@@ -66,7 +66,7 @@ std::vector<memory_report::holder> memory_audit::lines_that_hold(room const* kep
   for (observe::live_block const& b : live) {
     if (only) {
       region const* const r = of_.space.find(reinterpret_cast<void const*>(b.at));
-      if (!r || r->owner.load()->pool.get() != only)
+      if (!r || &r->owner.load()->pool() != only)
         continue;
     }
     if (!kept) {

@@ -15,7 +15,7 @@ using opening = memory_audit::room::opening;
 
 class openings {
  public:
-  openings(stream_heap const& of, region const& in) : handles_(of.handles), in_(in) {}
+  openings(excluded const& of, region const& in) : of_(of), in_(in) {}
   std::vector<opening> blocks, runs;  // below region::runs, and above
   std::size_t whole_bytes = 0;        // of handles without a byte in use
   std::map<address, memory_audit::room::partly_free> stays;
@@ -64,12 +64,11 @@ class openings {
       stays.try_emplace(last->at, last->at, last->bytes, 0).first->second.free += g.tail;
     g.between -= g.head + g.tail;
     address const end = to - g.tail;
-    for (auto h = handles_.lower_bound(from + g.head); h != handles_.end() && h->first < end; ++h)
-      whole_bytes += h->second.bytes;
+    of_.each_handle_from(from + g.head, end, [&](handle const& h) { whole_bytes += h.bytes; });
     (from < in_.runs ? blocks : runs).push_back(g);
   }
 
-  std::map<address, aliased_handle> const& handles_;
+  excluded const& of_;
   region const& in_;
 };
 
@@ -105,33 +104,32 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   std::size_t whole = 0, whole_here = 0;
   if (mine)
-    readers = mine->readers.load();
+    readers = mine->readers();
   room out;
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
-    memory_pool const& its = *m->pool.get();
+    memory_pool const& its = m->pool();
     bool const ending = which == graphs::when_over && its.is_ending(), stays = its.pages_stay() && !ending;
     bool const is_left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
     bool const here = &its == &pool, serves = here || (is_left && pool.is == memory_pool::kind::rest);
-    bool const lends = m == mine || (serves && (readers & ~m->readers.load()) == 0);
-    base::biased_lock hold(m->lock);
-    if (m->asleep.get())
+    bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
+    quiet_session in(*m);
+    if (m->is_asleep())
       continue;
-    for (thread_cache* c : m->caches)
-      c->revoke();  // so that nothing moves meanwhile
-    for (region const* r : m->blocks.regions()) {
-      openings in(*m, *r);
-      in.walk();
+    in.shut_caches();
+    in.each_region([&](region const& r) {
+      openings its_free(in, r);
+      its_free.walk();
       if (!stays)
-        whole += in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
-      for (auto const& [at, h] : in.stays)
+        whole += its_free.whole_bytes, whole_here += here ? its_free.whole_bytes : 0;
+      for (auto const& [at, h] : its_free.stays)
         out.stays.push_back(h);
       if (!lends)
-        continue;
-      out.places.push_back({m, arena::zone::blocks, std::move(in.blocks)});
-      if (!in.runs.empty())
-        out.places.push_back({m, arena::zone::runs, std::move(in.runs)});
-    }
+        return;
+      out.places.push_back({m, arena::zone::blocks, std::move(its_free.blocks)});
+      if (!its_free.runs.empty())
+        out.places.push_back({m, arena::zone::runs, std::move(its_free.runs)});
+    });
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
@@ -148,7 +146,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
 
 weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
-  heaps_.each_of(home, [&](stream_heap const& m) { mine = m.pool.get() == &pool ? &m : mine; });
+  heaps_.each_of(home, [&](stream_heap const& m) { mine = &m.pool() == &pool ? &m : mine; });
   room const all = look_for_room(mine, pool, graphs::when_over, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places)

@@ -46,20 +46,20 @@ std::vector<mapped_range> memory_audit::layout() const {
   (void)heaps_.reclaim_known();  // as the counters do
   std::vector<mapped_range> all;
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
-    if (m->asleep.get())
+    quiet_session in(*m);
+    if (m->is_asleep())
       continue;
     std::vector<address> waiting;
-    for (thread_cache* c : m->caches) {
-      c->revoke();  // so that nothing moves meanwhile
-      for (slabs::taken const s : c->out.slots())
+    in.shut_caches();
+    in.each_cache([&](thread_cache const& c) {
+      for (slabs::taken const s : c.out.slots())
         waiting.push_back(s.from->start(s.index));
-    }
+    });
     std::sort(waiting.begin(), waiting.end());
-    std::uint64_t const stream = m->shown_stream(), pool = m->pool.get()->number();
-    for (region* r : m->blocks.regions()) {
+    std::uint64_t const stream = m->shown_stream(), pool = m->pool().number();
+    in.each_region([&](region const& r) {
       bool in_range = false;
-      for (heap_block const* p = r->first; p; p = p->after) {
+      for (heap_block const* p = r.first; p; p = p->after) {
         if (p->is == state::unmapped || p->is == state::reserved) {
           in_range = false;
           continue;
@@ -69,7 +69,7 @@ std::vector<mapped_range> memory_audit::layout() const {
         in_range = true;
         mapped_range& now = all.back();
         for (address a = p->at; a < p->end();) {
-          handle const* const h = r->page(a);
+          handle const* const h = r.page(a);
           now.readers &= h ? h->readers : 0;
           a = h ? h->at + h->bytes : p->end();
         }
@@ -81,7 +81,7 @@ std::vector<mapped_range> memory_audit::layout() const {
         }
         now.slots &= p->is == state::slab || p->is == state::free;
       }
-    }
+    });
   }
   std::sort(all.begin(), all.end(), [](mapped_range const& a, mapped_range const& b) { return a.at < b.at; });
   return all;
@@ -101,16 +101,16 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
     }
   }
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
+    quiet_session const in(*m);
     auto const found = all.find(m->shown_stream());
     if (found == all.end())
       continue;
     std::map<std::uint64_t, std::size_t> waits;
-    m->pending.each([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
-    for (thread_cache const* c : m->caches) {
-      if (c->out.count())
-        waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
-    }
+    in.each_pending([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+    in.each_cache([&](thread_cache const& c) {
+      if (c.out.count())
+        waits[c.out.stamp().stream] += static_cast<std::size_t>(c.out.held_bytes());
+    });
     auto& known = found->second.waits_for;  // of the stream's heap in another pool
     for (auto const& w : known)
       waits[w.stream] += w.bytes;

@@ -13,38 +13,36 @@ namespace {
 // One heap: what its lists, blocks and caches hold, in bytes. Each rule that is broken is named.
 class heap_check {
  public:
-  heap_check(device_context const& of, stream_heap& m, std::vector<std::string>& wrong)
+  heap_check(device_context const& of, quiet_session const& in, std::vector<std::string>& wrong)
       : of_(of),
-        heap_(m),
-        subject_(base::gpu_name(of.device) + " stream " + std::to_string(m.home.load()->id())),
-        now_(m.home.load()->now().n),
+        in_(in),
+        heap_(in.heap()),
+        subject_(base::gpu_name(of.device) + " stream " + std::to_string(heap_.home().id())),
+        now_(heap_.home().now().n),
         wrong_(wrong) {}
   std::size_t mapped = 0, unusable = 0, live = 0, pending = 0, cached = 0, reserved = 0;
 
-  // Requires: the lock, and that the caches are shut
+  // Requires: the caches are shut
   void walk(handle_mover const& mover, peer_access const& peers, heap_index::rows in_index) {
     caches();
-    heap_.blocks.validate(wrong_, subject_);
-    heap_.slots.validate(wrong_, subject_, now_);
-    mover.validate(heap_, wrong_, subject_);
-    peers.validate(heap_, wrong_, subject_);
-    for (auto const& [at, h] : heap_.handles)
-      mapped += h.asleep ? 0 : h.bytes;
-    memory_pool const& pool = *heap_.pool.get();
-    if (pool.is_registered() && mapped != (heap_.handles.size() == 1 ? pool.now().limit : 0))
+    in_.validate(wrong_, subject_, now_);
+    mover.validate(in_, wrong_, subject_);
+    peers.validate(in_, wrong_, subject_);
+    in_.each_handle([&](handle const& h) { mapped += h.asleep ? 0 : h.bytes; });
+    memory_pool const& pool = heap_.pool();
+    if (pool.is_registered() && mapped != (in_.handles() == 1 ? pool.now().limit : 0))
       say("a registered pool is not one handle of its limit");
-    if (pool.has_ended() && !heap_.asleep.get())
+    if (pool.has_ended() && !heap_.is_asleep())
       say("the heap is in a pool that has ended");
-    if (heap_.asleep.get() && !pool.has_asleep() && heap_.holds_blocks())
+    if (heap_.is_asleep() && !pool.has_asleep() && in_.holds_blocks())
       say("a sleeping pool has a block that it does not count");
-    for (released const& u : heap_.unusable)
-      unusable += u.handles.front().bytes;
+    in_.each_unusable([&](handle const& h) { unusable += h.bytes; });
     queue();
-    heap_.blocks.each_block([&](heap_block const& p) { block(p); });
-    if (heap_.asleep.get())
+    in_.each_block([&](heap_block const& p) { block(p); });
+    if (heap_.is_asleep())
       live = 0, cached = mapped - unusable;  // what stayed mapped
     index(in_index);
-    if (pending != queued_ || queued_ != heap_.pending.bytes())
+    if (pending != queued_ || queued_ != in_.pending_bytes())
       say("the bytes of pending blocks differ from those in the queue");
     if (in_caches_ + waiting_ != marked_cached_)
       say("the bytes in state cached differ from those in thread caches and deferred frees");
@@ -54,27 +52,27 @@ class heap_check {
  private:
   void say(char const* what) { wrong_.push_back(subject_ + ": " + what); }
   void caches() {
-    for (thread_cache* c : heap_.caches) {
-      for (slabs::taken const s : c->out.slots()) {
+    in_.each_cache([&](thread_cache const& c) {
+      for (slabs::taken const s : c.out.slots()) {
         waiting_ += s.from->size;
         if (s.from->at(s.index) != slot::cached || s.from->owner != &heap_)
           say("a deferred free is not in state cached, or belongs to another heap");
-        if (c->out.since() > now_)
+        if (c.out.since() > now_)
           say("the stamp of a deferred free is ahead of its stream");
       }
-      c->each([&](cached_slot s) {
+      c.each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->table.slab_at(s.at) : nullptr;  // null: its run is gone
         in_caches_ += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != &heap_)
           say("a slot in a thread cache is not in state cached, or belongs to another heap");
-        if (from && c->freed(from->size_class, now_) > now_)
+        if (from && c.freed(from->size_class, now_) > now_)
           say("the free stamp of a slot in a thread cache is ahead of its stream");
       });
-    }
+    });
   }
   void queue() {
-    heap_.pending.each([&](pending_block const& b) {
+    in_.each_pending([&](pending_block const& b) {
       queued_ += b.bytes, largest_ = b.block ? std::max(largest_, b.bytes) : largest_;
       if (b.since > now_)
         say("the stamp of a pending block is ahead of its stream");
@@ -106,19 +104,20 @@ class heap_check {
     cached -= in_use + std::size_t{s.pending} * s.size;
   }
   void index(heap_index::rows in_index) {
-    heap_index::rows const its = heap_.listed;
+    heap_index::rows const its = in_.listed();
     if (its != in_index)
       say("its row in the heap index differs from its own copy");
     if (largest_ >= heap_index::smallest && !(its & heap_index::at_least(largest_)))
       say("the heap index has a size below the arena's largest free or pending block");
     if (whole_ && !(its & heap_index::whole_handle))
       say("the heap index misses a free block that may hold a whole handle");
-    if (heap_.pending.empty() == ((its & heap_index::waits) != 0))
+    if (in_.has_pending() != ((its & heap_index::waits) != 0))
       say("the heap index is wrong about pending blocks");
   }
 
   device_context const& of_;
-  stream_heap& heap_;
+  quiet_session const& in_;
+  stream_heap const& heap_;
   std::string const subject_;
   std::uint64_t const now_;  // of the home
   std::vector<std::string>& wrong_;
@@ -136,13 +135,12 @@ std::vector<std::string> memory_audit::validate() const {
     in_pools[p] = 0;
   std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
-    base::biased_lock hold(m->lock);
-    for (thread_cache* c : m->caches)
-      c->revoke();  // so that nothing moves meanwhile
-    heap_check its(of_, *m, wrong);
-    its.walk(mover_, peers_, heaps_.index.listed(m->number));
-    mapped += its.mapped, in_pools[m->pool.get()] += its.mapped;
-    unusable += its.unusable, reserved += its.reserved - m->left_behind, free_blocks += m->blocks.free_blocks();
+    quiet_session in(*m);
+    in.shut_caches();
+    heap_check its(of_, in, wrong);
+    its.walk(mover_, peers_, heaps_.index.listed(m->number()));
+    mapped += its.mapped, in_pools[&m->pool()] += its.mapped;
+    unusable += its.unusable, reserved += its.reserved - in.left_behind(), free_blocks += in.free_blocks();
     live += its.live, pending += its.pending, cached += its.cached;
   }
   std::size_t const orphaned = memory_.orphaned_bytes();

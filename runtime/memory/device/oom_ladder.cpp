@@ -36,7 +36,7 @@ class oom_ladder::ascent {
       : a_(on),
         of_(on.of_),
         mine_(mine),
-        pool_(*mine.pool.get()),
+        pool_(mine.pool()),
         r_(r),
         alone_{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule),
                r.at},
@@ -74,10 +74,8 @@ class oom_ladder::ascent {
         continue;
       // A query may have found blocks complete that no later step examined; other threads may have freed some.
       std::size_t reclaimed = 0;
-      for (stream_heap* m : a_.heaps_.all()) {
-        section const hold(*m);
-        reclaimed += m->reclaim();
-      }
+      for (stream_heap* m : a_.heaps_.all())
+        reclaimed += session(*m).reclaim();
       if (a_.callbacks_.spills() && spills_ < most_spills) {
         bool room = false;
         if (step(rungs::callbacks,
@@ -105,7 +103,7 @@ class oom_ladder::ascent {
   std::vector<stream_heap*> heaps() const {
     auto all = a_.heaps_.all();
     if (auto const* const only = short_pool())
-      std::erase_if(all, [&](stream_heap const* m) { return m->pool.get() != only; });
+      std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != only; });
     return all;
   }
   bool attempt() {  // all that needs no step
@@ -113,8 +111,8 @@ class oom_ladder::ascent {
     if (of_.deterministic && of_.clocks.collectives_given().empty())
       a_.completion_.finish_all();
     {
-      section const hold(mine_);
-      if ((out_ = mine_.take(r_)) || (out_ = mine_.take_anywhere(r_)) || (out_ = mine_.take_anywhere(alone_)))
+      session in(mine_);
+      if ((out_ = in.take(r_)) || (out_ = in.take_anywhere(r_)) || (out_ = in.take_anywhere(alone_)))
         return true;
     }
     if ((out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0})))
@@ -260,7 +258,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   void* out = nullptr;
   for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
     (void)return_.retry_refused();
-    memory_pool const& pool = *mine.pool.get();
+    memory_pool const& pool = mine.pool();
     auto room = audit_.look_for_room(&mine, pool);
     std::erase_if(room.places, [&](auto const& p) { return p.largest < r.rounded; });
     std::ranges::stable_sort(room.places, {}, [&](auto const& p) { return p.lacks(r.rounded); });
@@ -282,7 +280,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
         refuse_call(s, r);
       out = nullptr;
       // Less moves to where peers read, so that such a place says nothing of others.
-      if (!s.ok() && !p.in->readers.load())
+      if (!s.ok() && !p.in->readers())
         too_many = std::min(too_many, where.missing);
     }
   }

@@ -19,7 +19,7 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
   if (heaps < of_.streams_with_pages || of_.deterministic || pool.pages_stay()) [[likely]]
     return false;
   stream_heap const* const own = heaps_.if_made(home, pool);
-  if (own && own->counts.bytes_mapped())
+  if (own && own->bytes_mapped())
     return false;
   // The handles of shared pages are not open to readers that this stream alone has, in whichever pool.
   if (heaps_.has_own_readers(home))
@@ -36,9 +36,9 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
 void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
   for (;;) {
     stream_heap& all = heaps_.shared(pool);
-    section const hold(all);
-    if (heaps_.serves(all, heaps_.shared_home(), pool))
-      return all.take_for(r.home, r);
+    session in(all);
+    if (heaps_.serves(in, heaps_.shared_home(), pool))
+      return in.take_for(r.home, r);
   }
 }
 
@@ -46,24 +46,23 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
   stream_heap& all = heaps_.shared(pool);
   heap_stay in_it;
   {
-    section const hold(all);
-    if (!heaps_.serves(all, heaps_.shared_home(), pool))
+    session const in(all);
+    if (!heaps_.serves(in, heaps_.shared_home(), pool))
       return nullptr;
-    in_it = heap_stay(all);
+    in_it = heap_stay(in);
   }
   if (of_.polls && completion_.poll(all, asked_a_miss)) {
     if (void* const p = take(pool, r))
       return p;
   }
   slab::spare_note spare = slab::make_note();
-  alloc_request const for_all{*all.home.load(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
+  alloc_request const for_all{all.home(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
   void* out = nullptr;
   if (driver::status const s = growth_.grow(all, for_all, out); !s.ok()) {
     of_.note_status(s);
     return nullptr;
   }
-  section const hold(all);
-  all.give_to(r.home, out, std::move(spare));
+  session(all).give_to(r.home, out, std::move(spare));
   return out;
 }
 

@@ -26,7 +26,7 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   };
   if (short_of_memory()) {
     for (stream_heap* const m : heaps_.all()) {
-      if (m->pool.get()->pages_stay())
+      if (m->pages_stay())
         continue;
       (void)m->empty_caches();
       (void)completion_.poll(*m);

@@ -11,8 +11,7 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t looked_at_a_miss = 32;  // heaps that one miss locks, of those that may serve
-constexpr int fences_when_sought = 4;
-constexpr unsigned often_borrowed = 8;  // borrowed blocks in a row, before a stream gets pages for them
+constexpr unsigned often_borrowed = 8;        // borrowed blocks in a row, before a stream gets pages for them
 constexpr std::size_t most_streams_with_a_page = 16;
 // Pending blocks left to the streams that use them, before a stream waits for one. Not two: if each stage of
 // a pipeline reuses the blocks of another, two leave three stages no spare block, and each delay stops all.
@@ -25,11 +24,11 @@ constexpr std::size_t ahead_in_order = 2;  // deterministic
 // eight borrowed blocks in a row it gets pages of its own, if the bound has room. For blocks of up to half a
 // page the bound allows one page a stream.
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
-  if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed)
+  if (r.size_class >= 0 || mine.borrowed() < often_borrowed)
     return false;
   if (mine.pages_stay())
     return false;
-  mine.borrowed.store(0, base::memory_order_relaxed);
+  mine.forget_borrowed();
   std::size_t const page = of_.space.page_bytes();
   std::size_t const others = std::min(heaps_.index.size(), most_streams_with_a_page) - 1;
   std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
@@ -112,7 +111,7 @@ block_reuse::found block_reuse::polled_of_others(stream_heap& mine, alloc_reques
 void* block_reuse::borrowed(stream_heap& mine, alloc_request const& r, std::size_t at_most) {
   void* const p = from_others(mine, r, at_most, looked_at_a_miss);
   if (p)
-    mine.borrowed.fetch_add(1, base::memory_order_relaxed);
+    mine.note_borrowed();
   return p;
 }
 
@@ -122,8 +121,8 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
     return {};
   completion_.reclaim_complete();
   {
-    section const hold(mine);
-    if (void* const p = mine.take(r))
+    session in(mine);
+    if (void* const p = in.take(r))
       return {p};
   }
   return {r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr};
@@ -131,20 +130,19 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
 
 // Memory of its own moves to where the block goes: then nothing is borrowed.
 block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
-  section const hold(mine);
-  return {nullptr, is_large(r) && mine.blocks.places_first() && mine.blocks.fits_mapped(r.rounded)};
+  session const in(mine);
+  return {nullptr, is_large(r) && in.places_first() && in.fits_mapped(r.rounded)};
 }
 
 // Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
-bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request const& r) {
+bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r) {
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
     return false;
   reserve_bound::usage n = bound_.now();
   if (std::exchange(n.pending, 0) == 0)
     return false;
   if (heaps_.index.size() == 1) {
-    base::biased_lock const hold(mine.lock);
-    if (mine.pending.fronts().size() <= asked_a_miss)
+    if (quiet_session(mine).fronts().size() <= asked_a_miss)
       return false;  // all were queried just now
   }
   std::size_t const most =
@@ -154,48 +152,46 @@ bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request co
 
 // Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
 block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
-  if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives())
+  if (of_.waits == options::wait_policy::never || mine.home().carries_collectives())
     return {nullptr, true};
   for (;;) {
     std::vector<clock::stamp> stamps;
     std::uint64_t sequence = 0;
     {
-      section const hold(mine);
-      if (mine.pending.size() <= ahead_in_order)
+      session const in(mine);
+      if (in.pending_count() <= ahead_in_order)
         return {nullptr, true};
-      stamps = mine.pending.oldest()->stamps;
-      sequence = mine.pending.oldest()->sequence;
+      stamps = in.oldest_pending()->stamps;
+      sequence = in.oldest_pending()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
       if (order_behind(mine, s) == ordering::refused)
         return {nullptr, true};
     }
-    section const hold(mine);
-    if (mine.pending.empty() || mine.pending.oldest()->sequence != sequence)
+    session in(mine);
+    if (!in.reclaim_oldest(sequence))
       continue;
-    mine.pending.reclaim_oldest([&](pending_block const& b) { mine.reclaimed(b, mine.home.load()->now().n); });
-    if (void* const p = mine.take(r))
+    if (void* const p = in.take(r))
       return {p};
   }
 }
 
 block_reuse::found block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   {
-    section const hold(mine);
-    if (mine.pending.empty())
+    session in(mine);
+    if (!in.has_pending())
       return {};
-    if (mine.reclaim()) {
-      if (void* const p = mine.take(r))
+    if (in.reclaim()) {
+      if (void* const p = in.take(r))
         return {p};
     }
-    if (mine.pending.empty() || !of_.polls)
+    if (!in.has_pending() || !of_.polls)
       return {};
   }
   if (!completion_.poll(mine, asked_a_miss))
     return {};
-  section const hold(mine);
-  return {mine.take(r)};
+  return {session(mine).take(r)};
 }
 
 // Frees that threads still defer, before the heap grows.
@@ -209,41 +205,21 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
                                std::size_t most_donors) {
   if (heaps_.index.size() < 2)
     return nullptr;
-  clock::stream_clock& home = *mine.home.load();
+  clock::stream_clock& home = mine.home();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
-    section const hold(other);
+    session in(other);
     // An ended pool's heap may have gone to a later pool since the table was read.
-    if (other.asleep.get() || !heap_table::may_lend(other, mine))
+    if (other.is_asleep() || !heap_table::may_lend(other, mine))
       return false;
     if (heaps_.index.many())
-      other.lock.revoke_bias();  // else it stays listed by all its mapped bytes, for every miss
+      in.end_ownership();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);
-    other.wanted = fences_when_sought, other.unwanted = 0;
-    clock::stream_clock const& stream = *other.home.load();
-    std::uint64_t const up_to = home.covers_up_to(stream);
-    // A block of the other heap that this stream freed is ordered, because the stream is the same.
-    pending_block b;
-    auto const suits = [&](pending_block const& h) {
-      return h.block && h.stamps.size() == 1 && h.since <= up_to && h.block->bytes >= bytes &&
-             h.block->bytes <= at_most && h.block->at % alignment == 0;
-    };
-    if (other.pending.take(home.id(), suits, b)) {
-      other.note_waiting();
-      other.counts.pending_no_more(observe::size_pool::large, b.bytes);
-      of_.record_pending(observe::action::free_completed, b.block->at, b.bytes, 0);
-      b.block->is = state::live;
-      b.block->users.clear();
-      out = other.hand_out(*b.block, r, &home);
-      return true;
-    }
-    heap_block* const p = other.blocks.take_if(
-        bytes, alignment, [&](heap_block const& f) { return of_.count_search(1), f.freed <= up_to; });
-    if (p)
-      out = other.hand_out(*p, r, &home);
-    return p != nullptr;
+    in.sought_by_others();
+    out = in.lend(r, home, bytes, alignment, at_most);
+    return out != nullptr;
   });
   return out;
 }
@@ -255,23 +231,19 @@ bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
   clock::stamp last;
   std::size_t bytes = 0;
   {
-    section const hold(from);
-    heap_block& p = *block_ref::find(*of_.space.find(block), at).block;
-    p.home = mine.home.load();
-    last = {from.home.load()->id(), p.freed}, bytes = p.bytes;
+    session in(from);
+    last = {from.home().id(), in.rehome(at, mine.home())};
+    bytes = block_ref::find(*of_.space.find(block), at).block->bytes;
   }
   if (last.n == 0 || of_.is_complete(last))
     return true;
-  bool const may_wait = of_.waits != options::wait_policy::never && !mine.home.load()->carries_collectives();
+  bool const may_wait = of_.waits != options::wait_policy::never && !mine.home().carries_collectives();
   ordering const now = may_wait ? order_behind(mine, last) : ordering::refused;
   if (now == ordering::waits)
     tell_wait(mine, last, at, bytes);
   if (now != ordering::refused)
     return true;
-  section const hold(from);
-  heap_block& p = *block_ref::find(*of_.space.find(block), at).block;
-  from.counts.freed(observe::size_pool::large, p.bytes, p.requested);
-  from.blocks.give(p, last.n);
+  session(from).take_back(at, last.n);
   return false;
 }
 
@@ -279,12 +251,12 @@ void block_reuse::tell_wait(stream_heap& mine, clock::stamp s, address at, std::
   if (!of_.runtime.observer()) [[likely]]
     return;
   clock::stream_clock const& other = *clock::find(s.stream);
-  of_.runtime.observer()->wait_inserted({of_.device, mine.home.load()->handle()}, {other.device(), other.handle()}, at,
+  of_.runtime.observer()->wait_inserted({of_.device, mine.home().handle()}, {other.device(), other.handle()}, at,
                                         bytes);
 }
 
 block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp s) {
-  clock::stream_clock& home = *mine.home.load();
+  clock::stream_clock& home = mine.home();
   if (!clock::find(s.stream) || of_.ordered_or_complete(home, s))
     return ordering::already;
   bool behind_all = false;
@@ -302,14 +274,14 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
 // ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
 // pending.
 block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
-  if (mine.home.load()->carries_collectives())
+  if (mine.home().carries_collectives())
     return {};
   std::vector<clock::stamp> stamps;
   address at = 0;
   std::size_t bytes = 0;
   {
-    section const hold(mine);
-    pending_block const* const oldest = worth_a_wait(mine, r);
+    session const in(mine);
+    pending_block const* const oldest = worth_a_wait(in, r);
     if (!oldest)
       return {};
     stamps = oldest->stamps;
@@ -323,16 +295,16 @@ block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_req
     if (now == ordering::waits)
       tell_wait(mine, s, at, bytes);
   }
-  section const hold(mine);
-  (void)mine.reclaim();
-  return {mine.take(r)};
+  session in(mine);
+  (void)in.reclaim();
+  return {in.take(r)};
 }
 
-// Null: none, or too few others would remain. Requires: the lock.
-pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request const& r) {
+// Null: none, or too few others would remain.
+pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request const& r) {
   bool const in_slots = r.size_class >= 0;
-  bool const many = (in_slots ? mine.pending.bytes_in_slots() : mine.pending.bytes()) > 2 * mine.fence_after(8);
-  if (in_slots ? !many : mine.pending.size() <= ahead)
+  bool const many = (in_slots ? in.pending_bytes_in_slots() : in.pending_bytes()) > 2 * in.heap().fence_after(8);
+  if (in_slots ? !many : in.pending_count() <= ahead)
     return nullptr;
   auto const alike = [&](pending_block const& b) {
     if (in_slots)
@@ -347,7 +319,7 @@ pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request 
       oldest = &b;
     return in_slots ? oldest != nullptr : b.bytes > 2 * r.rounded;
   };
-  in_slots ? mine.pending.first_given(looks, older) : mine.pending.fitting(r.rounded, looks, older);
+  in_slots ? in.first_pending(looks, older) : in.pending_that_fit(r.rounded, looks, older);
   if (!oldest)
     return nullptr;
 
@@ -356,7 +328,7 @@ pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request 
     clock::stream_clock* const user = clock::find(s.stream);
     if (user && user->carries_collectives())
       return nullptr;
-    if (!user || of_.ordered_or_complete(*mine.home.load(), s))
+    if (!user || of_.ordered_or_complete(in.heap().home(), s))
       continue;
     fences.push_back({s.stream, user->fence_covering(s.n)});
     if (fences.back().n == 0)
@@ -376,10 +348,10 @@ pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request 
     };
   };
   if (!in_slots)
-    mine.pending.fitting(r.rounded, looks, enough(ahead));
+    in.pending_that_fit(r.rounded, looks, enough(ahead));
   // those examined above are before one fence
   if (!enough_left && many)
-    mine.pending.last_given(looks, enough(ahead_of_many));
+    in.last_pending(looks, enough(ahead_of_many));
   return enough_left ? oldest : nullptr;
 }
 
@@ -393,12 +365,12 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
   };
   std::vector<wanted_block> wanted;  // for an observer
   {
-    section const hold(mine);
+    session const in(mine);
     auto const want = [&](pending_block const& b) {
       for (clock::stamp const s : b.stamps)
         wanted.push_back({s, b.block ? b.block->at : b.in_slab->start(b.index), b.bytes});
     };
-    mine.pending.fitting(r.rounded, looks, [&](pending_block const& b) {
+    in.pending_that_fit(r.rounded, looks, [&](pending_block const& b) {
       of_.count_search(1);
       if (round_up(b.block->at, r.alignment) + r.rounded > b.block->end())
         return false;
@@ -407,10 +379,10 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
       return true;
     });
     if (stamps.empty()) {
-      stamps = mine.pending.newest();
+      stamps = in.newest_awaited();
       of_.count_search(stamps.size());
       if (of_.runtime.observer())
-        mine.pending.each(want);
+        in.each_pending(want);
     }
   }
   for (clock::stamp const s : stamps) {
@@ -423,12 +395,11 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
   }
   if (stamps.empty())
     return 0;
-  section const hold(mine);
-  return mine.reclaim();
+  return session(mine).reclaim();
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
-  clock::stream_clock& home = *mine.home.load();
+  clock::stream_clock& home = mine.home();
   // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
   // through other streams. So a stream that carries collectives is never made to wait.
   if (home.carries_collectives())
@@ -447,12 +418,12 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
       return false;
     clock::stamp oldest;
     {
-      section const hold(other);
+      session in(other);
       if (!heap_table::may_lend(other, mine))
         return false;
-      oldest.stream = other.home.load()->id();
-      other.reclaim();
-      other.blocks.some_free(bytes, looks, [&](heap_block const& p) {
+      oldest.stream = other.home().id();
+      in.reclaim();
+      in.some_free(bytes, looks, [&](heap_block const& p) {
         of_.count_search(1);
         if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n))
           oldest.n = p.freed;

@@ -61,8 +61,8 @@ class block_reuse {
   found all_polled(stream_heap& mine, alloc_request const&);
   void* borrowed(stream_heap& mine, alloc_request const&, std::size_t at_most);
   std::size_t own_after_a_wait(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
-  pending_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
-  bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
+  pending_block const* worth_a_wait(session const& mine, alloc_request const&);
+  bool grows_for_what_waits(stream_heap& mine, alloc_request const&);
   enum class ordering : std::uint8_t { already, waits, refused };
   ordering order_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
   // Reports to an observer which bytes the wait is for.

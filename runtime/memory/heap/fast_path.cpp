@@ -62,7 +62,7 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   if (!mine.holds() || !user || mine.users[thread_table::user_of(user)] != user)
     return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
-  if (!at.in || &user->owner() != &at.in->owner->home.load(base::memory_order_acquire)->owner())
+  if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
   slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
   if (!users || (users[at.index].load(base::memory_order_relaxed) & slab::more))

@@ -49,11 +49,11 @@ void heap_table::close_pool(memory_pool& p) noexcept {
   {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
-      if (m->pool.get() != &p)
+      if (&m->pool() != &p)
         continue;
-      section const in(*m);
-      (void)m->revoke_and_empty();
-      m->lock.revoke_bias();
+      session in(*m);
+      (void)in.revoke_and_empty();
+      in.end_ownership();
     }
   }
   invalidate_fast_paths();
@@ -65,19 +65,19 @@ void heap_table::end_pool(memory_pool& p) noexcept {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
       // what is asleep stays, while blocks live there: they can only be freed
-      if (m->pool.get() != &p || m->asleep.get())
+      if (&m->pool() != &p || m->is_asleep())
         continue;
-      section const in(*m);
-      m->pool.set(&left_);
-      auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
+      session in(*m);
+      in.move_to(left_);
+      auto const mapped = static_cast<std::size_t>(m->bytes_mapped());
       left_.take_over(mapped), p.refund(mapped);
-      m->free_left_behind();
-      (void)m->revoke_and_empty();
-      m->lock.revoke_bias();
+      in.free_left_behind();
+      (void)in.revoke_and_empty();
+      in.end_ownership();
     }
     any_left_.store(true);
     auto const its = std::ranges::find(pools_, &p, &std::unique_ptr<memory_pool>::get);
-    bool const asleep = std::ranges::any_of(heaps_, [&](auto const& m) { return m->pool.get() == &p; });
+    bool const asleep = std::ranges::any_of(heaps_, [&](auto const& m) { return &m->pool() == &p; });
     if (its != pools_.end() && !asleep) {
       ended_.push_back(std::move(*its));  // there is room
       pools_.erase(its);
@@ -90,8 +90,7 @@ std::vector<stream_heap*> heap_table::left_idle(std::size_t page) const {
   base::lock_guard const hold(making_);
   std::vector<stream_heap*> all;
   for (auto const& m : heaps_) {
-    auto const& n = m->counts;
-    if (m->pool.get() == &left_ && !n.bytes_live() && n.bytes_mapped() > static_cast<std::int64_t>(page))
+    if (&m->pool() == &left_ && !m->bytes_live() && m->bytes_mapped() > static_cast<std::int64_t>(page))
       all.push_back(m.get());
   }
   return all;
@@ -101,7 +100,7 @@ std::vector<memory_pool*> heap_table::ended_asleep() const {
   base::lock_guard const hold(making_);
   std::vector<memory_pool*> all;
   for (auto const& m : heaps_)
-    if (memory_pool* const p = m->pool.get(); p->is_asleep() && p->has_ended() && !std::ranges::count(all, p))
+    if (memory_pool* const p = &m->pool(); p->is_asleep() && p->has_ended() && !std::ranges::count(all, p))
       all.push_back(p);
   return all;
 }
@@ -127,7 +126,7 @@ std::vector<memory_pool const*> heap_table::pools() const {
 
 stream_heap* heap_table::recent(clock::stream_clock const& t, memory_pool const& pool) const noexcept {
   stream_heap* const m = recent_[(t.id() + pool.number()) % recent_.size()].load(base::memory_order_acquire);
-  bool const its = m && m->home.load(base::memory_order_acquire) == &t && m->pool.get() == &pool;
+  bool const its = m && &m->home() == &t && &m->pool() == &pool;
   return its ? m : nullptr;
 }
 
@@ -143,7 +142,7 @@ stream_heap* heap_table::in(clock::stream_clock const& t, memory_pool const& poo
   auto const found = by_stream_.find(t.id());
   if (found == by_stream_.end())
     return nullptr;
-  auto const m = std::ranges::find_if(found->second, [&](stream_heap* h) { return h->pool.get() == &pool; });
+  auto const m = std::ranges::find_if(found->second, [&](stream_heap* h) { return &h->pool() == &pool; });
   return m == found->second.end() ? nullptr : *m;
 }
 
@@ -155,7 +154,7 @@ stream_heap* heap_table::if_made(clock::stream_clock const& t, memory_pool const
 }
 
 bool heap_table::have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept {
-  return !of_stream.empty() && of_stream.front()->readers.load() != readers_;
+  return !of_stream.empty() && of_stream.front()->readers() != readers_;
 }
 
 bool heap_table::has_own_readers(clock::stream_clock const& t) const noexcept {
@@ -165,7 +164,7 @@ bool heap_table::has_own_readers(clock::stream_clock const& t) const noexcept {
 }
 
 std::uint64_t heap_table::readers_for(std::vector<stream_heap*> const& of_stream) const noexcept {
-  return of_stream.empty() ? readers_ : of_stream.front()->readers.load();
+  return of_stream.empty() ? readers_ : of_stream.front()->readers();
 }
 
 std::uint64_t heap_table::readers_of(clock::stream_clock const& t) const noexcept {
@@ -217,31 +216,30 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
     return *found;
   auto& of_stream = by_stream_[t.id()];
   auto made = std::make_unique<stream_heap>(of_, index, t, in_force);
-  made->readers.store(readers_for(of_stream));
+  made->readers_.store(readers_for(of_stream));
   index.make_room();
   base::make_room(heaps_);
   of_stream.push_back(made.get());
   heaps_.push_back(std::move(made));
   // all are updated only when their number has doubled, because each is locked
   bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
-  for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m) {
-    base::biased_lock share((*m)->lock);
+  for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m)
     (*m)->share(of_.counts.shared());
-  }
   index.add(*heaps_.back());
   return *heaps_.back();
 }
 
-bool heap_table::serves(stream_heap const& m, clock::stream_clock const& home, memory_pool const& pool) const noexcept {
-  memory_pool const* const its = m.pool.get();
-  return m.home.load() == &home && (its == &pool || (its == &rest_ && pool.has_ended()));
+bool heap_table::serves(excluded const& in, clock::stream_clock const& home, memory_pool const& pool) const noexcept {
+  stream_heap const& m = in.heap();
+  memory_pool const* const its = &m.pool();
+  return &m.home() == &home && (its == &pool || (its == &rest_ && pool.has_ended()));
 }
 
 void heap_table::ask_the_retired() {
   // otherwise a rank may be waiting for this thread
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
-    clock::stream_clock& stream = *m.home.load();
+    clock::stream_clock& stream = m.home();
     if (stream.alive() != clock::life::retired)
       return;
     if (may_wait)
@@ -253,25 +251,26 @@ void heap_table::ask_the_retired() {
 
 namespace {
 // Whether a handle is on its way out of the heap: it is charged to the heap's pool until then.
-bool gives_a_handle(stream_heap const& m) {
+bool gives_a_handle(excluded const& in) {
   bool found = false;
-  m.blocks.each_block([&](heap_block const& p) { found |= p.is == state::reserved; });
+  in.each_block([&](heap_block const& p) { found |= p.is == state::reserved; });
   return found;
 }
 }  // namespace
 
 // Blocks in use count as blocks of the heir, in the pool that they are in.
-bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
-  clock::stream_clock& old = *m.home.load();
-  bool const empty = m.counts.bytes_live() == 0, comes_in = m.pool.get() != &pool;
-  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(m)))
+bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memory_pool const& pool) const {
+  stream_heap const& m = in.heap();
+  clock::stream_clock& old = m.home();
+  bool const empty = m.bytes_live() == 0, comes_in = &m.pool() != &pool;
+  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(in)))
     return false;
   // What is free there would serve no other pool: a page at most.
-  auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
+  auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
   if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes())
     return false;
   // It maps the one handle of its limit among blocks, and its runs lie there.
-  if (comes_in && pool.is_registered() && (mapped || m.blocks.has_runs()))
+  if (comes_in && pool.is_registered() && (mapped || in.has_runs()))
     return false;
   if (heir.alive() == clock::life::borrowed && !empty)
     return false;
@@ -282,12 +281,12 @@ namespace {
 // Whether blocks of an ended pool may wait for their users in the heap of that one. Their stamps mean nothing to
 // another stream. A graph's launches write at any later time, and what a graph holds comes free with it alone. The
 // pool's limit counts what waits.
-bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_clock const& old,
+bool may_wait_in(memory_pool const& pool, excluded const& in, clock::stream_clock const& old,
                  clock::stream_clock const& heir) {
   if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit)
     return false;
   bool held = false;
-  m.pending.each([&](pending_block const& b) {
+  in.each_pending([&](pending_block const& b) {
     for (clock::stamp const s : b.stamps) {
       clock::stream_clock const* const user = clock::find(s.stream);
       held |= user && user->alive() == clock::life::captured;
@@ -302,7 +301,7 @@ bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_cl
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (bool const comes_in : {false, true}) {
     for (auto const& m : heaps_) {
-      if ((m->pool.get() != &pool) == comes_in && takes_over(*m, heir, pool))
+      if ((&m->pool() != &pool) == comes_in && takes_over(*m, heir, pool))
         return m.get();
     }
   }
@@ -310,43 +309,36 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
 }
 
 bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_pool& pool) {
-  memory_pool& its = *m.pool.get();
+  memory_pool& its = m.pool();
   // a stream's life changes under making_
-  if ((m.home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep())
+  if ((m.home().alive() != clock::life::retired && &its != &left_) || its.is_asleep())
     return false;
   if (m.is_shared() && &its != &left_)
     return false;  // its streams go on
-  section const hold(m);
-  if (m.callers.load() || !may_inherit(m, heir, pool))
+  session in(m);
+  if (m.is_called() || !may_inherit(in, heir, pool))
     return false;
-  clock::stream_clock& old = *m.home.load();
-  for (thread_cache* c : m.caches) {
-    c->revoke();
-    (void)m.flush(*c);
-  }
-  m.reclaim();
-  if (!m.pending.empty() && !may_wait_in(pool, m, old, heir))
+  clock::stream_clock& old = m.home();
+  in.shut_and_flush();
+  in.reclaim();
+  if (in.has_pending() && !may_wait_in(pool, in, old, heir))
     return false;
-  auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
+  auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
   if (&its != &pool && !pool.charge(mapped))
     return false;
   // Threads know these caches by the old home, whose object a later stream may get.
-  if (!m.caches.empty())
+  if (in.has_caches())
     invalidate_fast_paths();
   by_stream_.at(heir.id()).push_back(&m);  // there is room
   auto const of_old = by_stream_.find(old.id());
   of_old->second.erase(std::ranges::find(of_old->second, &m));
   if (of_old->second.empty())
     by_stream_.erase(of_old);
-  for (thread_cache* c : m.caches)
-    m.empty(*c);
+  in.empty_shut();
   if (&its != &pool)
-    its.refund(mapped), m.pool.set(&pool);
-  if (&old == &heir)
-    return true;
-  m.blocks.forget_stamps(), m.slots.forget_stamps();  // they are no numbers of the new stream
-  m.home.store(&heir), m.home_lifetime = heir.hold();
-  m.readers.store(readers_);
+    its.refund(mapped), in.move_to(pool);
+  if (&old != &heir)
+    in.move_to(heir, readers_);
   return true;
 }
 
@@ -365,10 +357,9 @@ std::size_t heap_table::reclaim_known() const {
     return 0;
   std::size_t bytes = 0;
   index.some(heap_index::waits, 0, [&](stream_heap& m) {
-    if (m.counts.bytes_pending() == 0)
+    if (m.bytes_pending() == 0)
       return false;
-    section const hold(m);
-    bytes += m.reclaim();
+    bytes += session(m).reclaim();
     return false;
   });
   return bytes;
@@ -376,24 +367,32 @@ std::size_t heap_table::reclaim_known() const {
 
 observe::cached_slots heap_table::cached() const {
   observe::cached_slots all;
-  index.each([&](stream_heap const& m) {
-    base::biased_lock const hold(m.lock);
-    all += m.cached_before;
-    for (thread_cache const* c : m.caches)
-      all += c->counted();
-  });
+  index.each([&](stream_heap& m) { all += quiet_session(m).cached_slots(); });
   return all;
 }
 
 std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
   std::vector<observe::heap_counters const*> all;
   for (stream_heap const* m : this->all())
-    all.push_back(&m->counts);
+    all.push_back(&m->counts_);
   return all;
 }
 
+heap_table::counted heap_table::counts_of(memory_pool const& pool) const {
+  counted out;
+  for (stream_heap* const m : all()) {
+    if (&m->pool() != &pool)
+      continue;
+    quiet_session const in(*m);
+    out.counts.push_back(&m->counts_);
+    out.cached += in.cached_slots();
+    out.mapped += static_cast<std::size_t>(m->bytes_mapped());
+  }
+  return out;
+}
+
 void heap_table::add_readers(clock::stream_clock& home, std::uint64_t readers) {
-  each_of(home, [&](stream_heap& m) { m.readers.store(m.readers.load() | readers); });
+  each_of(home, [&](stream_heap& m) { m.readers_.store(m.readers() | readers); });
 }
 
 bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
@@ -401,7 +400,7 @@ bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
   if (heaps_.size() != known)
     return false;  // one was added meanwhile
   for (auto const& m : heaps_)
-    m->readers.store(m->readers.load() | readers);
+    m->readers_.store(m->readers() | readers);
   readers_ |= readers;
   return true;
 }
@@ -409,12 +408,12 @@ bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
 void heap_table::remove_readers(std::uint64_t devices) {
   base::lock_guard const hold(making_);
   for (auto const& m : heaps_)
-    m->readers.store(m->readers.load() & ~devices);
+    m->readers_.store(m->readers() & ~devices);
   readers_ &= ~devices;
 }
 
 void heap_table::remove_own_readers(clock::stream_clock& home) noexcept {
-  each_of(home, [&](stream_heap& m) { m.readers.store(m.readers.load() & readers_); });
+  each_of(home, [&](stream_heap& m) { m.readers_.store(m.readers() & readers_); });
 }
 
 }  // namespace weir::memory

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/memory/heap/stream_heap.h"
+#include "runtime/memory/heap/session.h"
 
 namespace weir::memory {
 
@@ -71,23 +71,29 @@ class heap_table {
                });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {
-    memory_pool const &its = *other.pool.get(), &here = *mine.pool.get();
+    memory_pool const &its = other.pool(), &here = mine.pool();
     bool const may = &its == &here || (its.is == memory_pool::kind::left && here.is == memory_pool::kind::rest);
-    return may && (mine.readers.load() & ~other.readers.load()) == 0;
+    return may && (mine.readers() & ~other.readers()) == 0;
   }
 
   // For a search that comes back to a heap: keeps it. Empty: by now it may not lend to `mine`.
   static heap_stay stay_to_lend(stream_heap& in, stream_heap const& mine) {
-    section const hold(in);
-    return &in == &mine || may_lend(in, mine) ? heap_stay(in) : heap_stay();
+    session const its(in);
+    return &in == &mine || may_lend(in, mine) ? heap_stay(its) : heap_stay();
   }
   // Whether it is still the heap of that stream in that pool. An ended pool's heap may have another home by now. What
-  // names an ended pool is served outside of it. Requires: its lock
-  bool serves(stream_heap const&, clock::stream_clock const& home, memory_pool const&) const noexcept;
+  // names an ended pool is served outside of it.
+  bool serves(excluded const&, clock::stream_clock const& home, memory_pool const&) const noexcept;
 
   std::size_t reclaim_known() const;  // by what is known, not in deterministic mode; bytes that became free
   std::vector<observe::heap_counters const*> heap_counts() const;
-  observe::cached_slots cached() const;  // what thread caches hold
+  struct counted {
+    std::vector<observe::heap_counters const*> counts;
+    observe::cached_slots cached;
+    std::size_t mapped = 0;  // bytes
+  };
+  counted counts_of(memory_pool const&) const;  // of its heaps. Throws: bad_alloc
+  observe::cached_slots cached() const;         // what thread caches hold
 
   // The devices that memory of one stream, or of all streams and future ones, is open to. A bit each.
   void add_readers(clock::stream_clock& home, std::uint64_t readers);
@@ -107,11 +113,11 @@ class heap_table {
   // Null: no heap is left for it. Requires: making_
   stream_heap* existing_or_left(clock::stream_clock&, memory_pool&);
   stream_heap* in(clock::stream_clock const&, memory_pool const&) const;  // Null: none. Requires: making_
-  std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;       // likewise
-  bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;           // Requires: making_
-  stream_heap* inherit(clock::stream_clock& heir, memory_pool&);                              // Requires: making_
-  bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);                     // likewise
-  bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
+  std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;  // likewise
+  bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;      // Requires: making_
+  stream_heap* inherit(clock::stream_clock& heir, memory_pool&);                         // Requires: making_
+  bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);                // likewise
+  bool may_inherit(excluded const&, clock::stream_clock& heir, memory_pool const&) const;
   void ask_the_retired();  // whether their work is complete, so that they can be inherited
 
   device_context& of_;

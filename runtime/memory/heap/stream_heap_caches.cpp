@@ -2,40 +2,41 @@
 // Threads: as thread_cache.h.
 
 #include "runtime/base/os.h"
-#include "runtime/memory/heap/stream_heap.h"
+#include "runtime/memory/heap/session.h"
 
 namespace weir::memory {
 
 void stream_heap::hear() noexcept {
-  table_entry const& mine = thread_table::mine().entries[bucket];
-  if (mine.cache != sole || mine.memory != this)
-    sole->revoke();
-  if (sole->has_unpublished())
-    sole->publish(counts);
+  table_entry const& mine = thread_table::mine().entries[bucket_];
+  if (mine.cache != sole_ || mine.memory != this)
+    sole_->revoke();
+  if (sole_->has_unpublished())
+    sole_->publish(counts_);
 }
 
 void stream_heap::caches_changed() noexcept {
-  thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
-  if (now != sole) {
-    if (sole)
-      hear(), sole->publish_freely();
+  thread_cache* const now = caches_.size() == 1 && !counts_.is_shared() ? caches_.front() : nullptr;
+  if (now != sole_) {
+    if (sole_)
+      hear(), sole_->publish_freely();
     if (now)
-      now->revoke(), now->publish(counts);
-    sole = now;
+      now->revoke(), now->publish(counts_);
+    sole_ = now;
   }
-  for (thread_cache* c : caches) {
+  for (thread_cache* c : caches_) {
     if (c != now && !c->has_unpublished())
       c->publish_freely();
   }
-  counts.set_alone(!counts.is_shared() && caches.size() <= 1);
+  counts_.set_alone(!counts_.is_shared() && caches_.size() <= 1);
 }
 
 void stream_heap::share(observe::shared_levels& with) noexcept {
-  if (sole) {
+  base::biased_lock const hold(lock_);
+  if (sole_) {
     hear();
-    std::exchange(sole, nullptr)->publish_freely();
+    std::exchange(sole_, nullptr)->publish_freely();
   }
-  counts.share(with);
+  counts_.share(with);
 }
 
 namespace {
@@ -47,65 +48,81 @@ slab& slab_of(address_space const& space, cached_slot s) noexcept {
 std::size_t stream_heap::empty(thread_cache& c) noexcept {
   std::int64_t emptied = 0;
   std::size_t bytes = 0;
-  std::uint64_t const now = home.load()->now().n;
+  std::uint64_t const now = home().now().n;
   c.each([&](cached_slot s) {
-    slab& from = slab_of(of.space, s);
+    slab& from = slab_of(of_.space, s);
     ++emptied, bytes += from.size;
-    if (slots.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now)))
+    if (slots_.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now)))
       return_run(from);
   });
   c.empty();
   if (emptied)
-    counts.returned(emptied, bytes);
+    counts_.returned(emptied, bytes);
   (void)flush(c);
   return bytes;
 }
 
 std::size_t stream_heap::revoke_and_empty() noexcept {
   std::size_t bytes = 0;
-  for (thread_cache* c : caches) {
+  for (thread_cache* c : caches_) {
     c->revoke();
     bytes += empty(*c);
   }
   return bytes;
 }
 
-// Requires: the registry's lock. The cache stays shut.
+void stream_heap::enlist(thread_cache& c) {
+  base::biased_lock const hold(lock_);
+  caches_.push_back(&c);  // if this throws, the cache has no heap, and the next call uses it
+  {
+    base::no_switch const whatever_it_was_used_for;
+    c.forget();
+    c.of.store(this);
+  }
+  caches_changed();  // may wait for the owner of another cache
+}
+
+// The cache stays shut.
 void stream_heap::leave(thread_cache& c) noexcept {
-  section const hold(*this);
+  session const in(*this);
   c.revoke();
-  c.publish(counts);
+  c.publish(counts_);
   empty(c);
-  c.publish(counts);
-  cached_before += c.counted();
+  c.publish(counts_);
+  cached_before_ += c.counted();
   c.of.store(nullptr);
-  lock.revoke_bias(c.own);
-  std::erase(caches, &c);
+  lock_.revoke_bias(c.own);
+  std::erase(caches_, &c);
   caches_changed();
   c.out.end();
 }
 
+void stream_heap::leave_all() noexcept {
+  while (!caches_.empty())
+    leave(*caches_.back());
+}
+
 std::size_t stream_heap::empty_caches() {
-  section const hold(*this);
+  session const in(*this);
   std::size_t const bytes = revoke_and_empty();
   return bytes + return_idle_cells();
 }
 
 // The cache has the thread's slots, and its word to own the lock by. Null if frees must be seen at once.
 thread_cache* stream_heap::cache_here() noexcept {
-  if (!cacheable() || !of.space.maps() || of.announced || of.runtime.observer() || of.lost() ||
-      home.load()->seen_captured() || !base::has_process_wide_fence())
+  if (!cacheable() || !of_.space.maps() || of_.announced || of_.runtime.observer() || of_.lost() ||
+      home().seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[bucket]; mine.holds() && e.memory == this && e.stream == home.load())
+  if (auto const& e = mine.entries[bucket_]; mine.holds() && e.memory == this && e.stream == &home())
     return e.cache;
-  return thread_caches::make(*home.load(), *this);
+  return thread_caches::make(home(), *this);
 }
 
 thread_cache* stream_heap::cache_to_allocate() noexcept {
   thread_cache* const found = cache_here();
   if (found)
-    thread_caches::use(*home.load(), *this, *found);
+    thread_caches::use(home(), *this, *found);
   return found;
 }
 
@@ -115,10 +132,10 @@ void stream_heap::refill(thread_cache& c, int size_class) noexcept {
     return;
   std::array<cached_slot, thread_cache::most_slots> some;
   std::size_t const n =
-      slots.take_for_cache(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
+      slots_.take_for_cache(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
   if (n == 0)
     return;
-  counts.drawn(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+  counts_.drawn(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
   c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
 }
 
@@ -127,22 +144,22 @@ void stream_heap::spill(thread_cache& c, int size_class) noexcept {
     return;
   std::array<cached_slot, thread_cache::most_slots> some;
   std::size_t const n = c.spill(static_cast<std::uint32_t>(size_class), some);
-  std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), home.load()->now().n);
+  std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), home().now().n);
   for (std::size_t i = 0; i < n; ++i) {
-    slab& from = slab_of(of.space, some[i]);
-    if (slots.return_from_cache(from, from.index(some[i].at), freed))
+    slab& from = slab_of(of_.space, some[i]);
+    if (slots_.return_from_cache(from, from.index(some[i].at), freed))
       return_run(from);
   }
   if (n)
-    counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+    counts_.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
 }
 
 bool stream_heap::open(thread_cache& c) noexcept {
   if (c.of.load() != this || !cacheable())
     return false;
-  c.open(*home.load());
-  if (&c != sole)
-    c.publish(counts), c.publish_freely();
+  c.open(home());
+  if (&c != sole_)
+    c.publish(counts_), c.publish_freely();
   return true;
 }
 
@@ -159,9 +176,9 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_cloc
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home))
       return false;
     c.out.note_published(static_cast<std::int64_t>(size));
-    counts.freed_pending(observe::size_pool::small, size, requested);
+    counts_.freed_pending(observe::size_pool::small, size, requested);
     // reported with its free: a snapshot shows it as pending from here on
-    of.record_pending(observe::action::free_pending, b.from->start(b.index), size, s.stream);
+    of_.record_pending(observe::action::free_pending, b.from->start(b.index), size, s.stream);
     if (b.from->users_storage)
       b.from->users_storage[b.index].store(0);
     return true;
@@ -169,10 +186,10 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_cloc
   if (put())
     return true;
   bool const follows = c.out.is_for(s), was_full = c.out.count() != 0;
-  pending_since_fence += flush(c);
-  if (pending_since_fence >= fence_after(8))
-    due = true, pending_since_fence = 0;
-  c.out.gather(user, s.n, follows && was_full, pending);
+  pending_since_fence_ += flush(c);
+  if (pending_since_fence_ >= fence_after(8))
+    due = true, pending_since_fence_ = 0;
+  c.out.gather(user, s.n, follows && was_full, pending_);
   return follows && put();
 } catch (std::bad_alloc const&) {
   return false;
@@ -186,18 +203,18 @@ std::size_t stream_heap::flush(thread_cache& c) noexcept {
   clock::stamp const s = c.out.stamp();
   auto const unpublished = c.out.unpublished_here();
   if (unpublished.slots)
-    counts.sent_home(unpublished.slots, unpublished.bytes);
+    counts_.sent_home(unpublished.slots, unpublished.bytes);
   for (slabs::taken const b : batch)
-    slots.hold(*b.from, b.index);
-  pending.push(c.out.spare(), batch, bytes, s, c.out.since());
+    slots_.hold(*b.from, b.index);
+  pending_.push(c.out.spare(), batch, bytes, s, c.out.since());
   c.out.set_taken();
   return bytes;
 }
 
 std::size_t stream_heap::flush_deferred() {
-  section const hold(*this);
+  session const in(*this);
   std::size_t bytes = 0;
-  for (thread_cache* c : caches) {
+  for (thread_cache* c : caches_) {
     if (c->out.count() == 0)
       continue;
     c->revoke();
@@ -208,7 +225,7 @@ std::size_t stream_heap::flush_deferred() {
 
 bool stream_heap::may_defer_free(region const& r, void const* p, clock::stream_clock const& user) const noexcept {
   bool const may_be_asked = user.alive() == clock::life::own || user.alive() == clock::life::foreign;
-  return !of.deterministic && may_be_asked && r.table.slab_at(reinterpret_cast<address>(p));
+  return !of_.deterministic && may_be_asked && r.table.slab_at(reinterpret_cast<address>(p));
 }
 
 }  // namespace weir::memory

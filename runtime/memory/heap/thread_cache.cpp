@@ -171,8 +171,8 @@ void thread_cache::publish(observe::heap_counters& to) noexcept {
 // The only cache of a heap may write its counters here: other writers have the lock and have shut the cache.
 address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
-  m.sole == this ? unpublished_.allow(m.counts.left_after(unpublished_.take(), newly_deferred()))
-                 : unpublished_.allow_all();
+  m.sole_ == this ? unpublished_.allow(m.counts_.left_after(unpublished_.take(), newly_deferred()))
+                  : unpublished_.allow_all();
   head.end(to);
   return answer;
 }

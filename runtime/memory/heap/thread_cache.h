@@ -129,6 +129,7 @@ class thread_cache {
   deferred_frees out;  // shut and opened with the cache
 
  private:
+  friend class stream_heap;  // enlists it
   friend class thread_caches;
   // The slots of one size; the count and the first slots share a cache line. All zeros: empty and shut
   struct alignas(64) magazine {

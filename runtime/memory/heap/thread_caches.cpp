@@ -95,17 +95,10 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
       }
       mine.all_.push_back(found);
     }
-    base::biased_lock const with(m.lock);
-    m.caches.push_back(found);  // if this throws, the cache has no heap, and the next call uses it
-    {
-      base::no_switch const whatever_it_was_used_for;
-      found->forget();
-      found->of.store(&m);
-    }
-    m.caches_changed();  // may wait for the owner of another cache
+    m.enlist(*found);
     place = found;
   }
-  mine.table.entries[m.bucket] = {&stream, &m, found};
+  mine.table.entries[m.bucket()] = {&stream, &m, found};
   return found;
 } catch (std::bad_alloc const&) {
   return nullptr;
@@ -137,8 +130,7 @@ thread_caches::~thread_caches() {
 
 void thread_caches::close(stream_heap& m) noexcept {
   base::lock_guard const hold(registered().lock);
-  while (!m.caches.empty())
-    m.leave(*m.caches.back());
+  m.leave_all();
 }
 
 }  // namespace weir::memory

@@ -22,15 +22,14 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
 
 // Where no handle moves, and while there is room, blocks go where memory is mapped.
 arena::places growth::places_for(stream_heap const& mine) const {
-  bool const moves = !of_.deterministic && !mine.readers.load();
+  bool const moves = !of_.deterministic && !mine.readers();
   return moves && (of_.counts.limit() || of_.is_nearly_full()) ? arena::places::openings : arena::places::mapped;
 }
 
 driver::status growth::grow_there(stream_heap& in, place& where, alloc_request const& r, void*& out) {
   if (of_.space.maps())
     return grow_by(in, r, how::usual, out, 0, &where);
-  section const hold(in);
-  out = in.take_anywhere(r);
+  out = session(in).take_anywhere(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
 }
 
@@ -38,38 +37,34 @@ driver::status growth::grow_there(stream_heap& in, place& where, alloc_request c
 bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
   if (r.size_class < 0)
     return false;
-  std::size_t bytes = 0;
-  {
-    section const hold(mine);
-    bytes = mine.slots.next_run_bytes(r.size_class);
-  }
+  std::size_t const bytes = session(mine).next_run_bytes(r.size_class);
   return bytes > slabs::usual_run_bytes && of_.counts.reserved() + bytes <= bound_.most(bound_.now(), r.rounded);
 }
 
 driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how way, void*& out, std::size_t spare,
                                place* only) {
   mapping_lock::shared const coming(memory_.changes);
-  memory_pool& pool = *mine.pool.get();
+  memory_pool& pool = mine.pool();
   if (pool.is_asleep())
     return asleep;
   growth_plan g;
   {
-    section const hold(mine);
-    mine.blocks.place(places_for(mine));
+    session in(mine);
+    in.place(places_for(mine));
     // freed meanwhile, or by the rung before
-    out = only ? mine.take_anywhere(r) : mine.take_or_shed(r);
+    out = only ? in.take_anywhere(r) : in.take_or_shed(r);
     if (out)
       return {};
     if (pool.is_registered() && pool.now().charged)
       return {driver::code::out_of_memory};  // it has all of its limit
-    driver::status const planned = plan(mine, r, way, only, g);
+    driver::status const planned = plan(in, r, way, only, g);
     if (!planned.ok())
       return planned;
     g.spare = spare;
   }
 
   physical_memory::batch made;
-  made.home = mine.home.load();
+  made.home = &mine.home();
   driver::status const s = fill(mine, g, r.rounded, made);
   if (only && g.is_clear)
     only->missing = g.missing_bytes;
@@ -80,12 +75,12 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   for (handle const& h : made.handles)
     mapped += h.bytes;
   pool.refund(made.of_pool - mapped - made.from_other_pools);
-  section const hold(mine);
+  session in(mine);
   std::size_t const kept = mapped + made.orphaned;
   of_.counts.gave(kept, made.charged - kept);
-  settle(mine, g, made, mapped);
+  settle(in, g, made, mapped);
   if (!s.ok()) {
-    roll_back(mine, g, made);
+    roll_back(in, g, made);
     of_.note_status(s);
     return s;
   }
@@ -93,16 +88,15 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   // what is mapped for a graph counts as live already
   if (heaps_.index.many())
     bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
-  out = serve(mine, g, r);
+  out = in.commit(g, r);
   return s;
 }
 
-// Reserves a window for the request. Requires: the lock
-driver::status growth::plan(stream_heap& mine, alloc_request const& r, how way, place const* only, growth_plan& g) {
+// Reserves a window for the request.
+driver::status growth::plan(session& mine, alloc_request const& r, how way, place const* only, growth_plan& g) {
   std::size_t bytes = r.rounded, alignment = r.alignment;
   if (r.size_class >= 0) {
-    bytes =
-        way == how::long_run ? mine.slots.next_run_bytes(r.size_class) : mine.slots.usual_next_run_bytes(r.size_class);
+    bytes = way == how::long_run ? mine.next_run_bytes(r.size_class) : mine.usual_next_run_bytes(r.size_class);
     alignment = slabs::run_alignment(r.size_class);
   }
   if (bytes > of_.space.info().total_memory)
@@ -111,91 +105,67 @@ driver::status growth::plan(stream_heap& mine, alloc_request const& r, how way, 
     return mover_.plan(mine, bytes, alignment, part, g, thorough);
   };
   auto const find = [&](bool thorough) {
-    bool const run = r.size_class >= 0 && mine.blocks.has_runs();
+    bool const run = r.size_class >= 0 && mine.has_runs();
     return find_in(run ? arena::zone::runs : arena::zone::blocks, thorough);
   };
   bool found = only ? find_in(only->part, true) : find(way == how::fewest_new_pages);
   if (!found && !only) {
     bool const more = take_region(mine, bytes + alignment);
-    mine.blocks.place(places_for(mine));
+    mine.place(places_for(mine.heap()));
     found = find(!more) || find_in(arena::zone::blocks, true) || find_in(arena::zone::runs, true);
   }
   if (!found)
     return driver::no_addresses;
   g.run = r.size_class >= 0;  // a plan makes all of it anew
-  g.by_openings = mine.blocks.places_first();
+  g.by_openings = mine.places_first();
   return {};
 }
 
-// More addresses for a heap. Requires: the lock. Returns: whether there were some
-bool growth::take_region(stream_heap& mine, std::size_t bytes) {
-  std::size_t has = 0;
-  for (region const* mapped : mine.blocks.regions())
-    has += mapped->bytes;
-  region* const more = of_.space.take(bytes, mine, has);
+// More addresses for a heap. Returns: whether there were some
+bool growth::take_region(session& mine, std::size_t bytes) {
+  region* const more = of_.space.take(bytes, mine.heap(), mine.address_bytes());
   if (!more)
     return false;
-  if (mine.pool.get()->is_registered())
+  if (mine.heap().pool().is_registered())
     more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
-  mine.blocks.add_region(*more, state::unmapped);
+  mine.add_region(*more, state::unmapped);
   return true;
 }
 
-// Lists the handles made, of so many bytes, and those that have moved here. Requires: the lock
-void growth::settle(stream_heap& mine, growth_plan& g, physical_memory::batch& made, std::size_t mapped) {
+// Lists the handles made, of so many bytes, and those that have moved here.
+void growth::settle(session& mine, growth_plan& g, physical_memory::batch& made, std::size_t mapped) {
   region& in = *g.reserved->in;
-  for (handle const& h : made.handles) {
-    auto node = made.places.extract(h.at);
-    static_cast<handle&>(node.mapped()) = h;
-    in.set_pages(h, &mine.handles.insert(std::move(node)).position->second);
-    mine.note_mapped(h);
-  }
+  for (handle const& h : made.handles)
+    mine.list_made(in, h, made.places.extract(h.at));
   mine.log_mapping(mapped, "memory mapped");
-  while (!made.arrived.empty()) {
-    aliased_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
-    in.set_pages(h, &h);
-    of_.counts.handle_moved();
-    mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
-    mine.record_mapping(h, observe::action::map);
-  }
+  while (!made.arrived.empty())
+    mine.list_arrived(in, made.arrived.extract(made.arrived.begin()));
   g.reserved->freed = std::max(g.reserved->freed, made.arrived_freed);
 }
 
-// Requires: the lock, and settle()
-void growth::roll_back(stream_heap& mine, growth_plan& g, physical_memory::batch const& made) {
+// Requires: settle()
+void growth::roll_back(session& mine, growth_plan& g, physical_memory::batch const& made) {
   region& in = *g.reserved->in;
-  mine.blocks.roll_back(g);
+  mine.roll_back(g);
   // mapped, and the driver neither grants it nor takes it back: its place stays taken
   for (handle const& h : made.handles) {
     if (!(h.readers & of_.own_bit()))
-      mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
+      mine.keep_unusable(in, h);
   }
-}
-
-// The request's block, of a window that is filled. Requires: the lock
-void* growth::serve(stream_heap& mine, growth_plan& g, alloc_request const& r) {
-  if (mine.pool.get()->is_registered()) {  // all of it is free
-    mine.blocks.roll_back(g);
-    return reinterpret_cast<void*>(g.block);
-  }
-  if (r.size_class < 0)
-    return mine.hand_out(*mine.blocks.commit(g), r, nullptr);
-  mine.cut_run(*mine.blocks.commit_run(g), r.size_class);
-  return mine.hand_out(mine.slots.take(r.size_class, r.bytes), r);
 }
 
 driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, void*& out) {
   std::size_t bytes = 0;
   {
-    section const hold(mine);
-    if ((out = mine.take_or_shed(r)))
+    session in(mine);
+    if ((out = in.take_or_shed(r)))
       return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0)
-                             : mine.slots.usual_next_run_bytes(r.size_class) + granule;
+                             : in.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, of_.space.page_bytes());
   mapping_lock::shared const coming(memory_.changes);
-  memory_pool& pool = *mine.pool.get();
+  memory_pool& pool = mine.pool();
   if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
     return {driver::code::out_of_memory};
   if (!of_.counts.charge(bytes))
@@ -210,13 +180,12 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   handle const h{driver::memory_handle::none, got.value, bytes, of_.own_bit()};
   bool entered = false;
   try {
-    section const hold(mine);
-    enter_segment(mine, h);
+    session in(mine);
+    enter_segment(in, h);
     entered = true;
-    mine.note_mapped(h);
-    mine.log_mapping(h.bytes, "memory mapped");
+    in.log_mapping(h.bytes, "memory mapped");
     of_.counts.missed();
-    out = mine.take(r);
+    out = in.take(r);
   } catch (std::bad_alloc const&) {
     // The lock is released: what the heap cannot list goes back to the driver.
     if (!entered) {
@@ -229,18 +198,12 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
 }
 
-void growth::enter_segment(stream_heap& mine, handle const& h) {
-  region* in = nullptr;
+void growth::enter_segment(session& mine, handle const& h) {
+  region& in = *of_.space.adopt_segment(h.at, h.bytes, mine.heap());
   try {
-    in = of_.space.adopt_segment(h.at, h.bytes, mine);
-    aliased_handle& known = mine.handles[h.at];
-    static_cast<handle&>(known) = h;
-    in->set_pages(h, &known);
-    mine.blocks.add_region(*in, state::free);
+    mine.enter_segment(in, h);
   } catch (std::bad_alloc const&) {  // the host's memory
-    mine.handles.erase(h.at);
-    if (in)
-      of_.space.drop(of_.space.set_aside(*in));
+    of_.space.drop(of_.space.set_aside(in));
     throw;
   }
 }

@@ -32,15 +32,14 @@ class growth {
   enum class how : std::uint8_t { usual, long_run, fewest_new_pages };
   driver::status grow_by(stream_heap& mine, alloc_request const&, how, void*& out, std::size_t spare,
                          place* only = nullptr);
-  driver::status plan(stream_heap& mine, alloc_request const&, how, place const* only, growth_plan&);
-  bool take_region(stream_heap& mine, std::size_t bytes);
-  void settle(stream_heap& mine, growth_plan&, physical_memory::batch&, std::size_t mapped);
-  void roll_back(stream_heap& mine, growth_plan&, physical_memory::batch const&);
-  void* serve(stream_heap& mine, growth_plan&, alloc_request const&);
+  driver::status plan(session& mine, alloc_request const&, how, place const* only, growth_plan&);
+  bool take_region(session& mine, std::size_t bytes);
+  void settle(session& mine, growth_plan&, physical_memory::batch&, std::size_t mapped);
+  void roll_back(session& mine, growth_plan&, physical_memory::batch const&);
   arena::places places_for(stream_heap const&) const;
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);
-  void enter_segment(stream_heap& mine, handle const&);  // Throws: bad_alloc, with no effect. Requires: the lock
+  void enter_segment(session& mine, handle const&);  // Throws: bad_alloc, with no effect
   // Fills a plan's window (growth_fill.cpp): makes handles while the bound and the driver allow it,
   // then moves free ones, then makes the rest although the bound is passed.
   class filling;

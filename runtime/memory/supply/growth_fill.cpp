@@ -25,11 +25,11 @@ class growth::filling {
   filling(growth& a, stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out)
       : a_(a),
         mine_(mine),
-        pool_(*mine.pool.get()),
+        pool_(mine.pool()),
         for_(g),
         out_(out),
         page_(a.of_.space.page_bytes()),
-        readers_(a.peers_.living(mine.readers.load())),
+        readers_(a.peers_.living(mine.readers())),
         used_(a.bound_.now()),
         sizes_(suitable()) {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
@@ -117,7 +117,7 @@ class growth::filling {
   handle_sizes suitable() const {
     if (one_handle_)
       return {page_, for_.bytes, for_.bytes};
-    if (mine_.readers.load())
+    if (mine_.readers())
       return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
     if (long_run_ && for_.bytes > page_)
@@ -195,10 +195,10 @@ class growth::filling {
     if (!victim.place)
       return false;
     handle const h = victim.handles.front();
-    memory_pool& its = *from->pool.get();
+    memory_pool& its = from->pool();
     bool const comes_in = &its != &pool_;
     // not open to peers, or more than the pool's limit leaves: it goes, and as much as is needed is made
-    if (h.bytes > left || mine_.readers.load() || (comes_in && !pool_.charge(h.bytes))) {
+    if (h.bytes > left || mine_.readers() || (comes_in && !pool_.charge(h.bytes))) {
       if (!a_.return_.one(*from, victim))
         return false;
       n = sizes_.next(within_pool(std::min(left, h.bytes)));
@@ -224,11 +224,11 @@ class growth::filling {
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       if (how == may::go && handles == whose::pool_s)
         break;  // a launch may use it where it is
-      if (how != may::go && mine_.readers.load())
+      if (how != may::go && mine_.readers())
         continue;  // nothing moves to where peers read
       released found;
       auto const look = [&](stream_heap& m) {
-        memory_pool const& its = *m.pool.get();
+        memory_pool const& its = m.pool();
         bool const here = &its == &pool_;
         if (handles == whose::pool_s ? !here : its.pages_stay() || (own_alone && !here))
           return false;
@@ -248,19 +248,19 @@ class growth::filling {
   }
   released choose_of(stream_heap& m, std::size_t left, may how) {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
-    clock::stream_clock& home = *mine_.home.load();
+    clock::stream_clock& home = mine_.home();
     for (bool asked = false;; asked = true) {
       clock::stamp oldest;  // of what may not go yet
       {
-        section const hold(m);
-        if (m.pages_stay() && m.pool.get() != &pool_)
+        session in(m);
+        if (m.pages_stay() && &m.pool() != &pool_)
           return {};  // a graph has taken it over meanwhile
         if (a_.heaps_.index.many())
-          m.lock.revoke_bias();
-        if (m.left_behind && m.left_behind > most_left_behind * m.pool.get()->now().charged)
+          in.end_ownership();
+        if (in.left_behind() && in.left_behind() > most_left_behind * m.pool().now().charged)
           return {};
-        oldest.stream = m.home.load()->id();
-        auto found = m.blocks.reserve_handle(
+        oldest.stream = m.home().id();
+        auto found = in.reserve_handle(
             left, enough,
             [&](handle const& h) {
               bool const spares_addresses = how == may::fit_ordered && !short_;
@@ -289,8 +289,8 @@ class growth::filling {
   void ask_for_newest() {
     clock::stamp newest;
     {
-      section const hold(mine_);
-      newest = {mine_.home.load()->id(), mine_.blocks.newest_given()};
+      session const in(mine_);
+      newest = {mine_.home().id(), in.newest_given()};
     }
     if (newest.n && !a_.of_.clocks.complete(newest))
       (void)a_.of_.clocks.poll(newest);

@@ -8,28 +8,27 @@ namespace weir::memory {
 
 struct handle_mover::onlooker {
   handle_mover& in;
-  stream_heap& mine;
+  session& its;
 
-  // Requires: the lock of `mine`, and that of the aliases. Other heaps' handles would need their locks.
+  // Requires: the lock of the aliases. Other heaps' handles would need their locks.
   static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
-    auto const& [in, mine] = *static_cast<onlooker const*>(context);
+    auto const& [in, its] = *static_cast<onlooker const*>(context);
+    stream_heap const& mine = its.heap();
     address const home = g.of->at;
-    if (g.granted && !mine.readers.load() && !mine.pages_stay() && (home < lo || home >= hi)) {
+    if (g.granted && !mine.readers() && !mine.pages_stay() && (home < lo || home >= hi)) {
       region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
-      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() &&
-          mine.blocks.free_around(*g.of))
+      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() && its.free_since(*g.of))
         return alias_view::outcome::swaps;
     }
     return !g.stuck && in.of_.clocks.complete(g.last) ? alias_view::outcome::unmaps : alias_view::outcome::stays;
   }
 };
 
-bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignment, arena::zone part, growth_plan& g,
+bool handle_mover::plan(session& mine, std::size_t bytes, std::size_t alignment, arena::zone part, growth_plan& g,
                         bool thorough) {
   auto const all = aliases_.look();
   onlooker const subject{*this, mine};
-  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &subject, onlooker::judge},
-                          thorough);
+  return mine.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &subject, onlooker::judge}, thorough);
 }
 
 driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
@@ -73,43 +72,44 @@ driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, ph
 
 // False: the handle is in use or is being moved elsewhere, or nothing orders its last use before its next.
 bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory::batch& out) {
-  if (!g.granted || mine.readers.load())
+  if (!g.granted || mine.readers())
     return false;  // an alias is open to its own device alone
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   // it would be charged to a pool where it is not
-  if (from.pages_stay() || from.pool.get() != mine.pool.get())
+  if (from.pages_stay() || &from.pool() != &mine.pool())
     return false;
-  section const hold(from);
-  auto const found = from.handles.find(at);
-  if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit())
+  session in(from);
+  if (!in.has_handle(g.of, at) || g.of->readers != of_.own_bit())
     return false;
-  heap_block* const p = from.blocks.free_around(*g.of);
-  if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed}))
+  auto const freed = in.free_since(*g.of);
+  if (!freed || !of_.ordered_or_complete(mine.home(), {from.home().id(), *freed}))
     return false;
-  memory_pool &its = *from.pool.get(), &here = *mine.pool.get();
+  memory_pool &its = from.pool(), &here = mine.pool();
   if (its.pages_stay())
     return false;
+  released const place = in.reserve_around(*g.of);  // the last thing that may throw
   if (&its != &here) {
-    if (!here.charge(g.bytes))
+    if (!here.charge(g.bytes)) {
+      in.release(place);
       return false;
+    }
     its.refund(g.bytes);
     out.of_pool += g.bytes, out.from_other_pools += g.bytes;
   }
-  detach_handle(from, *from.blocks.reserve_around(*g.of), found, &g, g.at, out);
+  (void)detach(in, place, &g, g.at, out);
   return true;
 }
 
-// Requires: the lock of `from`; the handle's address range and the range at `to` are reserved.
-void handle_mover::detach_handle(stream_heap& from, heap_block& place,
-                                 std::map<address, aliased_handle>::iterator which, alias* back, address to,
-                                 physical_memory::batch& out) {
-  aliased_handle& h = which->second;
-  from.record_mapping(h, observe::action::unmap);
-  clock::stamp const last{from.home.load()->id(), place.freed};
-  place.in->set_pages(h, nullptr);
-  auto node = from.handles.extract(which);
-  back ? aliases_.swap(*back, last) : aliases_.leave_for(h, to, last);
+// Requires: the range at `to` is reserved.
+aliased_handle const& handle_mover::detach(session& from, released const& place, alias* back, address to,
+                                           physical_memory::batch& out) {
+  auto [node, last] = from.detach(place);
+  aliased_handle& h = node.mapped();
+  if (back)
+    aliases_.swap(*back, last);
+  else
+    aliases_.leave_for(h, to, last);
   node.key() = to;
   out.arrived.insert(std::move(node));
   // what another stream used last is ordered before the next work of this one
@@ -117,12 +117,8 @@ void handle_mover::detach_handle(stream_heap& from, heap_block& place,
     out.arrived_freed = std::max(out.arrived_freed, last.n);
   else if (!of_.clocks.complete(last))
     out.arrived_freed = std::max(out.arrived_freed, out.home->now().n);
-  from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
-  of_.counts.handle_gone();
-  if (from.is_of_graph())
-    from.left_behind += place.bytes;  // stays reserved: a launch may use it
-  else
-    from.blocks.release_done(place);
+  from.vacated(place);
+  return h;
 }
 
 driver::status handle_mover::remap(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
@@ -141,22 +137,20 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
     if (there && !s.ok())
       there = !of_.machine.unmap(to, h.bytes).ok();
   } catch (std::bad_alloc const&) {}
-  aliased_handle* moved = nullptr;
+  aliased_handle const* moved = nullptr;
   {
-    section const hold(from);
-    auto const which = from.handles.find(h.at);
+    session in(from);
     if (s.ok()) {
       aliases_.forget(to);
-      moved = &which->second;
-      detach_handle(from, *victim.place, which, nullptr, to, out);
+      moved = &detach(in, victim, nullptr, to, out);
     } else {
       if (promised_here)
         aliases_.forget(h.at);
       if (there)
-        aliases_.leave(which->second, to, {}, false);
+        in.leave_alias(aliases_, h.at, to);
       else if (promised_there)
         aliases_.forget(to);
-      from.blocks.release_done(*victim.place);
+      in.release(victim);
     }
   }
   of_.note_status(s);
@@ -171,14 +165,14 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
     if (!g.bytes)
       return true;
     stream_heap& in = *of_.space.find(reinterpret_cast<void const*>(g.at))->owner.load();
-    heap_block* place = nullptr;
+    released place;
     {
-      section const hold(in);
+      session its(in);
       if (!aliases_.is_of(h, g.at))
         continue;  // another plan has taken it meanwhile
-      place = in.blocks.reserve_unmapped(g.at, g.bytes);
+      place = its.reserve_unmapped(g.at, g.bytes);
     }
-    if (!place)
+    if (!place.place)
       return false;  // another plan has reserved it
     driver::status s{driver::code::not_ready};
     if (of_.is_complete(g.last))
@@ -187,8 +181,7 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
       aliases_.forget(g.at);
     else if (s.what != driver::code::not_ready)
       of_.note_status(s);
-    section const hold(in);
-    in.blocks.release_done(*place);
+    session(in).release(place);
     if (!s.ok())
       return false;
   }
@@ -196,13 +189,13 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
   return false;
 }
 
-void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& subject) const {
+void handle_mover::validate(excluded const& in, std::vector<std::string>& wrong, std::string const& subject) const {
   auto const say = [&](char const* what, address at) {
     wrong.push_back(subject + ": " + what + " at " + std::to_string(at));
   };
   auto const all = aliases_.look();
   alias_view const sight{&*all};
-  m.blocks.each_block([&](heap_block const& p) {
+  in.each_block([&](heap_block const& p) {
     if (p.is == state::reserved)
       return;
     for (auto i = sight.from(p.at); i != all->end() && i->first < p.end(); ++i) {
@@ -210,7 +203,7 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
         say("an alias does not lie inside one unmapped block", i->first);
     }
   });
-  for (auto const& [at, h] : m.handles) {
+  in.each_handle([&](aliased_handle const& h) {
     int count = 0;
     for (alias const* g = h.aliases; g; g = g->next, ++count) {
       auto const found = all->find(g->at);
@@ -218,8 +211,8 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
         say("an alias is not its handle's, at the handle's own address, or of another size", g->at);
     }
     if (count != h.alias_count.get())
-      say("a handle has another number of aliases than it says", at);
-  }
+      say("a handle has another number of aliases than it says", h.at);
+  });
 }
 
 }  // namespace weir::memory

@@ -17,8 +17,8 @@ class handle_mover {
  public:
   explicit handle_mover(device_context& of) : of_(of) {}
 
-  // Reserves a range of at least `bytes`. Requires: the heap's lock
-  bool plan(stream_heap&, std::size_t bytes, std::size_t alignment, arena::zone, growth_plan&, bool thorough);
+  // Reserves a range of at least `bytes`.
+  bool plan(session&, std::size_t bytes, std::size_t alignment, arena::zone, growth_plan&, bool thorough);
   // for each alias in the plan: switches its handle back, or unmaps it
   driver::status clear_aliases(stream_heap& mine, growth_plan&, physical_memory::batch&);
   // Maps a handle whose address range is reserved at `to`, too, which becomes its address.
@@ -27,14 +27,13 @@ class handle_mover {
   bool drop_aliases(aliased_handle const&, int spared);
   void retry_stuck() noexcept { aliases_.retry_stuck(); }  // plans may use places again that the driver refused once
   alias_table::places take_all() noexcept { return aliases_.take_all(); }  // at the end
-  void validate(stream_heap const&, std::vector<std::string>& wrong,
-                std::string const& subject) const;  // Requires: the lock
+  void validate(excluded const&, std::vector<std::string>& wrong, std::string const& subject) const;
 
  private:
   struct onlooker;
   bool swap_with_alias(stream_heap& mine, alias&, physical_memory::batch&);
-  void detach_handle(stream_heap& from, heap_block& place, std::map<address, aliased_handle>::iterator, alias* back,
-                     address to, physical_memory::batch&);
+  // To where its alias `back` lies, or, null, to `to`, which becomes one. Returns: the handle, which lives in the batch
+  aliased_handle const& detach(session& from, released const&, alias* back, address to, physical_memory::batch&);
 
   device_context& of_;
   alias_table aliases_;

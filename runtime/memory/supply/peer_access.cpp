@@ -19,8 +19,8 @@ driver::status peer_access::grant(void const* p, int reader) {
   base::lock_guard const alone(granting_);
   std::vector<handle> missing;
   {
-    base::biased_lock hold(m.lock);
-    block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
+    quiet_session const in(m);
+    block_ref const b = in.at(*r, reinterpret_cast<address>(p));
     if (!b.live)
       return {driver::code::invalid};
     for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
@@ -36,8 +36,7 @@ driver::status peer_access::grant(void const* p, int reader) {
     driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
     if (!s.ok())
       return s;
-    base::biased_lock hold(m.lock);
-    m.note_readers(m.handles.at(h.at), bit);
+    quiet_session(m).note_readers(h.at, bit);
   }
   return {};
 }
@@ -49,8 +48,8 @@ bool peer_access::granted(void const* p, int reader) const noexcept {
   if (reader == of_.device)
     return true;
   stream_heap& m = *r->owner.load();
-  base::biased_lock hold(m.lock);
-  block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
+  quiet_session const in(m);
+  block_ref const b = in.at(*r, reinterpret_cast<address>(p));
   if (!b.live)
     return false;
   for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
@@ -75,15 +74,15 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
   std::vector<handle> closed;
   std::vector<address_range> left_behind;  // where a graph's launches use a handle that has moved
   {
-    base::biased_lock hold(m.lock);
-    for (auto const& [at, h] : m.handles) {
+    quiet_session const in(m);
+    in.each_handle([&](aliased_handle const& h) {
       if (!(h.readers & of_.own_bit()) || !(readers & ~h.readers))
-        continue;
+        return;
       closed.push_back(h);
       for (alias const* g = m.is_of_graph() ? h.aliases : nullptr; g; g = g->next)
         if (g->granted)
           left_behind.push_back({g->at, g->bytes});
-    }
+    });
   }
   for (address_range const& r : left_behind)
     if (auto const s = of_.machine.grant_all(r.at, r.bytes, readers); !s.ok())
@@ -92,8 +91,7 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
     auto const s = h.asleep ? driver::status{} : of_.machine.grant_all(h.at, h.bytes, readers);
     if (!s.ok())
       return s;
-    base::biased_lock hold(m.lock);
-    m.note_readers(m.handles.at(h.at), readers);
+    quiet_session(m).note_readers(h.at, readers);
   }
   return {};
 }
@@ -141,16 +139,16 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
   }
 }
 
-void peer_access::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& subject) const {
-  std::uint64_t const expected = m.readers.load();
+void peer_access::validate(excluded const& in, std::vector<std::string>& wrong, std::string const& subject) const {
+  std::uint64_t const expected = in.heap().readers();
   std::size_t open = 0;
-  for (auto const& [at, h] : m.handles) {
+  in.each_handle([&](handle const& h) {
     open += of_.open_bytes(h);
     if ((h.readers & of_.own_bit()) && living(expected & ~h.readers))
-      wrong.push_back(subject + ": a handle is not open to every reader of its heap, at " + std::to_string(at));
-  }
-  if (open != m.peer_bytes)
-    wrong.push_back(subject + ": bytes open to peers: counted " + std::to_string(m.peer_bytes) + ", found " +
+      wrong.push_back(subject + ": a handle is not open to every reader of its heap, at " + std::to_string(h.at));
+  });
+  if (open != in.peer_bytes())
+    wrong.push_back(subject + ": bytes open to peers: counted " + std::to_string(in.peer_bytes()) + ", found " +
                     std::to_string(open));
 }
 

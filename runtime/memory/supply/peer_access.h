@@ -26,8 +26,7 @@ class peer_access {
   [[nodiscard]] base::unique_lock no_grants() { return base::unique_lock(granting_); }
   void forget(std::uint64_t devices) { heaps_.remove_readers(devices); }
   std::uint64_t living(std::uint64_t devices) const noexcept;  // those that are not lost
-  void validate(stream_heap const&, std::vector<std::string>& wrong,
-                std::string const& subject) const;  // Requires: the lock
+  void validate(excluded const&, std::vector<std::string>& wrong, std::string const& subject) const;
 
  private:
   driver::status open_handles(stream_heap&, std::uint64_t readers);  // Requires: mapping halts

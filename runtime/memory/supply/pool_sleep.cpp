@@ -9,7 +9,7 @@ namespace weir::memory {
 
 std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
   auto all = heaps_.all();
-  std::erase_if(all, [&](stream_heap const* m) { return m->pool.get() != &pool; });
+  std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != &pool; });
   return all;
 }
 
@@ -18,16 +18,16 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   std::set<clock::stream_clock*, decltype(by_number)> users(by_number);
   std::vector<clock::stamp> stamps;
   for (stream_heap* const m : heaps) {
-    section const hold(*m);
-    users.insert(m->home.load());
-    auto const newest = m->pending.newest();
+    session const in(*m);
+    users.insert(&m->home());
+    auto const newest = in.newest_awaited();
     stamps.insert(stamps.end(), newest.begin(), newest.end());
     auto const add = [&](block_ref const& b, clock::stream_clock* home) {
       if (home)
         users.insert(home);
       b.each_user([&](clock::stream_clock* t) { users.insert(&t->of_marks()); });
     };
-    m->blocks.each_block([&](heap_block const& p) {
+    in.each_block([&](heap_block const& p) {
       if (p.is == state::live)
         add(block_ref::find(*p.in, p.at), p.home);
       if (p.is != state::slab)
@@ -52,31 +52,30 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
     if (!is.ok())
       return is;
   }
-  for (stream_heap* const m : heaps) {
-    section const hold(*m);
-    (void)m->reclaim();
-  }
+  for (stream_heap* const m : heaps)
+    (void)session(*m).reclaim();
   return {};
 }
 
 // Collects the ranges of live bytes, each in one handle. Ranges of neighbours are joined, except under a checker:
 // the rounding between two blocks belongs to neither, and a copy of it would be reported as a race.
-void pool_sleep::plan(stream_heap& m, sleeper& out) const {
+void pool_sleep::plan(session const& in, sleeper& out) const {
   bool const exact = of_.runtime.observer() != nullptr;
+  std::set<address> unusable;
+  in.each_unusable([&](handle const& h) { unusable.insert(h.at); });
   std::map<address, std::size_t> parts;  // by handle
-  for (auto const& [at, h] : m.handles) {
+  in.each_handle([&](handle const& h) {
     // An unusable handle has no live bytes. It stays mapped, because its record has to name its memory.
-    if (std::ranges::any_of(m.unusable, [at](released const& u) { return u.handles.front().at == at; }))
-      continue;
-    parts[at] = out.parts.size();
-    out.parts.push_back({&m, at, h.bytes});
-  }
+    if (unusable.contains(h.at))
+      return;
+    parts[h.at] = out.parts.size();
+    out.parts.push_back({&in.heap(), h.at, h.bytes});
+  });
   auto const add = [&](address at, std::size_t bytes) {
     while (bytes) {
-      auto const in = std::prev(parts.upper_bound(at));
-      handle const& h = m.handles.at(in->first);
-      std::size_t const here = std::min(bytes, h.at + h.bytes - at);
-      auto& ranges = out.parts[in->second].ranges;
+      part& of = out.parts[std::prev(parts.upper_bound(at))->second];
+      std::size_t const here = std::min(bytes, of.at + of.bytes - at);
+      auto& ranges = of.ranges;
       if (!ranges.empty() && ranges.back().at + ranges.back().bytes == at)
         ranges.back().bytes += here;
       else
@@ -84,7 +83,7 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
       at += here, bytes -= here;
     }
   };
-  m.blocks.each_block([&](heap_block const& p) {
+  in.each_block([&](heap_block const& p) {
     if (p.is == state::live)
       add(p.at, exact ? p.requested : p.bytes);
     if (p.is != state::slab)
@@ -105,17 +104,16 @@ driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
   for (;;) {  // what other threads freed meanwhile may still be in use
     if (auto const s = finish({&m}); !s.ok())
       return s;
-    section const hold(m);
-    (void)m.revoke_and_empty();
-    m.lock.revoke_bias();
-    (void)m.reclaim();
-    clock::stamp newest{m.home.load()->id(), 0};
-    m.blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
-    if (!m.pending.empty() || (newest.n && !of_.clocks.complete(newest)))
+    session in(m);
+    (void)in.revoke_and_empty();
+    in.end_ownership();
+    (void)in.reclaim();
+    clock::stamp newest{m.home().id(), 0};
+    in.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
+    if (in.has_pending() || (newest.n && !of_.clocks.complete(newest)))
       continue;
-    plan(m, out);
-    m.pool.get()->add_asleep(m.count_asleep(true));
-    m.asleep.set(true);
+    plan(in, out);
+    in.fall_asleep();
     return {};
   }
 }
@@ -203,7 +201,7 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
   auto const alone = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);
   stream_heap& m = *p.in;
-  aliased_handle const& known = m.aliased({driver::memory_handle::none, p.at});
+  aliased_handle const& known = m.reserved_handle(p.at);
   handle const h = known;
   if (!mover_.drop_aliases(known, 0))
     return false;
@@ -213,11 +211,7 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
     return false;
   physical_memory::batch back;
   memory_.release(h.physical, h.bytes, back);
-  section const hold(m);
-  aliased_handle& gone = m.handles.at(p.at);
-  m.note_unmapped(gone);
-  gone.physical = driver::memory_handle::none;
-  gone.asleep = true;
+  session(m).put_asleep(p.at);
   of_.counts.refund(h.bytes - back.orphaned);
   given += h.bytes - back.orphaned;
   return true;
@@ -226,68 +220,11 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
 // Every block is again as it was before the pool fell asleep. Requires: all its handles are mapped.
 void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool) {
   for (stream_heap* const m : heaps) {
-    section const hold(*m);
-    if (!m->asleep.get())
-      continue;
-    m->asleep.set(false);
-    m->count_asleep(false);
+    session in(*m);
+    if (m->is_asleep())
+      in.wake_up();
   }
   pool.set_asleep(false);
-}
-
-// What sleeps has no memory, so that a handle with free pages may become pages.
-// Requires: the lock. Throws: bad_alloc, nothing changed
-void pool_sleep::split(stream_heap& m) const {
-  std::size_t const page = of_.space.page_bytes();
-  std::map<address, aliased_handle> fresh;  // of one page each
-  m.blocks.each_free([&](heap_block const& p) {
-    for (address at = round_up(p.at, page); at + page <= p.end();) {
-      handle const& h = *p.in->page(at);
-      at = h.at + h.bytes;
-      if (!h.asleep || (h.at >= p.at && at <= p.end()))
-        continue;
-      for (address a = h.at; a < at; a += page) {
-        auto const [i, is_new] = fresh.try_emplace(a);
-        if (!is_new)
-          continue;
-        handle& single = i->second;  // a sleeping handle has no aliases
-        single = h;
-        single.at = a, single.bytes = page;
-      }
-    }
-  });
-  if (fresh.empty())
-    return;
-  m.blocks.change_handles([&] {
-    for (auto const& [at, h] : fresh)
-      m.handles.erase(at);
-    while (!fresh.empty()) {
-      handle& h = m.handles.insert(fresh.extract(fresh.begin())).position->second;
-      of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
-    }
-  });
-}
-
-// Pages in which no block is live any more need not come back.
-std::vector<released> pool_sleep::drop_what_is_free(stream_heap& m) {
-  section const hold(m);
-  while (slab* const s = m.slots.any_empty())
-    m.return_run(*s);
-  split(m);
-  auto found = m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
-  std::erase_if(found.all, [&](released& g) {
-    std::erase_if(g.handles, [&](handle const& h) {
-      if (!h.asleep)
-        return false;
-      g.in->set_pages(h, nullptr);
-      m.handles.erase(h.at);
-      return true;
-    });
-    if (g.handles.empty())
-      m.blocks.release_done(*g.place);
-    return g.handles.empty();
-  });
-  return std::move(found.all);
 }
 
 bool pool_sleep::copies_ended(page_store* store) const {
@@ -306,11 +243,11 @@ driver::status pool_sleep::finish_copies(sleeper& its) {
 void pool_sleep::join(sleeper& its, std::size_t most) const {
   std::vector<part> out;
   for (part const& p : its.parts) {
-    section const hold(*p.in);
+    session const in(*p.in);
     region const* const r = of_.space.find(reinterpret_cast<void const*>(p.at));
     auto const continues = [&](part const& before) {
-      handle const &left = p.in->handles.at(before.at), &h = p.in->handles.at(p.at);
-      std::size_t const here = p.in->readers.load() ? std::max(most, of_.space.handles_that_stay().most) : most;
+      handle const left = in.handle_at(before.at), h = in.handle_at(p.at);
+      std::size_t const here = p.in->readers() ? std::max(most, of_.space.handles_that_stay().most) : most;
       return left.asleep && h.asleep && left.readers == h.readers && before.saved == p.saved &&
              before.bytes + p.bytes <= here;
     };
@@ -332,9 +269,9 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
   handle h;
   std::uint64_t readers = 0;
   {
-    section const hold(*p.in);
-    h = p.in->handles.at(p.at);
-    readers = peers_.living((h.readers | p.in->readers.load()) & ~of_.own_bit());
+    session const in(*p.in);
+    h = in.handle_at(p.at);
+    readers = peers_.living((h.readers | p.in->readers()) & ~of_.own_bit());
   }
   readers |= of_.own_bit();
   auto const grant = [&] {
@@ -345,9 +282,9 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
     if (h.readers & of_.own_bit())
       return {};
     driver::status const s = grant();
-    section const hold(*p.in);
+    session in(*p.in);
     if (s.ok())
-      p.in->note_readers(p.in->handles.at(p.at), readers);
+      in.note_readers(p.at, readers);
     return s;
   }
   h.bytes = p.bytes;
@@ -367,26 +304,14 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
   return s;
 }
 
-// The handle that was made takes the place of those that slept there. Requires: the lock
-void pool_sleep::adopt(part const& p, handle const& made) {
-  stream_heap& m = *p.in;
-  auto const first = m.handles.find(p.at);
-  m.handles.erase(std::next(first), m.handles.lower_bound(p.at + made.bytes));
-  aliased_handle& h = first->second;
-  h.bytes = made.bytes, h.physical = made.physical, h.readers = made.readers, h.asleep = false;
-  of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
-  m.note_mapped(h);
-}
-
 // What is live now, with its place in the store. Returns: bytes of handles that have to come back
 std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleeper& its) {
   sleeper now;
   std::size_t need = 0;
   for (stream_heap* const m : heaps) {
-    section const hold(*m);
-    plan(*m, now);
-    for (auto const& [at, h] : m->handles)
-      need += h.asleep ? h.bytes : 0;
+    session const in(*m);
+    plan(in, now);
+    in.each_handle([&](handle const& h) { need += h.asleep ? h.bytes : 0; });
   }
   std::map<address, part const*> before;
   for (part const& p : its.parts)
@@ -418,10 +343,10 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   auto const readers_stay = peers_.no_grants();
   auto const heaps = heaps_of(pool);
   for (stream_heap* const m : heaps) {
-    auto const mapped = drop_what_is_free(*m);
-    section const hold(*m);
+    auto const mapped = session(*m).drop_sleeping();
+    session in(*m);
     for (released const& g : mapped)
-      m->blocks.release_done(*g.place);
+      in.release(g);
   }
   std::size_t const need = plan_again(heaps, its);
   join(its, (store ? store->pages_a_handle() : page_store::usual_pages) * of_.space.page_bytes());
@@ -464,10 +389,8 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   }
   of_.counts.gave(need, 0);
   for (part& p : its.parts) {
-    if (!p.made.bytes)
-      continue;
-    section const hold(*p.in);
-    adopt(p, p.made);
+    if (p.made.bytes)
+      session(*p.in).adopt(p.made);
   }
   wake_heaps(heaps, pool);
   asleep_.erase(known);
@@ -487,8 +410,7 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
       continue;
     }
     kept += h.bytes;
-    section const hold(*p.in);
-    adopt(p, h);
+    session(*p.in).adopt(h);
   }
   orphaned += back.orphaned;
   of_.counts.gave(kept + orphaned, charged - kept - orphaned);
@@ -498,15 +420,15 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
 std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   std::size_t all = 0;
   for (stream_heap* const m : heaps_of(pool)) {
-    section const hold(*m);
-    for (auto const& [at, h] : m->handles)
-      all += h.asleep ? h.bytes : 0;
+    session const in(*m);
+    in.each_handle([&](handle const& h) { all += h.asleep ? h.bytes : 0; });
   }
   return all;
 }
 
 void pool_sleep::return_what_is_free(stream_heap& m) {
-  for (released& g : drop_what_is_free(m))
+  auto mapped = session(m).drop_sleeping();
+  for (released& g : mapped)
     (void)return_.one(m, g);
 }
 
@@ -535,15 +457,14 @@ void pool_sleep::end(memory_pool const& pool) noexcept try {
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
   for (stream_heap* const m : heaps_of(pool)) {
-    if (!m->asleep.get())
+    if (!m->is_asleep())
       continue;
     return_what_is_free(*m);
-    section const hold(*m);
-    auto const sleeps = [](auto const& entry) { return entry.second.asleep; };  // not dropped: no host memory
-    if (m->holds_blocks() || std::ranges::any_of(m->handles, sleeps))
-      continue;
-    m->asleep.set(false);
-    m->count_asleep(false);
+    session in(*m);
+    bool sleeps = false;  // not dropped: no host memory
+    in.each_handle([&](handle const& h) { sleeps |= h.asleep; });
+    if (!in.holds_blocks() && !sleeps)
+      in.wake_up();
   }
 } catch (std::bad_alloc const&) {}  // as after a refused call: again with the next empty_cache()
 

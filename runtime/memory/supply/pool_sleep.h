@@ -66,20 +66,16 @@ class pool_sleep {
   };
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
-  void plan(stream_heap&, sleeper&) const;                  // Requires: the lock. Throws: bad_alloc
+  void plan(session const&, sleeper&) const;                // Throws: bad_alloc
   driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
   static driver::status save(sleeper const&, page_store&);
   bool unmap(part const&, std::size_t& given);
-  void split(stream_heap&) const;
-  // Returns: free memory that is mapped all the same, reserved
-  std::vector<released> drop_what_is_free(stream_heap&);
   void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
   bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
   driver::status map(part&, std::size_t& orphaned);
-  void adopt(part const&, handle const& made);
   void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
   static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
 

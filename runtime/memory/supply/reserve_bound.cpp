@@ -6,7 +6,7 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a heap's sums
+constexpr std::size_t fetched_ahead = 8;  // heaps
 }  // namespace
 
 // All streams' counters, in one walk without a lock. What thread caches hold is counted as taken there; only
@@ -16,13 +16,10 @@ reserve_bound::usage reserve_bound::now() const {
   std::size_t const all = heaps_.index.size();
   bool const few = all <= heap_index::few;
   for (std::size_t i = 0; i < all; ++i) {
-    if (i + fetched_ahead < all) {
-      auto const* const next = reinterpret_cast<char const*>(&heaps_.index[i + fetched_ahead].counts);
-      for (std::size_t line = 0; line < fetched_lines; ++line)
-        __builtin_prefetch(next + line * 64);
-    }
-    observe::heap_counters const& t = heaps_.index[i].counts;
-    if (heaps_.index[i].pages_stay()) {  // none of them can go
+    if (i + fetched_ahead < all)
+      heaps_.index[i + fetched_ahead].prefetch_counts();
+    stream_heap const& t = heaps_.index[i];
+    if (t.pages_stay()) {  // none of them can go
       n.live += t.bytes_mapped();
       continue;
     }
