@@ -172,6 +172,7 @@ class nccl_backend final : public collective_backend {
         machine.touched(on.device(), on.handle(), each.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
+      mine.in_graph.store(on.seen_captured() && on.captured().value, base::memory_order_relaxed);
       return;
     }
     if (auto const s = on.captured().is; s.what == driver::code::lost)
@@ -237,6 +238,8 @@ class nccl_backend final : public collective_backend {
     std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
     if (stream == 0)
       return true;
+    if (mine.in_graph.load(base::memory_order_relaxed))
+      return false;  // the graph may run at any time, and no stamp tells
     auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
     return done.ok() && done.value;
   }
@@ -467,6 +470,7 @@ class nccl_backend final : public collective_backend {
     std::optional<ncclRedOp_t> times_one;                 // likewise; the sum of elements times 1. Ends with comm
     bool multicasts = false;                              // likewise; all ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
+    base::atomic<bool> in_graph{false};                   // which was captured
   };
   static constexpr std::int64_t pause_ns = 1'000'000, patience_ns = 2'000'000'000;
   runtime::impl& runtime_;
