@@ -129,7 +129,7 @@ endfunction()
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
-  interop_torch_hooks_test interop_torch_streams_test peer_nccl_test peer_sim_test runtime_options_test)
+  interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
@@ -279,6 +279,15 @@ set_target_properties(weir_test_plugin PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_
 if(TARGET defects_process_end_test)
   add_dependencies(defects_process_end_test weir_test_plugin)
   target_compile_definitions(defects_process_end_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>")
+endif()
+
+# It has NCCL's name, by which the loader finds it once it is loaded.
+if(TARGET peer_nccl_calls_test)
+  add_library(weir_test_fake_nccl MODULE tests/peer/fake_nccl/fake_nccl.cpp)
+  weir_own_code(weir_test_fake_nccl)
+  target_link_options(weir_test_fake_nccl PRIVATE "LINKER:-soname,libnccl.so.2")
+  add_dependencies(peer_nccl_calls_test weir_test_fake_nccl)
+  target_compile_definitions(peer_nccl_calls_test PRIVATE WEIR_FAKE_NCCL="$<TARGET_FILE:weir_test_fake_nccl>")
 endif()
 
 # With libweir.so: the same plugin over it, and a program that shares one runtime with a plugin.

@@ -48,15 +48,16 @@ struct rank_options {                                         // of ranks in sev
 // Every collective is enqueued on the thread's current stream of this rank's device. The work starts when all
 // ranks have called; the returned stamp completes with it. After all_reduce, broadcast and
 // all_gather all ranks hold the same bits.
-// Blocks: NCCL may make a first call wait for the other ranks. On GPUs, large broadcasts, scatters and
-// gathers wait until all ranks have called (docs/reference/collectives.md).
+// Blocks: on GPUs, the first transfer between two ranks until both have called, large broadcasts, scatters and
+// gathers until all have, and with more than two GPUs perhaps a first collective of another size or kind
+// (docs/reference/collectives.md).
 // Throws: invalid_use (memory of another device or too small; a rank calls something else: both are named,
 // nothing has changed), not_supported (an element type), device_lost, driver_error (also after abort).
 class communicator {
  public:
   // Creates one rank a device of the thread's current runtime, in this order, for one thread each.
   // Throws: invalid_use (none, no such device, cpu, one twice), not_supported (no NCCL for these GPUs).
-  // Blocks: until NCCL is connected and all links were tested once.
+  // Blocks: until NCCL has connected the ranks for collectives, and all links were tested once.
   static std::vector<communicator> create_all(std::span<weir::device const>,
                                               source_location = source_location::current());
   // Creates this process's rank among several processes, one rank each (docs/how-to/several-processes.md).
@@ -65,8 +66,8 @@ class communicator {
   // create: the rendezvous is an id that unique_id() made on rank 0; pass it to the others as text.
   // Throws: invalid_use (no launcher; a wrong id, rank, size or device; a second rank of that number),
   // timed_out (the missing ranks are named), not_supported (no NCCL; Open MPI's library is missing; a machine
-  // without threads), driver_error (the rendezvous cannot be reached).
-  // Blocks: until all ranks have come.
+  // without threads), driver_error (the rendezvous cannot be reached; a rank ends or fails: it is named).
+  // Blocks: until all ranks have come and are connected for collectives.
   static communicator from_environment(rank_options = {}, source_location = source_location::current());
   static communicator create(std::string_view id, int rank, int size, weir::device, rank_options = {},
                              source_location = source_location::current());

@@ -115,6 +115,10 @@ class collective_backend {
   // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
   // broken() tells why no rank can continue.
   virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
+  // Connects the ranks, so that collectives need not wait for another rank's call. `all_are_ready` comes behind all
+  // that can fail on one rank alone: a rank that waits inside NCCL hears of no other. Once, before the first issue
+  // Blocks: until all ranks have called. Throws: as issue
+  virtual void connect(std::function<void()> const& all_are_ready, source_location) { all_are_ready(); }
   // Keeps that memory ready for the rank's collectives, until leave(rank) or abort(). Throws: as issue.
   // Blocks: with NCCL until all ranks have called
   // multicast: prepare_registration() of all ranks returned true.

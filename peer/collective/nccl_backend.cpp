@@ -1,137 +1,29 @@
-// Collectives by NCCL, loaded at run time; only this file includes its header. Leaves its environment alone.
-// A rank of several processes has a communicator whose calls do not block, so that it can be aborted while
-// NCCL connects it to a process that has gone.
+// Collectives by NCCL. Leaves its environment alone.
+// A rank of several processes splits its communicator from one whose calls do not block: an abort ends them while
+// they wait for a process that has gone. For each group of such calls NCCL starts a thread, so no collective takes it.
 // Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
+#include "peer/collective/nccl_library.h"
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
 
 #if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
-
-#include <nccl.h>
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
 #include <optional>
 
-#include "runtime/base/os_library.h"
+#include "peer/link/internal_stream.h"
 
 namespace weir::peer {
 namespace {
 
-// Every entry point, by NCCL's name and type.
-#define WEIR_NCCL_CALLS(X) \
-  X(GetVersion)            \
-  X(GetUniqueId)           \
-  X(CommInitRankConfig)    \
-  X(CommInitAll)           \
-  X(CommDestroy)           \
-  X(CommAbort)             \
-  X(CommGetAsyncError)     \
-  X(GetErrorString)        \
-  X(GetLastError)          \
-  X(AllReduce)             \
-  X(Broadcast)             \
-  X(AllGather)             \
-  X(ReduceScatter)         \
-  X(Send)                  \
-  X(Recv)                  \
-  X(GroupStart)            \
-  X(GroupEnd)              \
-  X(RedOpCreatePreMulSum)
-
-struct library {
-#define X(call) decltype(&::nccl##call) call = nullptr;
-  WEIR_NCCL_CALLS(X)
-#undef X
-  // Windows came with 2.27; a header may be older. Null: the library has none.
-  ncclResult_t (*CommWindowRegister)(ncclComm_t, void*, std::size_t, void** window, int flags) = nullptr;
-  ncclResult_t (*CommWindowDeregister)(ncclComm_t, void* window) = nullptr;
-  int version = 0;
-  std::string why;  // why it cannot be used; empty if it can
-};
-
-// Older versions write directly into user buffers of peers in the same process, registered or not. That fails
-// on mapped memory without a grant to the peer.
-constexpr int oldest = 22600;
-// Sums of float32, float16 and bfloat16 and all_gather have kernels for windows. One window lies in one handle:
-// 2.28.9 registers several wrongly. Windows came with 2.27. all_gather in windows of 2.28.3 gives wrong bytes.
-// Before 2.29.7 no abort ends the kernels for windows, so ranks that wait for one that has failed hang. Older versions
-// get no windows, and take the kernels for ordinary memory.
-constexpr int oldest_with_windows = 22907;
 constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 // Bytes of all ranks from which reductions of float32 are slower in windows than elsewhere, if GPUs do not
 // multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
 // Sums of float16 and bfloat16 stay: the kernels for windows round once.
 constexpr std::size_t slower_in_windows = std::size_t{32} << 20;
-
-library load() {
-  library found;
-  void* const so = os::load_library("libnccl.so.2");
-  if (!so) {
-    found.why = "libnccl.so.2 not found";
-    return found;
-  }
-  std::string missing;
-#define X(call)                                                                              \
-  found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
-  if (!found.call)                                                                           \
-    missing += " nccl" #call;
-  WEIR_NCCL_CALLS(X)
-#undef X
-  using registers = decltype(found.CommWindowRegister);
-  using unregisters = decltype(found.CommWindowDeregister);
-  found.CommWindowRegister = reinterpret_cast<registers>(os::find_symbol(so, "ncclCommWindowRegister"));
-  found.CommWindowDeregister = reinterpret_cast<unregisters>(os::find_symbol(so, "ncclCommWindowDeregister"));
-  if (!missing.empty())
-    found.why = "libnccl.so.2 lacks" + missing;
-  else if (found.GetVersion(&found.version) != ncclSuccess || found.version < oldest)
-    found.why = base::text("libnccl.so.2 is version ", found.version, ", weir needs ", oldest, " (2.26) or newer");
-  return found;
-}
-
-library const& nccl() {
-  static library const* const once = new library(load());  // never destroyed: communicators may be static
-  return *once;
-}
-
-bool has_windows() {
-  library const& has = nccl();
-  return has.version >= oldest_with_windows && has.CommWindowRegister && has.CommWindowDeregister;
-}
-
-ncclDataType_t type_of(dtype type) noexcept {
-  switch (type) {
-    case float32: return ncclFloat32;
-    case float16: return ncclFloat16;
-    case bfloat16: return ncclBfloat16;
-    case float64: return ncclFloat64;
-    case int8: return ncclInt8;
-    case uint8:
-    case int16:  // transferred as bytes, never reduced
-    case boolean: return ncclUint8;
-    case int32: return ncclInt32;
-    case int64: return ncclInt64;
-  }
-  return ncclUint8;
-}
-ncclRedOp_t operation_of(reduce_op how) noexcept {
-  switch (how) {
-    case reduce_op::sum: return ncclSum;
-    case reduce_op::average: return ncclAvg;
-    case reduce_op::min: return ncclMin;
-    case reduce_op::max: return ncclMax;
-  }
-  return ncclSum;
-}
-
-std::string words(ncclResult_t r, ncclComm_t on) {
-  std::string text = base::text(nccl().GetErrorString(r), " (", static_cast<int>(r), ")");
-  if (char const* const last = nccl().GetLastError(on); last && *last)
-    text += ": " + std::string(last);
-  return text;
-}
 
 class nccl_backend final : public collective_backend {
  public:
@@ -141,10 +33,18 @@ class nccl_backend final : public collective_backend {
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
-                         base::text(devices_.size(), " GPUs: NCCL returns ", words(answer, nullptr)),
-                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{283});
+                         base::text(devices_.size(), " GPUs: NCCL returns ", nccl_words(answer)),
+                         answer == ncclInProgress ? "Unset NCCL_COMM_BLOCKING, also in nccl.conf"
+                                                  : "Set NCCL_DEBUG=INFO for NCCL's own messages",
+                         at, error_id{283});
     for (std::size_t i = 0; i < made.size(); ++i)
-      ranks_[i].comm = made[i];
+      ranks_[i].comm.store(made[i]);
+    try {
+      nccl_backend::connect([] {}, at);
+    } catch (...) {
+      nccl_backend::abort();
+      throw;
+    }
   }
 
   // One rank of several processes; the others' communicators stay null here.
@@ -160,28 +60,74 @@ class nccl_backend final : public collective_backend {
     std::memcpy(&unique, id.data(), sizeof unique);
     int const device = devices_[static_cast<std::size_t>(rank)];
     require(runtime_.machine().make_current(device), "communicator", operands() + base::gpu_name(device), "", at);
+    int const size = static_cast<int>(devices_.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    ncclResult_t answer =
-        nccl().CommInitRankConfig(&mine.comm, static_cast<int>(devices_.size()), unique, rank, &config);
-    std::string gave_up;
-    while (answer == ncclInProgress || (answer == ncclSuccess && gave_up.empty())) {
-      ncclResult_t now = ncclSuccess;
-      ncclResult_t const asked = nccl().CommGetAsyncError(mine.comm, &now);
-      answer = asked != ncclSuccess ? asked : now;
-      if (answer == ncclSuccess)
-        return;
-      if (gave_up = gives_up(); !gave_up.empty())
-        break;
-      base::sleep_ns(pause_ns);
+    config.blocking = size == 1;  // it waits for nobody
+    ncclComm_t first = nullptr, own = nullptr;
+    waiting const wait{gives_up};
+    ncclResult_t answer = nccl().CommInitRankConfig(&first, size, unique, rank, &config);
+    answer = wait.for_end(answer, first);
+    if (answer == ncclSuccess && size == 1) {
+      mine.comm.store(first);
+      return;
     }
-    std::string const text = gave_up.empty() ? "NCCL returns " + words(answer, mine.comm) : gave_up;
-    abort();
-    throw driver_error(static_cast<int>(answer), "communicator", operands() + text,
+    if (answer == ncclSuccess) {
+      config.blocking = 1;
+      answer = wait.for_end(nccl().CommSplit(first, 0, rank, &own, &config), first);
+    }
+    if (answer == ncclSuccess) {
+      mine.comm.store(own);
+      nccl().CommDestroy(first);
+      return;
+    }
+    std::string const words = nccl_words(answer), why = wait.reason(answer);
+    if (first)
+      nccl().CommAbort(first);  // ends NCCL's thread, which may make the other one
+    if (own)
+      nccl().CommAbort(own);
+    throw driver_error(static_cast<int>(answer), "communicator",
+                       operands() + (why.empty() ? "NCCL returns " + words : why),
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{398});
   }
 
   ~nccl_backend() override { abort(); }  // ranks that have not left
+
+  // NCCL connects the ranks of an algorithm in the first call that takes it, and such a call blocks until all ranks
+  // call. The algorithm depends on the collective and on its size. Pairs connect in their first transfer.
+  void connect(std::function<void()> const& all_are_ready, source_location at) override {
+    std::deque<first_calls> here;
+    for (std::size_t r = 0; r < ranks_.size() && ranks_.size() > 1; ++r)
+      if (ranks_[r].comm.load())
+        here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
+    all_are_ready();
+    if (here.empty())
+      return;
+    ncclResult_t answer = ncclSuccess;
+    std::string words;
+    {
+      base::unique_lock alone;
+      if (here.size() == 1)  // else no other thread knows the ranks yet
+        alone = base::unique_lock(here[0].of.calls);
+      std::size_t const large = first_calls::bytes / sizeof(float) / ranks_.size();
+      for (std::size_t const count : {std::size_t{1}, large})
+        for (auto const what :
+             {collective::all_reduce, collective::broadcast, collective::all_gather, collective::reduce_scatter})
+          if (answer == ncclSuccess)
+            answer = in_a_group([&](auto const& note) {
+              for (first_calls const& each : here)
+                note(each.enqueue(*this, what, count));
+            });
+      if (answer == ncclSuccess)
+        return;
+      words = nccl_words(answer);
+    }
+    nccl_backend::abort();  // a stream may wait for a rank
+    throw driver_error(static_cast<int>(answer), "communicator",
+                       base::text("the first collectives of ", devices_.size(), " ranks: NCCL answers ", words),
+                       answer == ncclInProgress ? "Unset NCCL_COMM_BLOCKING, also in nccl.conf"
+                                                : "Set NCCL_DEBUG=INFO for NCCL's own messages",
+                       at, error_id{460});
+  }
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
     if (std::all_of(all.begin(), all.end(), [](auto const& r) { return r.count == 0; }))
@@ -198,21 +144,24 @@ class nccl_backend final : public collective_backend {
     std::string text;
     {
       base::lock_guard const lock(mine.calls);
-      if (!mine.comm)
+      ncclComm_t const comm = mine.comm.load();
+      if (!comm)
         throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",
                            "Create a new one with communicator::create_all", at, error_id{284});
+      auto const enqueue_one = [&](collective_request const& r) {
+        return enqueue(rank, r, operation_for(r, mine), comm, native.value);
+      };
       auto const enqueue_all = [&](auto const& note) {
         for (collective_request const& each : all)
-          note(enqueue(rank, each, mine, native.value));
+          note(enqueue_one(each));
       };
-      answer = all.size() == 1 ? enqueue(rank, all[0], mine, native.value) : in_a_group(enqueue_all);
-      answer = settled(answer, mine.comm);
+      answer = all.size() == 1 ? enqueue_one(all[0]) : in_a_group(enqueue_all);
       if (answer != ncclSuccess) {
         // an invalid argument changes nothing; any other error ends the communicator
         bool const is_over = answer != ncclInvalidArgument;
         if (is_over)
           mine.failed = "NCCL failed";  // fits without host memory
-        text = words(answer, mine.comm);
+        text = nccl_words(answer);
         if (is_over)
           mine.failed = text;
       }
@@ -223,6 +172,7 @@ class nccl_backend final : public collective_backend {
         machine.touched(on.device(), on.handle(), each.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
+      mine.in_graph.store(on.seen_captured() && on.captured().value, base::memory_order_relaxed);
       return;
     }
     if (auto const s = on.captured().is; s.what == driver::code::lost)
@@ -232,7 +182,7 @@ class nccl_backend final : public collective_backend {
   }
 
   bool prepare_registration(int rank, source_location at) override {
-    if (!has_windows())
+    if (!nccl().has_windows())
       return false;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
@@ -247,7 +197,7 @@ class nccl_backend final : public collective_backend {
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, bool multicast,
                        source_location at) override {
-    if (!has_windows())
+    if (!nccl().has_windows())
       return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
@@ -259,24 +209,22 @@ class nccl_backend final : public collective_backend {
     {
       base::lock_guard const lock(mine.calls);
       void* const memory = const_cast<void*>(r.in);
-      if (!mine.comm) {
+      ncclComm_t const comm = mine.comm.load();
+      if (!comm) {
         answer = ncclInvalidUsage;  // aborted
       } else {
-        answer = nccl().CommWindowRegister(mine.comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
+        answer = nccl().CommWindowRegister(comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
                                            equal_offsets);
-        if (answer == ncclSuccess)
-          answer = ncclInProgress;  // a call that does not block says success at once
-        answer = settled(answer, mine.comm);
         mine.multicasts = multicast;
         float factor = 1;
         if (answer == ncclSuccess && devices_.size() > 1 && !mine.times_one)
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
-                                               mine.comm);
+                                               comm);
       }
       // other ranks may wait for this one
       if (answer != ncclSuccess) {
         mine.failed = "NCCL failed";  // fits without host memory
-        text = words(answer, mine.comm);
+        text = nccl_words(answer);
         mine.failed = text;
       }
     }
@@ -290,6 +238,8 @@ class nccl_backend final : public collective_backend {
     std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
     if (stream == 0)
       return true;
+    if (mine.in_graph.load(base::memory_order_relaxed))
+      return false;  // the graph may run at any time, and no stamp tells
     auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
     return done.ok() && done.value;
   }
@@ -297,71 +247,73 @@ class nccl_backend final : public collective_backend {
   std::string broken(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     base::lock_guard const lock(mine.calls);
-    if (!mine.comm)
+    ncclComm_t const comm = mine.comm.load();
+    if (!comm)
       return "the communicator was aborted";
     if (!mine.failed.empty())
       return mine.failed;
     ncclResult_t later = ncclSuccess;
-    ncclResult_t const answer = nccl().CommGetAsyncError(mine.comm, &later);
+    ncclResult_t const answer = nccl().CommGetAsyncError(comm, &later);
     if (answer != ncclSuccess)
       later = answer;
     if (later == ncclSuccess || later == ncclInProgress)
       return {};
-    return mine.failed = "NCCL reports " + words(later, mine.comm);
+    return mine.failed = "NCCL reports " + nccl_words(later);
   }
 
+  // CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. Threads that were
+  // inside NCCL, perhaps connecting to a rank that never comes, have left by then.
   void abort() noexcept override {
-    aborting_.store(true, base::memory_order_relaxed);
     if (process_is_ending())
       return;  // the driver may be gone: the system frees all
-    auto const end = [](one& each) {
-      if (ncclComm_t const comm = std::exchange(each.comm, nullptr))
+    base::lock_guard const one_by_one(aborts_);
+    nccl().GroupStart();
+    for (one& each : ranks_)
+      if (ncclComm_t const comm = each.comm.exchange(nullptr))
         nccl().CommAbort(comm);
-    };
-    for (one& each : ranks_) {
-      // its thread is inside NCCL, perhaps connecting to a rank that never comes
-      if (!each.calls.try_lock())
-        continue;
-      end(each);
-      each.calls.unlock();
-    }
-    constexpr std::int64_t patience_ns = 2'000'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
-    for (one& each : ranks_) {  // such a call returns after the other ranks are aborted
-      bool locked = each.calls.try_lock();
-      for (; !locked && base::now_ns() < until; locked = each.calls.try_lock())
+    for (one& each : ranks_) {
+      bool has_left = each.calls.try_lock();
+      for (; !has_left && base::now_ns() < until; has_left = each.calls.try_lock())
         base::sleep_ns(pause_ns);
-      end(each);
-      if (locked)
+      if (has_left)
         each.calls.unlock();
     }
+    nccl().GroupEnd();
   }
 
   void leave(int rank) noexcept override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     if (process_is_ending()) {
-      mine.comm = nullptr;  // the driver may be gone: the system frees all
+      mine.comm.store(nullptr);  // the driver may be gone: the system frees all
       return;
     }
     driver::status done;
     if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed))
       done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
-    base::lock_guard const lock(mine.calls);
-    if (!mine.comm)
-      return;
-    for (void* const window : mine.windows)
-      if (window && done.ok() && mine.failed.empty() &&
-          nccl().CommWindowDeregister(mine.comm, window) != ncclInvalidUsage)
-        (void)settled(ncclInProgress, mine.comm);
-    if (done.ok())
-      (void)settled(nccl().CommDestroy(mine.comm), nullptr);
-    else
-      nccl().CommAbort(mine.comm);
-    mine.comm = nullptr;
+    if (!end(mine, done.ok())) {
+      base::lock_guard const until_freed(aborts_);
+    }
   }
 
  private:
   struct one;
+  // Returns: whether no abort was first
+  static bool end(one& mine, bool complete) noexcept {
+    base::lock_guard const lock(mine.calls);
+    ncclComm_t const comm = mine.comm.exchange(nullptr);
+    if (!comm)
+      return false;
+    if (!complete || !mine.failed.empty()) {
+      nccl().CommAbort(comm);
+      return true;
+    }
+    for (void* const window : mine.windows)
+      if (window)
+        nccl().CommWindowDeregister(comm, window);
+    nccl().CommDestroy(comm);
+    return true;
+  }
   static std::byte* part_of(void const* whole, std::size_t rank, std::size_t bytes) noexcept {
     return static_cast<std::byte*>(const_cast<void*>(whole)) + rank * bytes;
   }
@@ -370,40 +322,38 @@ class nccl_backend final : public collective_backend {
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
     bool const slower = r.placed && !mine.multicasts && r.how == reduce_op::sum && r.type == float32 &&
                         r.part_bytes() * parts >= slower_in_windows;
-    return slower && mine.times_one ? *mine.times_one : operation_of(r.how);
+    return slower && mine.times_one ? *mine.times_one : nccl_operation(r.how);
   }
 
-  ncclResult_t enqueue(int rank, collective_request const& r, one const& mine, CUstream_st* on) const {
+  ncclResult_t enqueue(int rank, collective_request const& r, ncclRedOp_t how, ncclComm_t comm, CUstream_st* on) const {
     if (r.count == 0)
       return ncclSuccess;
     bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
     std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
-    ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
-    ncclRedOp_t const how = operation_for(r, mine);
+    ncclDataType_t const type = bytes ? ncclUint8 : nccl_type(r.type);
     switch (r.what) {
-      case collective::all_reduce: return nccl().AllReduce(r.in, r.out, count, type, how, mine.comm, on);
-      case collective::broadcast: return nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, on);
-      case collective::all_gather: return nccl().AllGather(r.in, r.out, count, type, mine.comm, on);
-      case collective::reduce_scatter: return nccl().ReduceScatter(r.in, r.out, count, type, how, mine.comm, on);
+      case collective::all_reduce: return nccl().AllReduce(r.in, r.out, count, type, how, comm, on);
+      case collective::broadcast: return nccl().Broadcast(r.in, r.out, count, type, r.root, comm, on);
+      case collective::all_gather: return nccl().AllGather(r.in, r.out, count, type, comm, on);
+      case collective::reduce_scatter: return nccl().ReduceScatter(r.in, r.out, count, type, how, comm, on);
       case collective::scatter:
-      case collective::gather: return spread(rank, r, count, mine.comm, on);
-      case collective::all_to_all: return exchange(r, count, mine.comm, on);
-      case collective::send: return nccl().Send(r.in, count, type, r.root, mine.comm, on);
-      case collective::receive: return nccl().Recv(r.out, count, type, r.root, mine.comm, on);
+      case collective::gather: return spread(rank, r, count, comm, on);
+      case collective::all_to_all: return exchange(r, count, comm, on);
+      case collective::send: return nccl().Send(r.in, count, type, r.root, comm, on);
+      case collective::receive: return nccl().Recv(r.out, count, type, r.root, comm, on);
       case collective::register_pool: return ncclSuccess;
     }
     return ncclSuccess;
   }
 
-  // Makes the calls in one NCCL group. NCCL enqueues all or none. Returns: the first error; else ncclInProgress if
-  // a call returned that.
+  // Makes the calls in one NCCL group. NCCL enqueues all or none. Returns: the first error
   template <class Calls>
   static ncclResult_t in_a_group(Calls calls) {
     ncclResult_t worst = nccl().GroupStart();
     if (worst != ncclSuccess)
       return worst;
     auto const note = [&](ncclResult_t answer) {
-      if (answer != ncclSuccess && (worst == ncclSuccess || worst == ncclInProgress))
+      if (worst == ncclSuccess)
         worst = answer;
     };
     calls(note);
@@ -442,31 +392,91 @@ class nccl_backend final : public collective_backend {
     });
   }
 
-  // A call that does not block has only begun. Blocks: until NCCL has done it, or abort()
-  ncclResult_t settled(ncclResult_t answer, ncclComm_t comm) const noexcept {
-    while (answer == ncclInProgress && comm && !aborting_.load(base::memory_order_relaxed)) {
-      base::yield_thread();
-      ncclResult_t now = ncclSuccess;
-      ncclResult_t const asked = nccl().CommGetAsyncError(comm, &now);
-      answer = asked != ncclSuccess ? asked : now;
+  // For the end of a call that does not block.
+  struct waiting {
+    std::function<std::string()> const& gives_up;
+
+    // Returns: NCCL's answer; ncclInProgress: it gives up
+    ncclResult_t for_end(ncclResult_t answer, ncclComm_t comm) const {
+      while (comm && (answer == ncclSuccess || answer == ncclInProgress)) {
+        ncclResult_t const asked = nccl().CommGetAsyncError(comm, &answer);
+        if (asked != ncclSuccess)
+          return asked;
+        if (answer != ncclInProgress || !gives_up().empty())
+          break;
+        base::sleep_ns(pause_ns);
+      }
+      return answer;
     }
-    return answer;
-  }
+
+    // Why it gives up. NCCL may notice a process that ends before others tell of it.
+    std::string reason(ncclResult_t answer) const {
+      bool const on_its_own = answer == ncclInvalidArgument || answer == ncclInvalidUsage;
+      std::int64_t const until = base::now_ns() + (on_its_own ? 0 : patience_ns);
+      std::string why = gives_up();
+      for (; why.empty() && base::now_ns() < until; why = gives_up())
+        base::sleep_ns(pause_ns);
+      return why;
+    }
+  };
+
+  // A rank's first collectives, in memory of their own.
+  struct first_calls {
+    static constexpr std::size_t bytes = std::size_t{1} << 20;
+
+    first_calls(runtime::impl& r, int device, one& its, int its_rank, source_location at)
+        : of(its), rank(its_rank), line(r, device, "communicator", at) {
+      auto const handle = r.machine().native(device, line.stream().handle());
+      require(handle.is, "communicator", base::gpu_name(device), "", at);
+      native = handle.value;
+      require(r.machine().make_current(device), "communicator", base::gpu_name(device), "", at);
+      if (ncclResult_t const answer = nccl().MemAlloc(&memory, bytes); answer != ncclSuccess)
+        throw driver_error(
+            static_cast<int>(answer), "communicator",
+            base::text(bytes, " bytes on ", base::gpu_name(device), ": NCCL answers ", nccl_words(answer)),
+            "Free device memory, or raise runtime_options::driver_reserve", at, error_id{461});
+    }
+    ~first_calls() {
+      static_cast<void>(line.stream().synchronize());
+      nccl().MemFree(memory);
+    }
+    first_calls(first_calls const&) = delete;
+    first_calls& operator=(first_calls const&) = delete;
+
+    ncclResult_t enqueue(nccl_backend const& by, collective what, std::size_t count) const {
+      collective_request r{what, float32, reduce_op::sum, 0, static_cast<std::int64_t>(count), memory, memory};
+      void* const part = part_of(memory, static_cast<std::size_t>(rank), r.part_bytes());
+      if (what == collective::all_gather)
+        r.in = part;
+      else if (what == collective::reduce_scatter)
+        r.out = part;
+      else
+        r.count *= static_cast<std::int64_t>(by.devices_.size());
+      return by.enqueue(rank, r, ncclSum, of.comm.load(), native);
+    }
+
+    one& of;
+    int const rank;
+    internal_stream line;
+    CUstream_st* native = nullptr;
+    void* memory = nullptr;
+  };
 
   struct one {
-    base::mutex calls;                                    // held during every call on comm
-    ncclComm_t comm = nullptr;                            // null: aborted or left
+    base::mutex calls;                                    // held during every call on comm, but CommAbort
+    base::atomic<ncclComm_t> comm{nullptr};               // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
     std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
     std::optional<ncclRedOp_t> times_one;                 // likewise; the sum of elements times 1. Ends with comm
     bool multicasts = false;                              // likewise; all ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
+    base::atomic<bool> in_graph{false};                   // which was captured
   };
-  static constexpr std::int64_t pause_ns = 1'000'000;
+  static constexpr std::int64_t pause_ns = 1'000'000, patience_ns = 2'000'000'000;
   runtime::impl& runtime_;
   std::vector<int> const devices_;
   std::vector<one> ranks_;
-  base::atomic<bool> aborting_{false};
+  base::mutex aborts_;  // held until what was aborted is freed
 };
 
 }  // namespace
@@ -496,7 +506,7 @@ std::string nccl_id(source_location at) {
   require_nccl("communicator", "rank 0", at);
   ncclUniqueId id;
   if (ncclResult_t const answer = nccl().GetUniqueId(&id); answer != ncclSuccess)
-    throw driver_error(static_cast<int>(answer), "communicator", "rank 0: NCCL returns " + words(answer, nullptr),
+    throw driver_error(static_cast<int>(answer), "communicator", "rank 0: NCCL returns " + nccl_words(answer),
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{400});
   return {reinterpret_cast<char const*>(&id), sizeof id};
 }

@@ -22,6 +22,14 @@ constexpr char const* restart = "Start the program again, from its last checkpoi
 
 class process_group;
 
+void give_up(rank_watch& watch, int rank, std::string_view why) noexcept {
+  try {
+    watch.accuse(rank, base::text("rank ", rank, " gave up: ", why));
+  } catch (...) {  // no host memory for the text
+    watch.accuse(rank, why);
+  }
+}
+
 // An id of a rendezvous, and where its rank 0 listens. Throws: driver_error (no port)
 rendezvous_point new_point(std::string host, source_location);
 // Blocks: until all ranks have come
@@ -64,6 +72,20 @@ class process_group final : public group {
   }
   ~process_group() override { leave(rank_); }
 
+  void connect(source_location at) {
+    try {
+      backend_->connect([&] { (void)meet(rank_watch::round::connect, {}, options_.start, at); }, at);
+      if (watch().failed())
+        refuse_if_over(rank_, name_of_round(rank_watch::round::connect), {}, at);
+    } catch (driver_error const& e) {
+      end_broken(rank_, std::string(e.operands()), name_of_round(rank_watch::round::connect), at);
+      throw;
+    } catch (std::exception const& e) {
+      abort(rank_, e.what());
+      throw;
+    }
+  }
+
   void barrier(int, base::time_limit limit, source_location at) override {
     (void)meet(rank_watch::round::barrier, {}, limit, at);
   }
@@ -103,13 +125,7 @@ class process_group final : public group {
             rank};
   }
 
-  void abort(int, std::string_view why) noexcept override {
-    try {
-      watch().accuse(rank_, base::text("rank ", rank_, " gave up: ", why));
-    } catch (...) {  // no host memory for the text
-      watch().accuse(rank_, why);
-    }
-  }
+  void abort(int, std::string_view why) noexcept override { give_up(watch(), rank_, why); }
 
   // Other processes' calls are not known at once: a collective that is not complete may wait for one.
   bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
@@ -176,7 +192,7 @@ class process_group final : public group {
   static constexpr std::size_t longest_text = 1000;
 
   static std::string name_of_round(rank_watch::round of) {
-    return std::string(base::name_in({"barrier", "split", "register_pool"}, of));
+    return std::string(base::name_in({"barrier", "split", "register_pool", "communicator"}, of));
   }
   // Returns: what each rank brought. A split brings a color, a key and more; a registration what all ranks must
   // share, and a character of its own; a barrier nothing.
@@ -337,6 +353,26 @@ rendezvous_point new_point(std::string host, source_location at) {
   return {std::move(id), std::move(listener), {}};
 }
 
+// A failure here ends the others too: they may wait for this rank inside NCCL.
+std::unique_ptr<collective_backend> backend_of(runtime::impl& owner, std::vector<int> const& devices,
+                                               membership const& m, met& with, rank_watch& watch, rank_options const& o,
+                                               source_location at) {
+  try {
+    if (m.simulated)
+      return carried_by_sockets(
+          owner, devices, m.rank, std::move(with.with.data),
+          [&watch](int rank, std::string const& why) { watch.accuse(rank, why); }, at);
+    std::int64_t const end = base::time_limit(o.start).after(base::now_ns());
+    auto const gives_up = [&watch, end] {
+      return watch.failed() ? watch.failure() : base::now_ns() > end ? "it took longer than rank_options::start" : "";
+    };
+    return carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
+  } catch (std::exception const& e) {
+    give_up(watch, m.rank, e.what());
+    throw;
+  }
+}
+
 std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const& m, int device, met with,
                                           rank_options const& o, source_location at) {
   std::vector<int> devices(static_cast<std::size_t>(m.size), -1);
@@ -348,19 +384,10 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
   rank_watch& watch = *to_others->watch;
   watch.turn_away_by(std::move(with.turn_away));
   watch.start(at);
-  std::unique_ptr<collective_backend> by;
-  if (m.simulated) {
-    by = carried_by_sockets(
-        owner, devices, m.rank, std::move(with.with.data),
-        [&watch](int rank, std::string const& why) { watch.accuse(rank, why); }, at);
-  } else {
-    std::int64_t const end = base::time_limit(o.start).after(base::now_ns());
-    auto const gives_up = [&watch, end] {
-      return watch.failed() ? watch.failure() : base::now_ns() > end ? "it took longer than rank_options::start" : "";
-    };
-    by = carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
-  }
-  return shared_by_ranks(std::make_unique<process_group>(owner, devices, m.rank, std::move(by), to_others, o));
+  auto all = std::make_unique<process_group>(owner, devices, m.rank, backend_of(owner, devices, m, with, watch, o, at),
+                                             to_others, o);
+  all->connect(at);
+  return shared_by_ranks(std::move(all));
 }
 
 std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, membership const& m, int device,

@@ -233,9 +233,9 @@ struct rank_watch::state {
       case kind::beat: return h.bytes == sizeof(called) && of_rank;
       case kind::gone: return (h.bytes == number || h.bytes == number + with) && of_rank;
       case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + with) && of_rank;
-      case kind::arrive: return !of_hub && h.bytes >= number && h.round <= round::register_pool;
+      case kind::arrive: return !of_hub && h.bytes >= number && h.round <= round::connect;
       case kind::withdraw: return !of_hub && h.bytes == number;
-      case kind::brought: return of_hub && of_rank && h.round <= round::register_pool;
+      case kind::brought: return of_hub && of_rank && h.round <= round::connect;
       case kind::accuse: return !of_hub && of_rank && h.bytes > 0;
       case kind::verdict: return of_hub && of_rank && h.bytes > 0;
       case kind::standing: return of_hub && (h.bytes == number || h.bytes == number + lines.size());

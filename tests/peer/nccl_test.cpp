@@ -3,8 +3,9 @@
 
 #include "peer/collective/copy_chains.h"
 #include "peer/collective/group.h"
+#include "runtime/base/sync.h"
 #include "runtime/core/parts.h"
-#include "tests/peer/ranks.h"
+#include "tests/peer/first_collectives.h"
 #include "weir/observe.h"
 #include "weir/peer.h"
 #include "weir/pool.h"
@@ -63,6 +64,46 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
   });
   for (elements const& e : results)
     EXPECT_EQ(e, results[0]);
+}
+
+// NCCL connects ranks in the first call that takes an algorithm. That call waits for all ranks.
+TEST_F(nccl_on_gpus, first_collectives_wait_for_no_thread) {
+  auto ranks = communicator::create_all(first_devices(2));
+  base::atomic<int> calls{0};  // of rank 1
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    int seen = 0;
+    call_first_collectives(
+        c,
+        [&] {
+          auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          while (calls.load() <= seen && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
+          EXPECT_GT(calls.load(), seen);
+          ++seen;
+        },
+        [&] { calls.fetch_add(1); });
+  });
+}
+
+// Rank 0 waits inside NCCL, which connects it to rank 1. Then both work again.
+TEST_F(nccl_on_gpus, abort_frees_a_rank_that_is_connected_alone) {
+  for (int round = 0; round < 3; ++round) {
+    auto ranks = communicator::create_all(first_devices(2));
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      ranks[1].abort();
+    });
+    device_guard const on(0);
+    buffer const b = to_device(encode(int32, {1, 2}));
+    auto const begin = std::chrono::steady_clock::now();
+    try {
+      ranks[0].send({b.data(), 2, int32}, 1);
+      current_stream().synchronize();
+    } catch (driver_error const&) {}
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+    EXPECT_NE(ranks[0].failure(), "");
+    other.join();
+  }
 }
 
 // A new communicator works.

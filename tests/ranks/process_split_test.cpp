@@ -1,5 +1,6 @@
 // Communicators split among several processes, which threads with runtimes of their own play.
 #include "peer/ranks/rendezvous.h"
+#include "peer/ranks/watch.h"
 #include "runtime/base/os.h"
 #include "runtime/base/sync.h"
 #include "tests/ranks/rank_threads.h"
@@ -90,16 +91,16 @@ TEST(process_split, a_rank_that_dies_or_calls_another_is_named) {
   });
 }
 
-// Rank 1 is raw: it brings less than a color and a key.
+// Rank 1 is none of weir's: it brings less than a color and a key.
 TEST(process_split, that_brings_too_little_is_refused) {
   std::string const id = communicator::unique_id();
   std::thread raw_rank([&id] {
     peer::met m = peer::meet_rank_0(*peer::rendezvous_id_of(id), {}, {1, 2, true}, long_enough, {});
-    raw_tcp hub(std::move(m.with.watch[0]));
-    constexpr std::uint32_t arrives = 2, splits = 1;
-    hub.say(raw(std::uint32_t{15}) + raw(arrives) + raw(std::int32_t{1}) + raw(splits) + raw(std::uint64_t{0}) +
-            "1234567");
-    while (!hub.hear(1).empty()) {}
+    peer::rank_watch to_0(1, 2, std::move(m.with.watch), {20s, 20s}, [] {});
+    to_0.start({});
+    using enum peer::rank_watch::round;
+    EXPECT_EQ(to_0.meet(connect, long_enough).is, peer::rank_watch::at_barrier::end::all_came);
+    EXPECT_EQ(to_0.meet(split, long_enough, "1234567").is, peer::rank_watch::at_barrier::end::all_came);
   });
   {
     runtime machine(simulated{.devices = 1, .memory = 64_MiB});

@@ -22,6 +22,8 @@
 
 #include "runtime/base/os_tcp.h"
 #include "tests/support/child.h"
+#include "weir/device.h"
+#include "weir/runtime.h"
 
 namespace weir::test {
 
@@ -62,16 +64,28 @@ inline std::uint16_t free_port() {
 
 class rank_processes {
  public:
+  // Where ranks run. On one GPU, NCCL takes each rank for a machine of its own and connects them by sockets.
+  enum class machine : char { simulated, this_one };
   struct end {
     int status = -1, signal = 0;
     std::string said;  // stdout and stderr
   };
 
   // `more`: variables of all ranks, "NAME=value".
-  rank_processes(char const* role, int size, std::vector<std::string> const& more = {}) {
+  rank_processes(char const* role, int size, std::vector<std::string> more = {}, machine on = machine::simulated) {
+    bool const on_gpus = on == machine::this_one && !runtime::current().is_simulated();
+    bool const on_one_gpu = on_gpus && device_count() == 1;
+    if (on_gpus)
+      more.push_back("WEIR_DEVICES=cuda");
+    if (on_one_gpu)
+      for (char const* const v : {"NCCL_NET=Socket", "NCCL_SOCKET_IFNAME=lo", "NCCL_P2P_DISABLE=1",
+                                  "NCCL_SHM_DISABLE=1", "NCCL_NVLS_ENABLE=0", "NCCL_MNNVL_ENABLE=0"})
+        more.push_back(v);
     std::string const port = std::to_string(free_port());
     for (int rank = 0; rank < size; ++rank) {
       std::vector<std::string> own(more);
+      if (on_one_gpu)
+        own.push_back("NCCL_HOSTID=machine" + std::to_string(rank));
       for (auto const& v :
            {"RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(size),
             std::string("MASTER_ADDR=127.0.0.1"), "MASTER_PORT=" + port, "WEIR_TEST_RANK_ROLE=" + std::string(role),

@@ -303,7 +303,7 @@ TEST_F(watched, a_rank_that_calls_something_else_is_named) {
 
 TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
   std::string const standing = message(4, 0, raw(std::uint64_t{1}));
-  constexpr auto no_round = static_cast<std::uint32_t>(rank_watch::round::register_pool) + 1;
+  constexpr auto no_round = static_cast<std::uint32_t>(rank_watch::round::connect) + 1;
   std::string const bad[] = {message(0, 0, raw(std::uint64_t{1})),
                              message(8, 0, raw(std::uint64_t{1})),
                              message(1, 0, "short"),

@@ -20,7 +20,7 @@ fresh() {  # a tree without violations
   printf '#include "../base/sync.h"\nint gizmo;  // whatnot, gizmos\n' > runtime/driver/driver.h
   printf '#include <cuda.h>\n#include "runtime/driver/driver.h"\n' > runtime/driver/cuda/work.cpp
   printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/stream_clock.h
-  echo '#include <nccl.h>' > peer/collective/nccl_backend.cpp
+  echo '#include <nccl.h>' > peer/collective/nccl_library.h
   echo '#include "weir/stream.h"' > peer/link/links.h
   echo '#include <cublas_v2.h>' > tensor/ops.cu
   printf '#include <mutex>\n#include "runtime/clock/stream_clock.h"\nTEST(suite, %s) {\n' "$(printf 'a%.0s' {1..54})" > tests/clock/stream_clock_test.cpp

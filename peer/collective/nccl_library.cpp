@@ -1,0 +1,92 @@
+// Loads NCCL once.
+#include "peer/collective/nccl_library.h"
+
+#if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
+
+#include "runtime/base/os_library.h"
+#include "runtime/base/text.h"
+
+namespace weir::peer {
+namespace {
+
+// Older versions write directly into user buffers of peers in the same process, registered or not. That fails
+// on mapped memory without a grant to the peer.
+constexpr int oldest = 22600;
+// Sums of float32, float16 and bfloat16 and all_gather have kernels for windows. One window lies in one handle:
+// 2.28.9 registers several wrongly. Windows came with 2.27. all_gather in windows of 2.28.3 gives wrong bytes.
+// Before 2.29.7 no abort ends the kernels for windows, so ranks that wait for one that has failed hang. Older versions
+// get no windows, and take the kernels for ordinary memory.
+constexpr int oldest_with_windows = 22907;
+
+nccl_library load() {
+  nccl_library found;
+  void* const so = os::load_library("libnccl.so.2");
+  if (!so) {
+    found.why = "libnccl.so.2 not found";
+    return found;
+  }
+  std::string missing;
+#define X(call)                                                                              \
+  found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
+  if (!found.call)                                                                           \
+    missing += " nccl" #call;
+  WEIR_NCCL_CALLS(X)
+#undef X
+  using registers = decltype(found.CommWindowRegister);
+  using unregisters = decltype(found.CommWindowDeregister);
+  found.CommWindowRegister = reinterpret_cast<registers>(os::find_symbol(so, "ncclCommWindowRegister"));
+  found.CommWindowDeregister = reinterpret_cast<unregisters>(os::find_symbol(so, "ncclCommWindowDeregister"));
+  if (!missing.empty())
+    found.why = "libnccl.so.2 lacks" + missing;
+  else if (found.GetVersion(&found.version) != ncclSuccess || found.version < oldest)
+    found.why = base::text("libnccl.so.2 is version ", found.version, ", weir needs ", oldest, " (2.26) or newer");
+  return found;
+}
+
+}  // namespace
+
+nccl_library const& nccl() {
+  static nccl_library const* const once = new nccl_library(load());  // never destroyed: communicators may be static
+  return *once;
+}
+
+bool nccl_library::has_windows() const noexcept {
+  return version >= oldest_with_windows && CommWindowRegister && CommWindowDeregister;
+}
+
+ncclDataType_t nccl_type(dtype type) noexcept {
+  switch (type) {
+    case float32: return ncclFloat32;
+    case float16: return ncclFloat16;
+    case bfloat16: return ncclBfloat16;
+    case float64: return ncclFloat64;
+    case int8: return ncclInt8;
+    case uint8:
+    case int16:  // transferred as bytes, never reduced
+    case boolean: return ncclUint8;
+    case int32: return ncclInt32;
+    case int64: return ncclInt64;
+  }
+  return ncclUint8;
+}
+
+ncclRedOp_t nccl_operation(reduce_op how) noexcept {
+  switch (how) {
+    case reduce_op::sum: return ncclSum;
+    case reduce_op::average: return ncclAvg;
+    case reduce_op::min: return ncclMin;
+    case reduce_op::max: return ncclMax;
+  }
+  return ncclSum;
+}
+
+std::string nccl_words(ncclResult_t r) {
+  std::string text = base::text(nccl().GetErrorString(r), " (", static_cast<int>(r), ")");
+  if (char const* const last = nccl().GetLastError(nullptr); last && *last)
+    text += ": " + std::string(last);
+  return text;
+}
+
+}  // namespace weir::peer
+
+#endif

@@ -1,0 +1,61 @@
+// NCCL's entry points, loaded at run time, and weir's types in its words. Only this file includes NCCL's header.
+// Threads: any
+#pragma once
+
+#if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
+
+#include <nccl.h>
+
+#include <string>
+
+#include "weir/collective.h"
+
+namespace weir::peer {
+
+// Every entry point, by NCCL's name and type.
+#define WEIR_NCCL_CALLS(X) \
+  X(GetVersion)            \
+  X(GetUniqueId)           \
+  X(CommInitRankConfig)    \
+  X(CommInitAll)           \
+  X(CommSplit)             \
+  X(CommDestroy)           \
+  X(CommAbort)             \
+  X(CommGetAsyncError)     \
+  X(GetErrorString)        \
+  X(GetLastError)          \
+  X(AllReduce)             \
+  X(Broadcast)             \
+  X(AllGather)             \
+  X(ReduceScatter)         \
+  X(Send)                  \
+  X(Recv)                  \
+  X(GroupStart)            \
+  X(GroupEnd)              \
+  X(MemAlloc)              \
+  X(MemFree)               \
+  X(RedOpCreatePreMulSum)
+
+struct nccl_library {
+#define X(call) decltype(&::nccl##call) call = nullptr;
+  WEIR_NCCL_CALLS(X)
+#undef X
+  // Windows came with 2.27; a header may be older. Null: the library has none.
+  ncclResult_t (*CommWindowRegister)(ncclComm_t, void*, std::size_t, void** window, int flags) = nullptr;
+  ncclResult_t (*CommWindowDeregister)(ncclComm_t, void* window) = nullptr;
+  int version = 0;
+  std::string why;  // why it cannot be used; empty if it can
+
+  // Whether its kernels may reduce in registered memory.
+  bool has_windows() const noexcept;
+};
+nccl_library const& nccl();
+
+ncclDataType_t nccl_type(dtype) noexcept;
+ncclRedOp_t nccl_operation(reduce_op) noexcept;
+// What the thread's last call says.
+std::string nccl_words(ncclResult_t);
+
+}  // namespace weir::peer
+
+#endif
