@@ -134,6 +134,23 @@ TEST(process_unwinding, of_a_communicator_in_a_call_frees_all) {
   });
 }
 
+// The watch's thread hears of the exception while this rank leaves, and has given its counts away.
+TEST(process_unwinding, heard_while_a_rank_leaves_ends_nobody) {
+  for (int round = 0; round < 40; ++round) {
+    as_ranks(2, [round](communicator& c) {
+      std::mt19937 random(static_cast<unsigned>(2 * round + c.rank()));
+      communicator mine = std::move(c);
+      for (int i = 0; i < 3; ++i) {
+        try {
+          collective_group const g(mine);
+          throw bug();
+        } catch (bug const&) {}
+      }
+      pause_at_random(random);
+    });
+  }
+}
+
 // It has called since, and the other has heard of it: what came before is no reason to end.
 TEST(process_unwinding, a_rank_that_calls_again_is_in_time) {
   base::atomic<int> called{0};
