@@ -268,52 +268,62 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
   return n;
 }
 
+// By the processor, after all that the stream was given.
+void by_host(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at) {
+  synchronize(r, stream, stream.now(), "copy", p, at);
+  driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
+  driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
+  std::memcpy(a.dst, a.src, a.bytes);
+}
+
+void by_engine(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at) {
+  mark(p.dst, stream, at);
+  mark(p.src, stream, at);
+  marks_host const at_the_end{r, p, stream};
+  bool const carried = p.by == copy_route::striped && is_in_one_registration(r, a.dst, a.src, a.bytes) &&
+                       r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
+  if (!carried)
+    enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
+}
+
 // Returns: the part that is still to arrive in pageable memory.
+streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
+                                      source_location at, bool caller_waits) {
+  streams::staging::download later;
+  streams::staging& through = r.part<streams::staging>();
+  bool const to_host = p.dst.on_host();
+  mark(to_host ? p.src : p.dst, stream, at);
+  if (!to_host)
+    through.to_device(stream, a.dst, a.src, a.bytes, at);
+  else if (caller_waits)
+    through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
+  else
+    later = through.to_host(stream, a.dst, a.src, a.bytes, at);
+  mark_host(r, p.dst, stream);
+  return later;
+}
+
+// Returns: as by_staging
 streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
                                      source_location at, bool caller_waits = false) {
-  streams::staging::download later;
   if (a.dst == a.src)
-    return later;
+    return {};
   observe::host_span const call("copy", at, a.bytes, stream.id());  // one span, however many parts the copy has
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
     between_devices(r, {&p, 1}, stream, {&alone, 1}, at);
-    return later;
+    return {};
   }
   switch (p.by) {
-    case copy_route::host:
-      synchronize(r, stream, stream.now(), "copy", p, at);
-      driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
-      driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
-      std::memcpy(a.dst, a.src, a.bytes);
-      break;
+    case copy_route::host: by_host(r, p, stream, a, at); break;
     case copy_route::striped:
     case copy_route::engine:
-    case copy_route::same_device:
-      mark(p.dst, stream, at);
-      mark(p.src, stream, at);
-      {
-        marks_host const at_the_end{r, p, stream};
-        bool const carried = p.by == copy_route::striped && is_in_one_registration(r, a.dst, a.src, a.bytes) &&
-                             r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
-        if (!carried)
-          enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
-      }
-      break;
-    case copy_route::staged:
-      mark(p.dst.on_host() ? p.src : p.dst, stream, at);
-      if (p.dst.on_host() && caller_waits)
-        r.part<streams::staging>().to_waiting_host(stream, a.dst, a.src, a.bytes, at);
-      else if (p.dst.on_host())
-        later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
-      else
-        r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
-      mark_host(r, p.dst, stream);
-      break;
+    case copy_route::same_device: by_engine(r, p, stream, a, at); break;
+    case copy_route::staged: return by_staging(r, p, stream, a, at, caller_waits);
     case copy_route::peer:
     case copy_route::automatic: break;
   }
-  return later;
+  return {};
 }
 
 stamp finish(runtime::impl& r, plan const& last, clock::stream_clock& stream, bool host_waits, source_location at) {
@@ -396,6 +406,61 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
   return finish(r, p, stream, false, at);
 }
 
+// All by one engine each. If one is refused, those before it count as enqueued.
+stamp copy_fast(runtime::impl& r, fast_copies& all, clock::stream_clock& stream, std::span<copy_item const> items,
+                blocking b, source_location at) {
+  std::size_t done = 0;
+  bool const host_waits = b == blocking::yes && all.of_host();
+  if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
+    for (auto const& item : items.first(done))
+      streams::copy_in_parts::enqueued(item.bytes);
+    // the caller may access the host memory now
+    if (host_waits)
+      static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
+    streams::throw_refused_copy(refused, stream, items[done].dst, items[done].src, items[done].bytes, at);
+  }
+  return finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
+}
+
+// Looks at all items before the first is enqueued.
+std::vector<plan> plan_each(runtime::impl& r, clock::stream_clock& stream, std::span<copy_item const> items,
+                            source_location at) {
+  std::vector<plan> plans;
+  plans.reserve(items.size());
+  for (auto const& item : items) {
+    plans.emplace_back();
+    if (item.bytes == 0)
+      continue;
+    plans.back() = meet_and_look(r, {item.dst, item.src, item.bytes}, at);
+    check_stream(plans.back(), stream, at);
+  }
+  return plans;
+}
+
+bool is_of_host(std::span<plan const> plans, std::span<copy_item const> items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].bytes && (plans[i].dst.on_host() || plans[i].src.on_host()))
+      return true;
+  }
+  return false;
+}
+
+void carry_out_each(runtime::impl& r, std::span<plan const> plans, clock::stream_clock& stream,
+                    std::span<copy_item const> items, std::vector<streams::staging::download>& later,
+                    source_location at) {
+  for (std::size_t i = 0; i < items.size();) {
+    auto const& item = items[i];
+    // Neighbours between the same devices share one wait at each end.
+    if (item.bytes && between::concerns(plans[i])) {
+      i += between_devices(r, plans.subspan(i), stream, items.subspan(i), at);
+      continue;
+    }
+    if (item.bytes)
+      later.push_back(carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
+    ++i;
+  }
+}
+
 }  // namespace
 }  // namespace peer
 
@@ -424,46 +489,14 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   }
   streams::awake const held(r, "copy", &stream, ends, at);
   streams::copy_in_parts const whole;
-  if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
-    std::size_t done = 0;
-    bool const host_waits = b == blocking::yes && all.of_host();
-    if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
-      auto const& [dst, src, bytes] = items[done];
-      for (auto const& item : items.first(done))
-        streams::copy_in_parts::enqueued(item.bytes);
-      // the caller may access the host memory now
-      if (host_waits)
-        static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
-      streams::throw_refused_copy(refused, stream, dst, src, bytes, at);
-    }
-    return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
-  }
-  std::vector<peer::plan> plans;
-  plans.reserve(items.size());
-  bool host_waits = false;
-  for (auto const& item : items) {
-    if (item.bytes == 0) {
-      plans.emplace_back();
-      continue;
-    }
-    plans.push_back(peer::meet_and_look(r, {item.dst, item.src, item.bytes}, at));
-    auto const& p = plans.back();
-    peer::check_stream(p, stream, at);
-    host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
-  }
+  if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]]
+    return peer::copy_fast(r, all, stream, items, b, at);
+  std::vector<peer::plan> const plans = peer::plan_each(r, stream, items, at);
+  bool const host_waits = b == blocking::yes && peer::is_of_host(plans, items);
   std::vector<streams::staging::download> later;
   later.reserve(items.size());
   try {
-    for (std::size_t i = 0; i < items.size();) {
-      auto const& item = items[i];
-      if (item.bytes && peer::between::concerns(plans[i])) {
-        i += peer::between_devices(r, std::span(plans).subspan(i), stream, items.subspan(i), at);
-        continue;
-      }
-      if (item.bytes)
-        later.push_back(peer::carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
-      ++i;
-    }
+    peer::carry_out_each(r, plans, stream, items, later, at);
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
   } catch (...) {  // the caller may access the host memory now: pending parts must be complete or cancelled
     if (host_waits)

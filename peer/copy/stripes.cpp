@@ -263,6 +263,40 @@ bool stripes::any_reaches(int device, std::span<int const> lent) {
   return !state_->usable(device, lent).empty();
 }
 
+namespace {
+// Chunks in turn: one by the stream's own engine, then one by each lane that works.
+template <class Sharing, class Lanes>
+void enqueue_chunks(Sharing& all, Lanes& lanes, clock::stream_clock& stream, endpoint const& dst, endpoint const& src,
+                    std::size_t bytes, source_location where) {
+  std::size_t const shares = lanes.size() + 1;
+  std::size_t const fair = base::round_up(bytes / (4 * shares), stripes::smallest_chunk);
+  std::size_t const chunk = std::clamp(fair, stripes::smallest_chunk, stripes::largest_chunk);
+  for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
+    std::size_t const n = std::min(chunk, bytes - offset);
+    std::size_t const whose = i % shares;
+    if (whose > 0 && lanes[whose - 1]->works) {
+      auto& by = *lanes[whose - 1];
+      by.works = all.pass(by, offset, n);
+      if (by.works)
+        continue;
+    }
+    streams::enqueue_copy(stream, at(dst.at, offset), at(src.at, offset), n, where);
+  }
+}
+
+// The stream waits for each lane. Returns: the last refusal; those lanes are not whole.
+template <class Sharing, class Taken>
+driver::status join_each(Sharing& all, Taken& taken) {
+  driver::status failed;
+  for (auto& one : taken.lanes) {
+    if (auto const joined = all.join(*one); !joined.ok())
+      failed = joined;
+    taken.whole &= one->works && failed.ok();
+  }
+  return failed;
+}
+}  // namespace
+
 bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
                     std::span<int const> lent, source_location where, lanes which) {
   auto& my = *state_;
@@ -279,29 +313,15 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
     return false;
   streams::copy_in_parts const whole;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
-  driver::status failed;
   std::exception_ptr thrown;
   try {
     for (auto& one : taken->lanes)
       all.begin(*one);
-    std::size_t const shares = taken->lanes.size() + 1;
-    std::size_t const fair = base::round_up(bytes / (4 * shares), smallest_chunk);
-    std::size_t const chunk = std::clamp(fair, smallest_chunk, largest_chunk);
-    for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
-      std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;
-      auto* const by = whose ? taken->lanes[whose - 1].get() : nullptr;
-      if (by && by->works && (by->works = all.pass(*by, offset, n)))
-        continue;
-      streams::enqueue_copy(stream, at(dst.at, offset), at(src.at, offset), n, where);
-    }
+    enqueue_chunks(all, taken->lanes, stream, dst, src, bytes, where);
   } catch (...) {
     thrown = std::current_exception();
   }
-  for (auto& one : taken->lanes) {
-    if (auto const joined = all.join(*one); !joined.ok())
-      failed = joined;
-    taken->whole &= one->works && failed.ok();
-  }
+  driver::status const failed = join_each(all, *taken);
   // the caller may access the host memory now
   if (thrown)
     static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));

@@ -228,60 +228,96 @@ met meet_others(os::tcp_socket listener, rendezvous_id const& id, membership m, 
   return out;
 }
 
+namespace {
+// One rank, that meets rank 0.
+struct visitor {
+  rendezvous_id id;
+  membership m;
+  std::int64_t end;  // ns
+  bool may_ask_again;
+  source_location at;
+  std::string why_not{};  // of the last try
+
+  std::string subject() const { return base::text("rank ", m.rank, " of ", m.size); }
+  std::chrono::nanoseconds left(std::int64_t least_ns) const {
+    return std::chrono::nanoseconds(std::max(end - base::now_ns(), least_ns));
+  }
+
+  // Returns: all is said and heard. Throws: as `take`
+  bool try_to_meet(met& got) {
+    why_not.clear();
+    return connect(line::watch, got.with.watch) && connect(line::data, got.with.data) && hear(got.with.watch[0], got) &&
+           hear(got.with.data[0], got);
+  }
+
+ private:
+  bool connect(line use, std::vector<os::owned_file>& into) {
+    os::tcp_socket to = os::connect_tcp(id.host, id.port, left(1'000'000));
+    hello h;
+    h.nonce = id.nonce;
+    h.rank = m.rank;
+    h.size = m.size;
+    h.use = use;
+    h.simulated = m.simulated;
+    if (!to.file.is_open())
+      why_not = to.why_not;
+    else if (os::send_bytes(to.file.get(), bytes_of(h), one_message) != os::heard::message)
+      why_not = "it hung up";
+    if (!why_not.empty())
+      return false;
+    into.push_back(std::move(to.file));
+    return true;
+  }
+
+  bool hear(os::owned_file const& from, met& got) {
+    auto const said = hear_reply(from.get(), left(0));
+    if (!said) {
+      why_not = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
+      return false;
+    }
+    return take(said->first, said->second, got);
+  }
+
+  // Throws: invalid_use, timed_out: to come again is of no use
+  bool take(answer is, std::string const& words, met& got) {
+    // Who can ask for the address again may have an earlier one.
+    if (is == answer::late && may_ask_again) {
+      why_not = "all ranks have met there";
+      return false;
+    }
+    if (is == answer::refused || is == answer::late)
+      throw invalid_use("communicator", subject() + ": rank 0 refuses it: " + base::visible(words),
+                        "Start every rank once, with the same number of ranks and the same kind of devices", at,
+                        error_id{423});
+    if (is == answer::over)
+      throw timed_out("communicator", subject() + ": rank 0 gave up: " + base::visible(words),
+                      "Check the output of those ranks, and start one process for each rank", at, error_id{424});
+    if (is == answer::another) {
+      why_not = "another communicator meets there";
+      return false;
+    }
+    got.greeting = words;
+    return true;
+  }
+};
+}  // namespace
+
 met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_again, membership m, base::time_limit limit,
                 source_location at) {
-  std::int64_t const end = limit.after(base::now_ns());
-  std::string last;
-  auto const subject = base::text("rank ", m.rank, " of ", m.size);
+  visitor here{std::move(id), m, limit.after(base::now_ns()), ask_again != nullptr, at};
   while (true) {
     met got;
-    last.clear();
-    for (line const use : {line::watch, line::data}) {
-      std::chrono::nanoseconds const left(std::max<std::int64_t>(end - base::now_ns(), 1'000'000));
-      os::tcp_socket to = os::connect_tcp(id.host, id.port, left);
-      hello h;
-      h.nonce = id.nonce, h.rank = m.rank, h.size = m.size, h.use = use, h.simulated = m.simulated;
-      if (!to.file.is_open())
-        last = to.why_not;
-      else if (os::send_bytes(to.file.get(), bytes_of(h), one_message) != os::heard::message)
-        last = "it hung up";
-      if (!last.empty())
-        break;
-      (use == line::watch ? got.with.watch : got.with.data).push_back(std::move(to.file));
-    }
-    for (auto const* side : {&got.with.watch, &got.with.data}) {
-      if (!last.empty())
-        break;
-      auto const said =
-          hear_reply((*side)[0].get(), std::chrono::nanoseconds(std::max<std::int64_t>(end - base::now_ns(), 0)));
-      if (!said)
-        last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
-      // Who can ask for the address again may have an earlier one.
-      else if (said->first == answer::late && ask_again)
-        last = "all ranks have met there";
-      else if (said->first == answer::refused || said->first == answer::late)
-        throw invalid_use("communicator", subject + ": rank 0 refuses it: " + base::visible(said->second),
-                          "Start every rank once, with the same number of ranks and the same kind of devices", at,
-                          error_id{423});
-      else if (said->first == answer::over)
-        throw timed_out("communicator", subject + ": rank 0 gave up: " + base::visible(said->second),
-                        "Check the output of those ranks, and start one process for each rank", at, error_id{424});
-      else if (said->first == answer::another)
-        last = "another communicator meets there";
-      else
-        got.greeting = said->second;
-    }
-    if (last.empty())
+    if (here.try_to_meet(got))
       return got;
-    if (base::now_ns() >= end)
+    if (base::now_ns() >= here.end)
       throw timed_out("communicator",
-                      base::text(subject, ": rank 0 at ", base::visible(id.host), " port ", id.port, ": ", last,
-                                 ", for ", limit.ns() / 1'000'000, " ms"),
+                      base::text(here.subject(), ": rank 0 at ", base::visible(here.id.host), " port ", here.id.port,
+                                 ": ", here.why_not, ", for ", limit.ns() / 1'000'000, " ms"),
                       "Check the output of rank 0, the address, and that no firewall is between them", at,
                       error_id{425});
     base::sleep_ns(retry_ns);
     if (ask_again)
-      id = ask_again();
+      here.id = ask_again();
   }
 }
 

@@ -1,407 +1,15 @@
-// One thread in each process sends and receives. It never blocks on a connection.
+// The calls of other threads. One thread in each process sends and receives: watch_state.h.
 // Threads: as the header says.
 #include "peer/ranks/watch.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
+#include "peer/ranks/watch_state.h"
 #include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace weir::peer {
-namespace {
-
-enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone, brought, unwound };
-struct head {
-  std::uint32_t bytes = 0;  // that follow
-  kind is = kind::beat;
-  std::int32_t about = 0;  // the accused, the rank that has gone, brought or unwound. standing: 1 answers a withdrawal
-  rank_watch::round round{};  // arrive, brought
-};
-constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
-constexpr std::int64_t flush_ns = 1'000'000'000;
-
-struct marks {  // of a rank's silence
-  std::uint64_t exceptions = 0, meets = 0;
-};
-struct called {
-  std::uint64_t count = 0, trace = 0;
-};
-constexpr std::size_t traces_kept = 1024;
-
-std::span<char const> chars_of(auto const& value) {
-  return {reinterpret_cast<char const*>(&value), sizeof value};
-}
-
-}  // namespace
-
-struct rank_watch::state {
-  enum class place : char { away, waits, waited };  // waited: it came, and timed out
-
-  // Known to the watching thread alone.
-  struct peer_line {
-    os::owned_file socket{};
-    std::string unread{};
-    std::int64_t heard_ns = 0;
-    std::uint64_t count = 0, trace = 0;
-    std::int64_t waited_ns = 0;  // since when others wait for this rank; 0: they do not
-  };
-  struct shared {
-    called own;
-    std::array<std::uint64_t, traces_kept> traces{}, exceptions{};  // of this rank, by count
-    std::string failure;
-    std::vector<std::string> unsent;  // by rank
-    std::vector<bool> gone;
-    std::vector<int> gone_in_order;         // the same ranks
-    std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
-    std::vector<transfers> gone_transfers;  // with this rank
-    std::vector<marks> unwound;             // since it had called what the two above say
-    std::vector<transfers> own_transfers;   // set when this rank ends
-    std::uint64_t barriers = 0;             // completed
-    std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
-    bool withdrawn = false;                 // rank 0 has answered a withdrawal
-    std::vector<offer> coming;              // to the current barrier, as rank 0 knows them
-    std::vector<offer> brought;             // to the last one that was completed
-  };
-
-  rank_watch& of;
-  os::owned_file wake = os::make_wake_up();
-  std::vector<peer_line> lines;  // by rank; not open: this rank, and on ranks other than 0 all but rank 0
-  std::int64_t own_waited_ns = 0;
-  base::guarded<shared> all{};
-  base::condition changed{};
-
-  explicit state(rank_watch& w) : of(w), lines(static_cast<std::size_t>(w.size_)) {
-    auto s = all.lock();
-    s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
-    s->gone_transfers.resize(lines.size()), s->unwound.resize(lines.size());
-    s->places.resize(lines.size()), s->coming.resize(lines.size()), s->brought.resize(lines.size());
-  }
-
-  bool is_hub() const noexcept { return of.rank_ == 0; }
-  std::size_t all_transfers() const noexcept { return lines.size() * sizeof(transfers); }
-
-  void send(shared& s, int to, kind is, int about, std::span<char const> bytes, round of_round = {}) {
-    std::string& out = s.unsent[static_cast<std::size_t>(to)];
-    if (out.size() > most_unsent)
-      return;  // the other end is frozen, which its silence tells
-    head const h{static_cast<std::uint32_t>(bytes.size()), is, about, of_round};
-    out.append(chars_of(h).data(), sizeof h).append(bytes.data(), bytes.size());
-  }
-  void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes, round of_round = {}) {
-    if (!is_hub())
-      return send(s, 0, is, about, bytes, of_round);
-    for (int r = 1; r < of.size_; ++r)
-      if (r != except)
-        send(s, r, is, about, bytes, of_round);
-  }
-
-  // That a rank has gone, or is unwound, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each
-  // rank its own. `numbers`: its count; and of exceptions
-  void tell_end(shared& s, kind is, int rank, std::string_view numbers, std::string_view with) {
-    std::string const called(numbers);
-    if (!is_hub())
-      return send(s, 0, is, rank, called + std::string(with));
-    for (int r = 1; r < of.size_; ++r) {
-      if (r == rank)
-        continue;
-      std::string_view const its =
-          with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
-      send(s, r, is, rank, called + std::string(its));
-    }
-  }
-
-  void write_out() {
-    auto s = all.lock();
-    for (std::size_t r = 0; r < lines.size(); ++r) {
-      std::string& out = s->unsent[r];
-      if (!lines[r].socket.is_open()) {
-        out.clear();
-        continue;
-      }
-      if (out.empty())
-        continue;
-      out.erase(0, os::send_some(lines[r].socket.get(), std::as_bytes(std::span(out))));
-    }
-  }
-  bool all_sent() const {
-    auto s = all.lock();
-    return std::all_of(s->unsent.begin(), s->unsent.end(), [](auto const& out) { return out.empty(); });
-  }
-
-  // The first verdict counts. Returns: whether this is it.
-  bool decide(int rank, std::string_view why, bool tell) noexcept {
-    {
-      auto s = all.lock();
-      if (of.failed_.load())
-        return false;
-      try {
-        s->failure = why.substr(0, most_bytes);
-        if (tell)
-          send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
-      } catch (...) {}  // no host memory: the others see this rank end
-      of.failed_.store(true, base::memory_order_release);
-    }
-    changed.notify_all();
-    return true;
-  }
-  void decide_here(int rank, std::string const& why, bool tell = true) {
-    if (!decide(rank, why, tell))
-      return;
-    write_out();  // before on_change, which may end the process
-    of.on_change_();
-  }
-
-  called own() const { return all.lock()->own; }
-
-  std::string counted(int rank) const {
-    return base::text("after its collective ",
-                      rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count);
-  }
-
-  // Rank 0: counts those at the barrier, and tells all. `answered`: the rank whose withdrawal this answers.
-  void stand(shared& s, int answered = -1) {
-    if (std::count(s.places.begin(), s.places.end(), place::waits) == of.size_) {
-      s.places.assign(s.places.size(), place::away);
-      ++s.barriers;
-      s.brought.swap(s.coming);
-      s.coming.assign(lines.size(), {});
-      bool const tell = std::any_of(s.brought.begin(), s.brought.end(),
-                                    [&](offer const& b) { return !b.bytes.empty() || b.is != s.brought[0].is; });
-      for (int of_rank = 0; tell && of_rank < of.size_; ++of_rank) {
-        offer const& its = s.brought[static_cast<std::size_t>(of_rank)];
-        send_all(s, -1, kind::brought, of_rank, its.bytes, *its.is);
-      }
-    }
-    std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
-    for (place const p : s.places)
-      text += static_cast<char>(p);
-    if (text.size() > most_bytes)
-      text.resize(sizeof s.barriers);  // too many ranks to be named
-    for (int r = 1; r < of.size_; ++r)
-      send(s, r, kind::standing, r == answered ? 1 : 0, text);
-  }
-
-  void close(int rank, std::string const& how) {
-    lines[static_cast<std::size_t>(rank)].socket.close();
-    if (all.lock()->gone[static_cast<std::size_t>(rank)])
-      return;
-    decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
-  }
-
-  void read(int from) {
-    peer_line& line = lines[static_cast<std::size_t>(from)];
-    std::array<std::byte, 4096> part;
-    while (true) {
-      int const n = os::receive_some(line.socket.get(), part);
-      if (n == 0)
-        break;
-      if (n < 0) {
-        take_messages(from);
-        if (line.socket.is_open())
-          close(from, "has ended, or its connection is broken");
-        return;
-      }
-      line.unread.append(reinterpret_cast<char const*>(part.data()), static_cast<std::size_t>(n));
-      line.heard_ns = base::now_ns();
-      take_messages(from);
-      if (!line.socket.is_open())
-        return;
-    }
-  }
-
-  void take_messages(int from) {
-    peer_line& line = lines[static_cast<std::size_t>(from)];
-    while (line.unread.size() >= sizeof(head)) {
-      head h;
-      std::memcpy(&h, line.unread.data(), sizeof h);
-      if ((h.bytes > most_bytes && h.is != kind::gone && h.is != kind::unwound) || !understood(from, h))
-        return close(from, "sends what is none of weir's messages");
-      if (line.unread.size() < sizeof h + h.bytes)
-        return;
-      std::string const bytes = line.unread.substr(sizeof h, h.bytes);
-      line.unread.erase(0, sizeof h + h.bytes);
-      heard(from, h, bytes);
-    }
-  }
-
-  bool understood(int from, head const& h) const noexcept {
-    bool const of_hub = from == 0, of_rank = h.about >= 0 && h.about < of.size_;
-    std::size_t const number = sizeof(std::uint64_t), with = of_hub ? sizeof(transfers) : all_transfers();
-    switch (h.is) {
-      case kind::beat: return h.bytes == sizeof(called) && of_rank;
-      case kind::gone: return (h.bytes == number || h.bytes == number + with) && of_rank;
-      case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + with) && of_rank;
-      case kind::arrive: return !of_hub && h.bytes >= number && h.round <= round::connect;
-      case kind::withdraw: return !of_hub && h.bytes == number;
-      case kind::brought: return of_hub && of_rank && h.round <= round::connect;
-      case kind::accuse: return !of_hub && of_rank && h.bytes > 0;
-      case kind::verdict: return of_hub && of_rank && h.bytes > 0;
-      case kind::standing: return of_hub && (h.bytes == number || h.bytes == number + lines.size());
-    }
-    return false;
-  }
-
-  void heard(int from, head const& h, std::string const& bytes) {
-    std::uint64_t number = 0;
-    if (bytes.size() >= sizeof number)
-      std::memcpy(&number, bytes.data(), sizeof number);
-    std::size_t const who = static_cast<std::size_t>(from);
-    switch (h.is) {
-      case kind::beat: {
-        peer_line& line = lines[who];
-        if (line.count != number)
-          line.waited_ns = 0;
-        line.count = number;
-        std::memcpy(&line.trace, bytes.data() + sizeof number, sizeof line.trace);
-        return;
-      }
-      case kind::accuse:
-      case kind::verdict: return decide_here(h.about, bytes);
-      case kind::gone:
-      case kind::unwound: {
-        bool const is_gone = h.is == kind::gone;
-        std::size_t const about = is_hub() ? who : static_cast<std::size_t>(h.about),
-                          numbers = (is_gone ? 1 : 3) * sizeof number;
-        {
-          auto s = all.lock();
-          if (is_gone && !s->gone[about])
-            s->gone_in_order.push_back(static_cast<int>(about));
-          s->gone[about] = s->gone[about] || is_gone;
-          s->gone_count[about] = number;
-          transfers& with = s->gone_transfers[about];
-          with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
-          // rank 0 hears of all ranks, and is the first of them; others hear of themselves
-          if (bytes.size() > numbers)
-            std::memcpy(&with, bytes.data() + numbers, sizeof with);
-          if (!is_gone)
-            std::memcpy(&s->unwound[about], bytes.data() + sizeof number, sizeof(marks));
-          of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
-          if (is_hub())
-            tell_end(*s, h.is, from, bytes.substr(0, numbers), std::string_view(bytes).substr(numbers));
-        }
-        changed.notify_all();
-        return of.on_change_();
-      }
-      case kind::arrive:
-      case kind::withdraw: {
-        auto s = all.lock();
-        if (number == s->barriers && h.is == kind::arrive)
-          s->coming[who] = {h.round, bytes.substr(sizeof number)};
-        if (number == s->barriers)
-          s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
-        stand(*s, h.is == kind::withdraw ? from : -1);
-        break;
-      }
-      case kind::brought: all.lock()->brought[static_cast<std::size_t>(h.about)] = {h.round, bytes}; break;
-      case kind::standing: {
-        auto s = all.lock();
-        s->barriers = number;
-        for (std::size_t r = 0; sizeof number + r < bytes.size(); ++r)
-          s->places[r] = static_cast<place>(bytes[sizeof number + r]);
-        if (h.about == 1)
-          s->withdrawn = true;
-        break;
-      }
-    }
-    changed.notify_all();
-  }
-
-  // Rank 0: whether a rank has called something else; it is named.
-  bool compare() {
-    for (int r = 1; r < of.size_; ++r) {
-      peer_line const& line = lines[static_cast<std::size_t>(r)];
-      {
-        auto s = all.lock();
-        if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept)
-          continue;
-        if (s->traces[line.count % traces_kept] == line.trace)
-          continue;
-      }
-      decide_here(
-          r, base::text("rank ", r, " has called other collectives than rank 0, or in another order, among its first ",
-                        line.count));
-      return true;
-    }
-    return false;
-  }
-
-  void judge(std::int64_t now) {
-    std::vector<bool> const gone = all.lock()->gone;
-    for (int r = 0; r < of.size_; ++r) {
-      peer_line const& line = lines[static_cast<std::size_t>(r)];
-      if (line.socket.is_open() && !gone[static_cast<std::size_t>(r)] && now - line.heard_ns > of.limits_.silence.ns())
-        return decide_here(r, base::text("rank ", r, " has sent nothing for ", (now - line.heard_ns) / 1'000'000,
-                                         " ms, ", counted(r), ": its process or machine is frozen"));
-    }
-    if (!is_hub())
-      return;
-    if (of.limits_.compares && compare())
-      return;
-    auto const own = this->own().count;
-    auto most = own;
-    for (peer_line const& line : lines)
-      most = std::max(most, line.count);
-    for (int r = 0; r < of.size_; ++r) {
-      peer_line& line = lines[static_cast<std::size_t>(r)];
-      if (r == 0 && line.count != own)
-        line.count = own, line.waited_ns = 0;
-      if (line.count == most || gone[static_cast<std::size_t>(r)])
-        line.waited_ns = 0;
-      else if (line.waited_ns == 0)
-        line.waited_ns = now;
-      else if (now - line.waited_ns > of.limits_.behind.ns())
-        return decide_here(
-            r, base::text("rank ", r, " has called no collective for ", (now - line.waited_ns) / 1'000'000, " ms, ",
-                          counted(r), ", while others wait in collective ", most));
-    }
-  }
-
-  void run() {
-    std::int64_t const period = std::clamp<std::int64_t>(of.limits_.silence.ns() / 8, 2'000'000, 1'000'000'000);
-    std::int64_t last = base::now_ns(), next_beat = 0;
-    for (peer_line& line : lines)
-      line.heard_ns = last;
-    std::vector<bool> ready;
-    for (std::int64_t end = 0; end == 0 || (base::now_ns() < end && !all_sent());) {
-      std::vector<int> sockets{wake.get()};
-      for (peer_line const& line : lines)
-        sockets.push_back(line.socket.get());
-      os::wait_readable(sockets, ready, std::chrono::nanoseconds(period));
-      std::int64_t const now = base::now_ns();
-      // If this process was stopped, the others' silence is its own: they get another chance.
-      if (now - last > of.limits_.silence.ns() / 2) {
-        for (peer_line& line : lines)
-          line.heard_ns = now;
-      }
-      last = now;
-      if (ready[0])
-        os::take_wake_ups(wake.get());
-      for (int r = 0; r < of.size_; ++r)
-        if (ready[static_cast<std::size_t>(r) + 1])
-          read(r);
-      if (now >= next_beat) {
-        next_beat = now + period;
-        auto s = all.lock();
-        send_all(*s, -1, kind::beat, of.rank_, chars_of(s->own));
-      }
-      if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
-        end = now + flush_ns;
-        auto s = all.lock();
-        std::string_view const with(reinterpret_cast<char const*>(s->own_transfers.data()),
-                                    s->own_transfers.size() == lines.size() ? all_transfers() : 0);
-        auto const count = chars_of(s->own.count);
-        tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, with);
-      }
-      write_out();
-      if (end == 0 && of.turn_away_)
-        of.turn_away_();
-      if (end == 0)
-        judge(now);
-    }
-  }
-};
 
 rank_watch::rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits l,
                        std::function<void()> on_change)
@@ -455,16 +63,16 @@ void rank_watch::labour() noexcept {
 void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
   if (collectives > s->own.count)
-    s->exceptions[collectives % traces_kept] = exceptions;
+    s->exceptions[collectives % state::traces_kept] = exceptions;
   s->own = {collectives, trace};
-  s->traces[collectives % traces_kept] = trace;
+  s->traces[collectives % state::traces_kept] = trace;
 }
 
 void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept {
   try {
     auto s = state_->all.lock();
     std::uint64_t const numbers[] = {s->own.count, exceptions, meets};
-    state_->tell_end(*s, kind::unwound, rank_, {chars_of(numbers).data(), sizeof numbers},
+    state_->tell_end(*s, state::kind::unwound, rank_, {state::chars_of(numbers).data(), sizeof numbers},
                      {reinterpret_cast<char const*>(by_rank.data()), by_rank.size_bytes()});
   } catch (...) {}  // no host memory: the others wait until this rank ends
   os::wake_up(state_->wake.get());
@@ -476,8 +84,8 @@ int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers con
     std::uint64_t const its = s->unwound[r].exceptions, next = s->gone_count[r] + 1;
     if (its == 0 || s->gone[r])
       continue;
-    bool const in_collective =
-        next <= s->own.count && s->own.count - next < traces_kept && s->exceptions[next % traces_kept] < its;
+    bool const in_collective = next <= s->own.count && s->own.count - next < state::traces_kept &&
+                               s->exceptions[next % state::traces_kept] < its;
     transfers const& with = s->gone_transfers[r];
     bool const in_transfer = own[r].sent > with.received || own[r].received > with.sent;
     bool const in_other = s->own.count < next && (in_transfer || meets == s->unwound[r].meets + 1);
@@ -524,24 +132,24 @@ rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, 
   auto const is_over = [&] {
     return failed_.load() || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
   };
-  auto const say = [&](kind is) {
+  auto const say = [&](state::kind is) {
     if (hub) {
       s->coming[0] = {for_what, std::string(brings)};  // first: it may throw
-      s->places[0] = is == kind::arrive ? state::place::waits : state::place::waited;
+      s->places[0] = is == state::kind::arrive ? state::place::waits : state::place::waited;
       state_->stand(*s);
     } else {
       s->withdrawn = false;
-      std::string text(chars_of(mine).data(), sizeof mine);
-      if (is == kind::arrive)
+      std::string text(state::chars_of(mine).data(), sizeof mine);
+      if (is == state::kind::arrive)
         text += brings;
-      state_->send(*s, 0, is, rank_, text, is == kind::arrive ? for_what : round{});
+      state_->send(*s, 0, is, rank_, text, is == state::kind::arrive ? for_what : round{});
     }
     os::wake_up(state_->wake.get());
   };
-  say(kind::arrive);
+  say(state::kind::arrive);
   state_->changed.wait_for(s.lock(), limit, [&] { return s->barriers != mine || is_over(); });
   if (s->barriers == mine)
-    say(kind::withdraw);
+    say(state::kind::withdraw);
   // Rank 0 knows whether the last rank came before the withdrawal.
   if (!hub)
     state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });

@@ -318,13 +318,34 @@ void exports::keep(exported& b, bool retiring) noexcept {
   b.is = exported::state::idle;
 }
 
+// As long as memory is short: frees what is idle here, then what the device caches, then waits for what is kept.
+driver::status exports::place_or_free_some(exported& made, std::size_t bytes, std::size_t page, when_short then) {
+  driver::status is;
+  for (int spared = 0; spared < 4; ++spared) {
+    is = place(made, bytes, page);
+    if (is.what != driver::code::out_of_memory || !made.pages.give_back())
+      break;
+    if (spared == 1)
+      memory_.on(made.device).empty_cache();
+    if (spared == 2 && (then == when_short::refuses || !wait_for_kept(made.device)))
+      break;
+    if (spared != 1)
+      forget_idle();
+  }
+  return is;
+}
+
+// What cannot be forgotten, because the driver still has a part of it, stays idle.
+void exports::abandon(exported& made) noexcept {
+  if (!forget(made))
+    set(made, exported::state::idle);
+}
+
 driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t bytes, when_short then,
                                                         source_location at) {
-  std::string const what = std::to_string(bytes) + " B on " + base::gpu_name(device);
   auto const its = about(device, "exportable_buffer", at);
   if (bytes > its.total_memory)
     return {{driver::code::out_of_memory}, nullptr};
-  std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();
   made->device = device;
   made->home = this;
@@ -336,38 +357,26 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
   }
   driver::status is;
   try {
-    for (int spared = 0; spared < 4; ++spared) {
-      is = place(*made, handle_bytes, page);
-      if (is.what != driver::code::out_of_memory || !made->pages.give_back())
-        break;
-      if (spared == 1)
-        memory_.on(device).empty_cache();
-      if (spared == 2 && (then == when_short::refuses || !wait_for_kept(device)))
-        break;
-      if (spared != 1)
-        forget_idle();
-    }
+    is = place_or_free_some(*made, base::round_up(bytes, its.granularity), its.granularity, then);
   } catch (...) {
-    is = {driver::code::failed};
-    if (!forget(*made))
-      set(*made, exported::state::idle);
+    abandon(*made);
     throw;
   }
-  if (is.ok()) {
-    set(*made, exported::state::exported_in_use);
-    try {
-      open_as_device(*made, at);
-    } catch (...) {
-      set(*made, exported::state::idle);
-      throw;
-    }
-    return {{}, made};
+  if (!is.ok()) {
+    abandon(*made);
+    if (is.what != driver::code::out_of_memory)
+      throw_refusal(is, "exportable_buffer", std::to_string(bytes) + " B on " + base::gpu_name(device), "Try again",
+                    at);
+    return {is, nullptr};
   }
-  if (!forget(*made))
+  set(*made, exported::state::exported_in_use);
+  try {
+    open_as_device(*made, at);
+  } catch (...) {
     set(*made, exported::state::idle);
-  if (is.what != driver::code::out_of_memory)
-    throw_refusal(is, "exportable_buffer", what, "Try again", at);
-  return {is, nullptr};
+    throw;
+  }
+  return {{}, made};
 }
 
 memory_report exports::why_no_room(int device, std::size_t bytes, driver::status last, source_location at) {

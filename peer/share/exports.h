@@ -125,6 +125,8 @@ class exports final : public openable_memory {  // a part of the runtime
   // Blocks: for freed blocks, of pools too, that wait only for this process. false: there is none
   bool wait_for_kept(int device) noexcept;
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
+  driver::status place_or_free_some(exported&, std::size_t handle_bytes, std::size_t alignment, when_short);
+  void abandon(exported&) noexcept;
   driver::status grant_all(exported&, std::uint64_t readers);
   // Opens it to all readers of its device's memory. Throws: driver_error, out_of_memory
   void open_as_device(exported&, source_location);
@@ -189,6 +191,7 @@ class imports final : public openable_memory {  // a part of the runtime
  private:
   std::unique_ptr<opened_import> open_now(message const&, loaned&, std::uint64_t channel, int reader, source_location);
   static void take_word(loaned&, std::string const& name, source_location);
+  static void say_opened(loaned&, std::string const& name, source_location);
   std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t channel, int device);
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);
   void make_reachable(imported&, int reader, source_location);

@@ -204,6 +204,29 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
       });
 }
 
+namespace {
+// Such a message cannot be opened by another call, either.
+bool is_final(std::exception const& e) {
+  return dynamic_cast<std::logic_error const*>(&e) || dynamic_cast<not_supported const*>(&e);
+}
+}  // namespace
+
+// Once for each message, however often the call is repeated. Throws: invalid_use, driver_error: its owner does not hear
+void imports::say_opened(loaned& with, std::string const& name, source_location at) {
+  os::heard heard = os::heard::message;
+  if (os::has_hung_up(with.life.get()))
+    heard = os::heard::closed;
+  else if (!with.opened)
+    heard = say(with.life, importer_signal::opened);
+  switch (heard) {
+    case os::heard::message: break;
+    case os::heard::closed: is_gone(name, at);
+    case os::heard::too_late: refuse(name + ": a damaged loan, its owner does not read", at);
+    case os::heard::refused: cannot_talk(name, at);
+  }
+  with.opened = true;
+}
+
 std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with, std::uint64_t channel, int reader,
                                                  source_location at) {
   auto &memory = with.memory, &life = with.life;
@@ -219,15 +242,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   auto b = find(m, memory, channel, device);
   if (b && b->pages.bytes() != m.handle_bytes)
     refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
-  switch (os::has_hung_up(life.get()) ? os::heard::closed
-          : with.opened               ? os::heard::message
-                                      : say(life, importer_signal::opened)) {
-    case os::heard::message: break;
-    case os::heard::closed: is_gone(name, at);
-    case os::heard::too_late: refuse(name + ": a damaged loan, its owner does not read", at);
-    case os::heard::refused: cannot_talk(name, at);
-  }
-  with.opened = true;
+  say_opened(with, name, at);
   try {
     if (!b)
       b = bring_in(m, memory, device, at);
@@ -236,7 +251,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
     if (opened.what != driver::code::not_supported)
       require(opened, receiving, name, "Repeat the call: the buffer is still the next message", at);
   } catch (std::exception const& e) {
-    if (dynamic_cast<std::logic_error const*>(&e) || dynamic_cast<not_supported const*>(&e))
+    if (is_final(e))
       static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it
     if (b && b->uses == 0)
       b->retiring = true;

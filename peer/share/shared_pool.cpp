@@ -265,21 +265,51 @@ bool shared_pool::wait_for_held(search& s) noexcept try {
   return false;
 }
 
+// Charges the bytes of one more handle: `least` and up to what later calls will want. 0: the limit leaves less, or
+// another thread has changed the pool meanwhile, as `is` says.
+std::size_t shared_pool::charge(std::size_t least, search& s, driver::status& is) {
+  auto b = books_.lock();
+  std::size_t want = handle_bytes_;
+  if (want == 0)
+    want = base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_);
+  want = std::max(least, want);
+  std::size_t left = want;
+  if (limit_)
+    left = limit_ - std::min(limit_, b->reserved);
+  if (left < least) {
+    if (least > limit_ || !has_more(b, s))
+      is = {driver::code::out_of_memory};
+    return 0;
+  }
+  want = std::min(want, left / page_ * page_);
+  b->reserved += want;
+  ++b->in_motion;
+  return want;
+}
+
+void shared_pool::refund(std::size_t bytes) {
+  books_.lock()->reserved -= bytes;
+}
+
+void shared_pool::add_handle(std::shared_ptr<exported> const& made, std::size_t bytes) {
+  auto b = books_.lock();
+  auto& h = b->handles[made->serial];
+  try {
+    h.ranges.try_emplace(0, range{&h, 0, bytes, true});
+  } catch (...) {
+    b->handles.erase(made->serial);
+    throw;
+  }
+  h.pages = made;
+  b->free.insert(h.ranges.at(0));
+}
+
 driver::status shared_pool::grow(std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
-  std::size_t want = 0;
-  {
-    auto b = books_.lock();
-    want =
-        std::max(least, handle_bytes_ ? handle_bytes_
-                                      : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
-    std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
-    if (left < least)
-      return least <= limit_ && has_more(b, s) ? driver::status{} : driver::status{driver::code::out_of_memory};
-    want = std::min(want, left / page_ * page_);
-    b->reserved += want;
-    ++b->in_motion;
-  }
+  driver::status is;
+  std::size_t want = charge(least, s, is);
+  if (want == 0)
+    return is;
   struct leaves {
     shared_pool& of;
     ~leaves() {
@@ -288,31 +318,24 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
       of.moved_.notify_all();
     }
   } const at_the_end{*this};
-  auto const refund = [&](std::size_t bytes) { books_.lock()->reserved -= bytes; };
   std::shared_ptr<exported> made;
   try {
     auto got = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
+    // More than is needed is a convenience: nothing waits for it.
     if (!got.ok() && want > least) {
       refund(want - least);
       want = least;
       got = exports_.make(device_, want, s.then, at);
     }
-    if (!got.ok())
-      return refund(want), got.is;
+    if (!got.ok()) {
+      refund(want);
+      return got.is;
+    }
     made = std::move(got.value);
     for (int const reader : readers_)
       require(exports_.grant(*made, reader), "share_pool", base::gpu_name(reader) + " reads " + base::gpu_name(device_),
               "Try again", at);
-    auto b = books_.lock();
-    auto& h = b->handles[made->serial];
-    try {
-      h.ranges.try_emplace(0, range{&h, 0, want, true});
-    } catch (...) {
-      b->handles.erase(made->serial);
-      throw;
-    }
-    h.pages = made;
-    b->free.insert(h.ranges.at(0));
+    add_handle(made, want);
     return {};
   } catch (...) {
     refund(want);

@@ -93,6 +93,9 @@ class WEIR_LOCAL shared_pool {
   driver::status find_room(exported&, source_location);  // out_of_memory: there is none
   // Adds a handle; does nothing if room may have appeared since the search looked.
   driver::status grow(std::size_t room, search&, source_location);
+  std::size_t charge(std::size_t least, search&, driver::status&);
+  void refund(std::size_t bytes);
+  void add_handle(std::shared_ptr<exported> const&, std::size_t bytes);
   // Blocks: while other threads are in motion; they wait for no thread of this pool. Returns: true if room
   // may have appeared since the search looked.
   bool has_more(base::guarded<books>::access&, search&);

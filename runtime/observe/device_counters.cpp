@@ -187,81 +187,135 @@ void heap_counters::note_cached() noexcept {
   cached_left_.set(left);
 }
 
+// One sum: the totals of each heap, then what thread caches know better, then the levels and peaks from both.
+class device_counters::adder {
+ public:
+  explicit adder(memory_statistics const& counted) noexcept : out_(counted) {}
+  adder(adder const&) = delete;
+
+  void add_heap(heap_counters const& heap) noexcept {
+    level_values const peaks = heap.peaks();
+    for (std::size_t p = 0; p < heap_counters::all; ++p)
+      add_totals(heap, p);
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (std::size_t k = 0; k < levels; ++k)
+        peak_[k][p] += peaks[k][p];
+      pending_[p]->peak += heap.pending_peak_[p].get();
+      cached_[p]->peak += std::max(heap.cached_peak_[p].get(), heap.cached(p));
+    }
+    for (statistic* s : {&out_.inactive.all, &out_.inactive.large}) {
+      s->allocated += heap.free_blocks_made_.get();
+      s->freed += heap.free_blocks_gone_.get();
+      s->peak += heap.free_blocks_peak_.get();
+    }
+  }
+
+  // Thread caches hold only small blocks.
+  void add_caches(cached_slots const& caches) noexcept {
+    for (std::size_t p : {std::size_t{0}, heap_counters::all}) {
+      count(allocation_, level::allocation, p, caches.taken, caches.given);
+      count(active_, level::active, p, caches.taken, caches.given);
+      count(allocated_, level::allocated_bytes, p, caches.total_bytes, caches.given_bytes);
+      count(requested_, level::requested_bytes, p, caches.taken_requested, caches.given_requested);
+      // Deferred frees are given, and still wait.
+      count(active_, level::active, p, 0, -caches.waited);
+      count(pending_, level::active_bytes, p, caches.waited_bytes, 0);
+    }
+  }
+
+  // shared: the peaks of several heaps together; null: there is one heap, whose own peaks are exact.
+  memory_statistics finish(shared_levels const* shared) noexcept {
+    for (std::size_t p = 0; p < 3; ++p) {
+      at(level::active_bytes, p) += at(level::allocated_bytes, p);
+      for (std::size_t k = 0; k < levels; ++k)
+        set_level(k, p, shared);
+      derive(p);
+    }
+    for (statistic* s : {&out_.inactive.all, &out_.inactive.large})
+      s->current = s->allocated - s->freed;
+    return out_;
+  }
+
+ private:
+  using by_pool_of = std::array<statistic*, 3>;
+  using sums = heap_counters::sums;
+
+  std::int64_t& at(level k, std::size_t p) noexcept { return now_[static_cast<std::size_t>(k)][p]; }
+  void count(by_pool_of const& to, level k, std::size_t p, std::int64_t taken, std::int64_t given) noexcept {
+    to[p]->allocated += taken;
+    to[p]->freed += given;
+    at(k, p) += taken - given;
+  }
+
+  // Each number is read once, so that small and large add up to all.
+  void add_totals(heap_counters const& heap, std::size_t p) noexcept {
+    auto const ever = [&](heap_counters::pools const& s, heap_counters::value sums::*what) {
+      return heap.of(s, p, what);
+    };
+    std::int64_t const taken = ever(heap.taken_, &sums::blocks);
+    std::int64_t const given = ever(heap.given_, &sums::blocks);
+    std::int64_t const held = ever(heap.pending_, &sums::bytes);
+    std::int64_t const settled = ever(heap.reclaimed_, &sums::bytes);
+    std::int64_t const done = given - ever(heap.pending_, &sums::blocks) + ever(heap.reclaimed_, &sums::blocks);
+    std::int64_t const taken_bytes = ever(heap.taken_, &sums::bytes);
+    std::int64_t const given_bytes = ever(heap.given_, &sums::bytes);
+    std::int64_t const taken_requested = ever(heap.taken_, &sums::requested);
+    std::int64_t const given_requested = ever(heap.given_, &sums::requested);
+    for (std::size_t q : {p, heap_counters::all}) {
+      count(allocation_, level::allocation, q, taken, given);
+      count(active_, level::active, q, taken, done);
+      count(allocated_, level::allocated_bytes, q, taken_bytes, given_bytes);
+      count(requested_, level::requested_bytes, q, taken_requested, given_requested);
+      count(pending_, level::active_bytes, q, held, settled);
+    }
+  }
+
+  void set_level(std::size_t k, std::size_t p, shared_levels const* shared) noexcept {
+    std::int64_t known = peak_[k][p];
+    if (shared)
+      known = std::min(known, shared->peak(static_cast<level>(k), p));
+    // The peak of reserved bytes is exact, and no level of bytes passes it.
+    if (k >= static_cast<std::size_t>(level::allocated_bytes))
+      known = std::min(known, reserved_[p]->peak);
+    with_peak_[k][p]->current = now_[k][p];
+    with_peak_[k][p]->peak = std::max(known, now_[k][p]);
+  }
+
+  // reserved = allocated + pending + cached
+  void derive(std::size_t p) noexcept {
+    pending_[p]->current = active_bytes_[p]->current - allocated_[p]->current;
+    pending_[p]->peak = std::max(std::min(pending_[p]->peak, reserved_[p]->peak), pending_[p]->current);
+    active_bytes_[p]->allocated = allocated_[p]->allocated;
+    active_bytes_[p]->freed = allocated_[p]->freed - pending_[p]->allocated + pending_[p]->freed;
+    cached_[p]->current = reserved_[p]->current - active_bytes_[p]->current;
+    cached_[p]->allocated = active_bytes_[p]->freed + reserved_[p]->allocated;
+    cached_[p]->freed = allocated_[p]->allocated + reserved_[p]->freed;
+    cached_[p]->peak = std::max(std::min(cached_[p]->peak, reserved_[p]->peak), cached_[p]->current);
+  }
+
+  memory_statistics out_;
+  by_pool_of const allocation_ = parts(out_.allocation);
+  by_pool_of const active_ = parts(out_.active);
+  by_pool_of const allocated_ = parts(out_.allocated_bytes);
+  by_pool_of const requested_ = parts(out_.requested_bytes);
+  by_pool_of const active_bytes_ = parts(out_.active_bytes);
+  by_pool_of const pending_ = parts(out_.pending_bytes);
+  by_pool_of const cached_ = parts(out_.cached_bytes);
+  by_pool_of const reserved_ = parts(out_.reserved_bytes);
+  std::array<by_pool_of, levels> const with_peak_{allocation_, active_, allocated_, active_bytes_, requested_};
+  level_values now_{};   // of active bytes what is pending, until finish()
+  level_values peak_{};  // the sums of the heaps' own
+};
+
 // Each level is the difference of the totals that are read here. So slots that move between a cache and the
 // heap_counters between the two reads count in neither.
 memory_statistics device_counters::sum(std::span<heap_counters const* const> heap_counts,
                                        cached_slots const& caches) const noexcept {
-  using sums = heap_counters::sums;
-  memory_statistics out = now_;
-  auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes),
-             requested = parts(out.requested_bytes), active_bytes = parts(out.active_bytes),
-             pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
-  std::array<std::array<statistic*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
-  level_values now{}, peak{};
-  for (heap_counters const* const t : heap_counts) {
-    auto const peak_here = t->peaks();
-    for (std::size_t p = 0; p < heap_counters::all; ++p) {  // each number is read once, so that small and large add up
-      auto const ever = [&](heap_counters::pools const& s, heap_counters::value sums::*what) {
-        return t->of(s, p, what);
-      };
-      auto const add = [&](std::array<statistic*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
-        for (std::size_t q : {p, heap_counters::all})
-          to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
-      };
-      std::int64_t const taken = ever(t->taken_, &sums::blocks), given = ever(t->given_, &sums::blocks);
-      std::int64_t const held = ever(t->pending_, &sums::bytes), settled = ever(t->reclaimed_, &sums::bytes);
-      add(allocation, level::allocation, taken, given);
-      add(active, level::active, taken, given - ever(t->pending_, &sums::blocks) + ever(t->reclaimed_, &sums::blocks));
-      add(allocated, level::allocated_bytes, ever(t->taken_, &sums::bytes), ever(t->given_, &sums::bytes));
-      add(requested, level::requested_bytes, ever(t->taken_, &sums::requested), ever(t->given_, &sums::requested));
-      add(pending, level::active_bytes, held, settled);
-    }
-    for (std::size_t p = 0; p < 3; ++p) {
-      for (std::size_t k = 0; k < levels; ++k)
-        peak[k][p] += peak_here[k][p];
-      pending[p]->peak += t->pending_peak_[p].get();
-      cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
-    }
-    for (statistic* s : {&out.inactive.all, &out.inactive.large})
-      s->allocated += t->free_blocks_made_.get(), s->freed += t->free_blocks_gone_.get(),
-          s->peak += t->free_blocks_peak_.get();
-  }
-  for (std::size_t p : {std::size_t{0}, heap_counters::all}) {  // thread caches hold only small blocks
-    for (level k : {level::allocation, level::active})
-      now[static_cast<std::size_t>(k)][p] += caches.taken - caches.given;
-    now[static_cast<std::size_t>(level::allocated_bytes)][p] += caches.total_bytes - caches.given_bytes;
-    now[static_cast<std::size_t>(level::requested_bytes)][p] += caches.taken_requested - caches.given_requested;
-    for (auto const& s : {allocation, active})
-      s[p]->allocated += caches.taken, s[p]->freed += caches.given;
-    allocated[p]->allocated += caches.total_bytes, allocated[p]->freed += caches.given_bytes;
-    requested[p]->allocated += caches.taken_requested, requested[p]->freed += caches.given_requested;
-    now[static_cast<std::size_t>(level::active)][p] += caches.waited, active[p]->freed -= caches.waited;
-    now[static_cast<std::size_t>(level::active_bytes)][p] += caches.waited_bytes,
-        pending[p]->allocated += caches.waited_bytes;
-  }
-  for (std::size_t p = 0; p < 3; ++p) {
-    now[static_cast<std::size_t>(level::active_bytes)][p] += now[static_cast<std::size_t>(level::allocated_bytes)][p];
-    for (std::size_t k = 0; k < levels; ++k) {
-      std::int64_t known =
-          heap_counts.size() > 1 ? std::min(peak[k][p], shared_.peak(static_cast<level>(k), p)) : peak[k][p];
-      // exact ones need no help
-      if (k >= static_cast<std::size_t>(level::allocated_bytes))
-        known = std::min(known, reserved[p]->peak);
-      with_peak[k][p]->current = now[k][p];
-      with_peak[k][p]->peak = std::max(known, now[k][p]);
-    }
-    pending[p]->current = active_bytes[p]->current - allocated[p]->current;
-    pending[p]->peak = std::max(std::min(pending[p]->peak, reserved[p]->peak), pending[p]->current);
-    active_bytes[p]->allocated = allocated[p]->allocated;
-    active_bytes[p]->freed = allocated[p]->freed - pending[p]->allocated + pending[p]->freed;
-    cached[p]->current = reserved[p]->current - active_bytes[p]->current;
-    cached[p]->allocated = active_bytes[p]->freed + reserved[p]->allocated;
-    cached[p]->freed = allocated[p]->allocated + reserved[p]->freed;
-    cached[p]->peak = std::max(std::min(cached[p]->peak, reserved[p]->peak), cached[p]->current);
-  }
-  for (statistic* s : {&out.inactive.all, &out.inactive.large})
-    s->current = s->allocated - s->freed;
-  return out;
+  adder all(now_);
+  for (heap_counters const* const heap : heap_counts)
+    all.add_heap(*heap);
+  all.add_caches(caches);
+  return all.finish(heap_counts.size() > 1 ? &shared_ : nullptr);
 }
 
 }  // namespace weir::observe

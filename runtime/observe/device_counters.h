@@ -456,6 +456,7 @@ class device_counters {
     }
     return n;
   }
+  class adder;
   memory_statistics sum(std::span<heap_counters const* const> heap_counts,
                         cached_slots const&) const noexcept;  // Requires: lock_
   template <class Do>

@@ -128,58 +128,66 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"pinned_use_background_threads", "Leave it out: weir queries events in the calls that need memory"},
 };
 
-std::optional<std::uint32_t> count_from_text(std::string_view text) {
-  std::uint32_t count = 0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (failed != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return count;
-}
+// One KEY:VALUE, and where it stands: WEIR_CONF, or a file and a line.
+struct setting {
+  std::string key, value, where;
+  source_location at;
+
+  template <class T>
+  T required(std::optional<T> const& given, char const* is_none, std::string remedy) const {
+    if (!given)
+      refuse(where, key + ":" + in_quotes(value) + is_none, std::move(remedy), at,
+             error_id{168});  // KEY:"VALUE" is no value of that option. The remedy has an example
+    return *given;
+  }
+  // One for each kind of value that a row may have.
+  void set(options& into, size_t options::*size) const {
+    into.*size =
+        required(size_from_text(value), " is not a size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
+  }
+  void set(options& into, std::chrono::milliseconds options::*time) const {
+    into.*time =
+        required(time_from_text(value), " is not a time", "Write a number and ms, s or min, or 0: " + key + ":30s");
+  }
+  void set(options& into, double options::*part) const {
+    into.*part = required(part_from_text(value), " is not a number from 0 to 1", "Write " + key + ":0.02");
+  }
+  void set(options& into, std::uint32_t options::*count) const {
+    into.*count = required(number_from<std::uint32_t>(value), " is not a number", "Write " + key + ":16");
+  }
+  void set(options& into, options::wait_policy options::*policy) const {
+    into.*policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
+  }
+  void set(options& into, log_level options::*level) const {
+    into.*level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
+  }
+  void set(options& into, bool options::*on) const {
+    into.*on = required(switch_from_text(value), " is neither true nor false", "Write " + key + ":true");
+  }
+
+  [[noreturn]] void refuse_unknown() const {
+    for (auto const& [of_torch, instead] : of_pytorch) {
+      if (key == of_torch)
+        refuse(where, in_quotes(key) + " is an option of PyTorch, not of weir",
+               std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at, error_id{169});
+    }
+    std::vector<std::string_view> names;
+    for (option_row const& row : table)
+      names.push_back(row.name);
+    refuse(where, "there is no option " + in_quotes(key),
+           did_you_mean(key, names) + "docs/reference/options.md lists the options", at, error_id{170});
+  }
+};
 
 // `where`: WEIR_CONF, or a file and a line. Returns: the row that was set.
 size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where,
                   source_location at) {
-  size_t number = 0;
-  for (option_row const& row : table) {
-    if (key != row.name) {
-      ++number;
-      continue;
-    }
-    std::string const name(key);
-    auto const required = [&](auto const& given, char const* is_none, std::string remedy) {
-      if (!given)
-        refuse(std::string(where), name + ":" + in_quotes(value) + is_none, std::move(remedy), at,
-               error_id{168});  // KEY:"VALUE" is no value of that option. The remedy has an example
-      return *given;
-    };
-    if (auto const* const size = std::get_if<size_t options::*>(&row.at))
-      into.** size = required(size_from_text(value), " is not a size",
-                              "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
-    else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at))
-      into.** time =
-          required(time_from_text(value), " is not a time", "Write a number and ms, s or min, or 0: " + name + ":30s");
-    else if (auto const* const part = std::get_if<double options::*>(&row.at))
-      into.** part = required(part_from_text(value), " is not a number from 0 to 1", "Write " + name + ":0.02");
-    else if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at))
-      into.** count = required(count_from_text(value), " is not a number", "Write " + name + ":16");
-    else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
-      into.** policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
-    else if (auto const* const level = std::get_if<log_level options::*>(&row.at))
-      into.** level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
-    else
-      into.*std::get<bool options::*>(row.at) =
-          required(switch_from_text(value), " is neither true nor false", "Write " + name + ":true");
-    return number;
-  }
-  for (auto const& [of_torch, instead] : of_pytorch)
-    if (key == of_torch)
-      refuse(std::string(where), in_quotes(key) + " is an option of PyTorch, not of weir",
-             std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at, error_id{169});
-  std::vector<std::string_view> names;
-  for (option_row const& row : table)
-    names.push_back(row.name);
-  refuse(std::string(where), "there is no option " + in_quotes(key),
-         did_you_mean(key, names) + "docs/reference/options.md lists the options", at, error_id{170});
+  setting const s{std::string(key), std::string(value), std::string(where), at};
+  auto const row = std::ranges::find(table, key, &option_row::name);
+  if (row == std::end(table))
+    s.refuse_unknown();
+  std::visit([&](auto const member) { s.set(into, member); }, row->at);
+  return static_cast<size_t>(row - std::begin(table));
 }
 
 // a hundred years fit in a count of nanoseconds

@@ -50,51 +50,83 @@ memory_cause likeliest_cause(memory_report const& r, bool addresses) {
   return limited ? memory_cause::limit : memory_cause::in_use;
 }
 
+std::string gib_for(size_t bytes) {
+  return std::to_string(bytes / (size_t{1} << 30) + 1) + "GiB";
+}
+
+std::string too_large(memory_report const& r) {
+  if (r.requested > ~size_t{0} / 2)
+    return "The size has overflowed: check the product it was made from.\n";
+  return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
+}
+
+std::string short_of_host_memory(memory_report const& r) {
+  if (r.host_kept == 0)
+    return "The host gives this process no more memory. Free some, request less, or raise the limit of the "
+           "process (`ulimit -v`).\n";
+  size_t const spare = r.host_available - std::min(r.host_available, r.host_kept);
+  return "The host has " + in_units(r.host_available) + " available, of which weir leaves " + in_units(r.host_kept) +
+         " to others and may pin " + in_units(spare) +
+         ". Free pinned memory, use fewer or smaller buffers, or raise the total with pinned_limit "
+         "(WEIR_CONF=pinned_limit:" +
+         gib_for(r.reserved + r.rounded) + ").\n";
+}
+
+std::string short_of_addresses(memory_report const& r) {
+  if (r.on.is_cpu())
+    return "The process may map no more addresses. Free some memory, or raise its limit (`ulimit -v`).\n";
+  return "The address space has no free range of that length. Each stream has addresses of its own, and each shared "
+         "buffer has, too. Raise the option address_space, or use fewer of them: a new stream reuses the addresses "
+         "of one that has ended.\n";
+}
+
+std::string at_the_limit(memory_report const& r) {
+  if (r.on.is_cpu()) {
+    std::string const remedy =
+        "Raise the limit with pinned_limit (WEIR_CONF=pinned_limit:" + gib_for(r.allocated + r.pending + r.rounded) +
+        ").\n";
+    if (r.rounded > r.limit)
+      return "The request is larger than the limit of pinned memory. " + remedy;
+    return "The limit of pinned memory is reached: free pinned buffers. " + remedy;
+  }
+  if (r.rounded > r.limit)
+    return "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
+           "device_limit), or request less.\n";
+  return "The memory limit is reached: raise the limit, or free memory.\n";
+}
+
+std::string at_the_limit_of_its_pool(memory_report const& r) {
+  if (r.rounded > r.pool.limit)
+    return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request "
+           "less.\n";
+  return "The limit of the pool is reached: free blocks of the pool, or raise its limit (pool::set_limit).\n";
+}
+
+std::string at_the_limit_of_its_share_pool(memory_report const& r) {
+  if (r.rounded > r.pool.limit)
+    return "The request is larger than the limit of its share_pool. Give the pool a larger limit "
+           "(share_pool_options::limit), or request less.\n";
+  return "The limit of the share_pool is reached: free buffers of the pool here and in other processes, or give it "
+         "a larger limit (share_pool_options::limit).\n";
+}
+
+std::string refused_by_the_driver(memory_report const& r) {
+  if (r.on.is_cpu())
+    return "The system locks no more pages. Raise its limit of locked pages (`ulimit -l`), or pin less.\n";
+  return "The driver refused memory that it reported as free. Another process may have allocated it. Look at "
+         "`nvidia-smi`, and try again.\n";
+}
+
+// Long: one case for each cause.
 std::string sentence(memory_report const& r, memory_cause why) {
   switch (why) {
-    case memory_cause::too_large:
-      if (r.requested > ~size_t{0} / 2)
-        return "The size has overflowed: check the product it was made from.\n";
-      return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
-    case memory_cause::host: {
-      if (r.host_kept == 0)
-        return "The host gives this process no more memory. Free some, request less, or raise the limit of the "
-               "process (`ulimit -v`).\n";
-      size_t const spare = r.host_available - std::min(r.host_available, r.host_kept);
-      return "The host has " + in_units(r.host_available) + " available, of which weir leaves " +
-             in_units(r.host_kept) + " to others and may pin " + in_units(spare) +
-             ". Free pinned memory, use fewer or smaller buffers, or raise the total with pinned_limit "
-             "(WEIR_CONF=pinned_limit:" +
-             std::to_string((r.reserved + r.rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
-    }
-    case memory_cause::addresses:
-      if (r.on.is_cpu())
-        return "The process may map no more addresses. Free some memory, or raise its limit (`ulimit -v`).\n";
-      return "The address space has no free range of that length. Each stream has addresses of its own, and each "
-             "shared "
-             "buffer has, too. Raise the option address_space, or use fewer of them: a new stream reuses the addresses "
-             "of one that has ended.\n";
-    case memory_cause::limit:
-      if (r.on.is_cpu())
-        return (r.rounded > r.limit ? std::string("The request is larger than the limit of pinned memory. ")
-                                    : "The limit of pinned memory is reached: free pinned buffers. ") +
-               "Raise the limit with pinned_limit (WEIR_CONF=pinned_limit:" +
-               std::to_string((r.allocated + r.pending + r.rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
-      if (r.rounded > r.limit)
-        return "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
-               "device_limit), or request less.\n";
-      return "The memory limit is reached: raise the limit, or free memory.\n";
-    case memory_cause::pool_limit:
-      if (r.rounded > r.pool.limit)
-        return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request "
-               "less.\n";
-      return "The limit of the pool is reached: free blocks of the pool, or raise its limit (pool::set_limit).\n";
-    case memory_cause::share_limit:
-      if (r.rounded > r.pool.limit)
-        return "The request is larger than the limit of its share_pool. Give the pool a larger limit "
-               "(share_pool_options::limit), or request less.\n";
-      return "The limit of the share_pool is reached: free buffers of the pool here and in other processes, or give it "
-             "a larger limit (share_pool_options::limit).\n";
+    case memory_cause::too_large: return too_large(r);
+    case memory_cause::host: return short_of_host_memory(r);
+    case memory_cause::addresses: return short_of_addresses(r);
+    case memory_cause::limit: return at_the_limit(r);
+    case memory_cause::pool_limit: return at_the_limit_of_its_pool(r);
+    case memory_cause::share_limit: return at_the_limit_of_its_share_pool(r);
+    case memory_cause::driver: return refused_by_the_driver(r);
     case memory_cause::shared:
       return "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
              "or trim the pools.\n";
@@ -108,14 +140,68 @@ std::string sentence(memory_report const& r, memory_cause why) {
     case memory_cause::pending:
       return "Freed blocks are pending on their streams. Synchronize before the allocation, or keep fewer steps in "
              "flight.\n";
-    case memory_cause::driver:
-      if (r.on.is_cpu())
-        return "The system locks no more pages. Raise its limit of locked pages (`ulimit -l`), or pin less.\n";
-      return "The driver refused memory that it reported as free. Another process may have allocated it. Look at "
-             "`nvidia-smi`, and try again.\n";
     default:
       return "The program's live blocks fill the memory. Free tensors and buffers earlier, or use smaller batches.\n";
   }
+}
+
+std::string row(std::string_view name, size_t bytes) {
+  constexpr size_t width = 16;  // longer than the longest name
+  return "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n';
+}
+std::string row_if(size_t bytes, std::string_view name) {
+  return bytes ? row(name, bytes) : "";
+}
+
+std::string rows_of_memory(memory_report const& r) {
+  std::string out = row("capacity", r.capacity);
+  out += row("outside weir", r.other_processes - std::min(r.other_processes, r.exported));
+  out += row_if(r.exported, "shared");
+  out += row_if(r.driver_reserve, "for the driver");
+  if (r.limit < r.capacity)
+    out += row_if(r.limit, "limit");
+  if (r.host_kept != 0)
+    out += row("available", r.host_available) + row("  for others", r.host_kept);
+  out += row("reserved", r.reserved);
+  out += row("  allocated", r.allocated);
+  out += row("  pending", r.pending);
+  out += row("  cached", r.reserved - r.allocated - r.pending);  // reserved = allocated + pending + cached
+  out += row("largest free", r.largest_free);
+  return out;
+}
+
+std::string rows_of_pool(memory_report const& r) {
+  std::string out = row_if(r.pool.limit, "limit of pool");
+  out += row("reserved there", r.pool.reserved);
+  out += row("  allocated", r.pool.allocated);
+  out += row("  pending", r.pool.pending);
+  out += row("  cached", r.pool.cached);
+  return out;
+}
+
+// No step: a range of addresses was short, not memory.
+bool is_of_addresses(recovery_step const& tried) {
+  return tried.name == "addresses";
+}
+
+std::string what_it_gave(recovery_step const& tried) {
+  // A wait frees no bytes, but later steps may find some.
+  if (!tried.name.starts_with("waited"))
+    return in_units(tried.gave_bytes);
+  return tried.gave_bytes ? "completed" : "none was pending";
+}
+
+std::string lines_of_recovery(memory_report const& r) {
+  std::string out;
+  for (recovery_step const& tried : r.recovery) {
+    if (is_of_addresses(tried))
+      continue;
+    if (out.empty())
+      out = "  recovery steps\n";
+    out += "    " + std::string(tried.name) + ": " + what_it_gave(tried) + " in " + std::to_string(tried.ns / 1000) +
+           " us\n";
+  }
+  return out;
 }
 
 }  // namespace
@@ -128,53 +214,16 @@ std::string_view name(memory_cause why) noexcept {
 }
 
 std::string memory_report::text() const {
-  size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
-  std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)" +
-                    (pool.name.empty() ? "" : " in pool " + pool.name) + '\n';
-  constexpr size_t width = 16;  // longer than the longest name
-  auto const row = [&out](std::string_view name, size_t bytes) {
-    out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n';
-  };
-  row("capacity", capacity);
-  size_t const outside = other_processes - std::min(other_processes, exported);
-  row("outside weir", outside);
-  if (exported)
-    row("shared", exported);
-  if (driver_reserve)
-    row("for the driver", driver_reserve);
-  if (limit != 0 && limit < capacity)
-    row("limit", limit);
-  if (host_kept != 0) {
-    row("available", host_available);
-    row("  for others", host_kept);
-  }
-  row("reserved", reserved);
-  row("  allocated", allocated);
-  row("  pending", pending);
-  row("  cached", cached);
-  row("largest free", largest_free);
-  if (!pool.name.empty()) {
-    if (pool.limit)
-      row("limit of pool", pool.limit);
-    row("reserved there", pool.reserved);
-    row("  allocated", pool.allocated);
-    row("  pending", pool.pending);
-    row("  cached", pool.cached);
-  }
-  bool addresses = false, listed = false;  // addresses: these were short, not memory
-  for (recovery_step const& tried : recovery) {
-    if (tried.name == "addresses") {
-      addresses = true;
-      continue;
-    }
-    bool const waited = tried.name.starts_with("waited");  // frees no bytes, but later steps may find some
-    if (!std::exchange(listed, true))
-      out += "  recovery steps\n";
-    out += "    " + std::string(tried.name) + ": " +
-           (waited ? (tried.gave_bytes ? "completed" : "none was pending") : in_units(tried.gave_bytes)) + " in " +
-           std::to_string(tried.ns / 1000) + " us\n";
-  }
-  memory_cause const why = cause == memory_cause::none ? likeliest_cause(*this, addresses) : cause;
+  std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)";
+  if (!pool.name.empty())
+    out += " in pool " + pool.name;
+  out += '\n' + rows_of_memory(*this);
+  if (!pool.name.empty())
+    out += rows_of_pool(*this);
+  out += lines_of_recovery(*this);
+  memory_cause why = cause;
+  if (why == memory_cause::none)
+    why = likeliest_cause(*this, std::ranges::any_of(recovery, is_of_addresses));
   out += sentence(*this, why);
   for (auto const& w : waits_for)
     out += "Stream " + std::to_string(w.stream) + " still uses " + in_units(w.bytes) + " of freed memory.\n";

@@ -58,33 +58,42 @@ class page {
   std::string out_, name_;
 };
 
-}  // namespace
+using devices = std::span<measured const>;
 
-std::string metrics(std::span<measured const> all) {
-  page out;
+void add_levels(page& out, devices all) {
   out.family("weir_memory_bytes", "gauge",
              "Reserved device memory, by state. The states add up to all reserved memory.");
-  for (measured const& m : all)
+  for (measured const& m : all) {
     for (level const& l : levels)
       out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.current);
+  }
   out.family("weir_memory_peak_bytes", "gauge", "Peak memory since the last reset.");
-  for (measured const& m : all)
+  for (measured const& m : all) {
     for (level const& l : peaks)
       out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
-  if (std::ranges::any_of(all, [](measured const& m) { return !m.pools.empty(); })) {
-    out.family("weir_pool_bytes", "gauge", "Reserved device memory of a pool, by state. Part of weir_memory_bytes.");
-    for (measured const& m : all) {
-      for (pool_memory_use const& p : m.pools) {
-        out.sample_of_pool(m.device, p.name, "allocated", p.allocated);
-        out.sample_of_pool(m.device, p.name, "pending", p.pending);
-        out.sample_of_pool(m.device, p.name, "cached", p.cached);
-      }
-    }
-    out.family("weir_pool_limit_bytes", "gauge", "The limit of a pool's reserved memory; 0: none.");
-    for (measured const& m : all)
-      for (pool_memory_use const& p : m.pools)
-        out.sample_of_pool(m.device, p.name, "", p.limit);
   }
+}
+
+void add_pools(page& out, devices all) {
+  // A family without a sample would be an empty row of a dashboard.
+  if (std::ranges::none_of(all, [](measured const& m) { return !m.pools.empty(); }))
+    return;
+  out.family("weir_pool_bytes", "gauge", "Reserved device memory of a pool, by state. Part of weir_memory_bytes.");
+  for (measured const& m : all) {
+    for (pool_memory_use const& p : m.pools) {
+      out.sample_of_pool(m.device, p.name, "allocated", p.allocated);
+      out.sample_of_pool(m.device, p.name, "pending", p.pending);
+      out.sample_of_pool(m.device, p.name, "cached", p.cached);
+    }
+  }
+  out.family("weir_pool_limit_bytes", "gauge", "The limit of a pool's reserved memory; 0: none.");
+  for (measured const& m : all) {
+    for (pool_memory_use const& p : m.pools)
+      out.sample_of_pool(m.device, p.name, "", p.limit);
+  }
+}
+
+void add_shared(page& out, devices all) {
   out.family("weir_shared_bytes", "gauge",
              "Device memory shared with other processes, not part of reserved memory: exported by this process, or "
              "imported from others.");
@@ -92,6 +101,9 @@ std::string metrics(std::span<measured const> all) {
     out.sample(m.device, "state", "exported", m.numbers.exported_bytes.current);
     out.sample(m.device, "state", "imported", m.numbers.imported_bytes.current);
   }
+}
+
+void add_blocks(page& out, devices all) {
   out.family("weir_blocks", "gauge", "Live blocks, by size. Small blocks are slots of a slab.");
   for (measured const& m : all) {
     out.sample(m.device, "size", "small", m.numbers.allocation.small.current);
@@ -105,15 +117,30 @@ std::string metrics(std::span<measured const> all) {
   out.family("weir_allocated_bytes_total", "counter", "Bytes allocated, after rounding.");
   for (measured const& m : all)
     out.sample(m.device, "", "", m.numbers.allocated_bytes.all.allocated);
+}
+
+void add_counts(page& out, devices all) {
   for (count const& c : counts) {
     out.family(c.name, "counter", c.help);
     for (measured const& m : all)
       out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
   }
   out.family("weir_recovered_allocations_total", "counter", "Allocations served by a recovery step, by step.");
-  for (measured const& m : all)
+  for (measured const& m : all) {
     for (std::size_t i = 0; i < recovery_steps.size(); ++i)
       out.sample(m.device, "step", recovery_steps[i], static_cast<std::int64_t>(m.numbers.recovered_by[i]));
+  }
+}
+
+}  // namespace
+
+std::string metrics(std::span<measured const> all) {
+  page out;
+  add_levels(out, all);
+  add_pools(out, all);
+  add_shared(out, all);
+  add_blocks(out, all);
+  add_counts(out, all);
   return std::move(out).take();
 }
 

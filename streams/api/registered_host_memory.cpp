@@ -78,32 +78,42 @@ bool locked_ranges::have_come_to_rest() {
   return all;
 }
 
+// Entries come first, so that the unlock needs no memory. Throws: bad_alloc, nothing changed
+std::vector<base::byte_range> locked_ranges::enter(base::byte_range own, base::byte_range pages) {
+  auto all = all_.lock();
+  std::vector<base::byte_range> const fresh = missing(all->pages, pages);
+  all->ranges.try_emplace(own.at, own);
+  try {
+    for (auto const p : fresh)
+      all->pages.try_emplace(p.at, registration{p.bytes, 0});
+  } catch (...) {
+    for (auto const p : fresh)
+      all->pages.erase(p.at);
+    all->ranges.erase(own.at);
+    throw;
+  }
+  each_on(all->pages, pages, [](auto& r) { ++r.second.holders; });
+  return fresh;
+}
+
+driver::status locked_ranges::lock_each(std::vector<base::byte_range> const& fresh, std::size_t& done) {
+  for (done = 0; done < fresh.size(); ++done) {
+    auto const is = runtime_.machine().pin(reinterpret_cast<void*>(fresh[done].at), fresh[done].bytes);
+    if (!is.ok())
+      return is;
+  }
+  return {};
+}
+
 driver::status locked_ranges::lock(base::byte_range own, source_location at) {
   base::lock_guard const alone(changing_);
   bool const at_rest = !has_idle() || have_come_to_rest();  // copies may have used what stayed locked
   if (at_rest)
     try_refused();
   base::byte_range const pages = whole_pages(own);
-  std::vector<base::byte_range> fresh;
-  {
-    auto all = all_.lock();
-    fresh = missing(all->pages, pages);
-    all->ranges.try_emplace(own.at, own);
-    try {  // entries now, so that the unlock needs no memory
-      for (auto const p : fresh)
-        all->pages.try_emplace(p.at, registration{p.bytes, 0});
-    } catch (...) {
-      for (auto const p : fresh)
-        all->pages.erase(p.at);
-      all->ranges.erase(own.at);
-      throw;
-    }
-    each_on(all->pages, pages, [](auto& r) { ++r.second.holders; });
-  }
-  driver::status is;
+  std::vector<base::byte_range> const fresh = enter(own, pages);
   std::size_t done = 0;
-  for (; is.ok() && done < fresh.size(); done += is.ok())
-    is = runtime_.machine().pin(reinterpret_cast<void*>(fresh[done].at), fresh[done].bytes);
+  driver::status const is = lock_each(fresh, done);
   if (!is.ok()) {
     {
       auto all = all_.lock();

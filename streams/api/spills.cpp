@@ -161,39 +161,53 @@ void spills::let_go() noexcept {
   changed_.notify_all();
 }
 
+bool spills::must_wait_for(set const& needs, std::vector<pool_state*>& asleep) {
+  std::uint64_t const me = base::this_thread_id();
+  bool wait = false;
+  for (auto* const p : needs) {
+    auto const m = members_.find(p);
+    if (m == members_.end())
+      continue;
+    std::uint64_t const has_turn = turn_of(m->second.its->on.index());
+    wait |= m->second.going || (p->is_asleep() && has_turn && has_turn != me);
+    if (p->is_asleep())
+      asleep.push_back(m->second.its);
+  }
+  return wait;
+}
+
+std::vector<int> spills::take_turns(std::vector<pool_state*> const& asleep) {
+  std::uint64_t const me = base::this_thread_id();
+  std::vector<int> taken;
+  taken.reserve(asleep.size());
+  for (pool_state const* const s : asleep) {
+    if (std::exchange(turn_of(s->on.index()), me) != me)
+      taken.push_back(s->on.index());
+  }
+  return taken;
+}
+
+// A pool may have left the spill meanwhile.
+void spills::note_wanted(set const& pools, int change) {
+  for (auto* const p : pools) {
+    if (auto const m = members_.find(p); m != members_.end())
+      m->second.wanted += change;
+  }
+}
+
 // Returns without a hold, under the lock: the caller holds them before it gives the lock up.
 void spills::wake_all(set const& needs, base::unique_lock& lock, source_location at) {
-  std::uint64_t const me = base::this_thread_id();
-  auto const each = [&](auto const& act) {
-    for (auto* const p : needs) {
-      if (auto const m = members_.find(p); m != members_.end())
-        act(*p, m->second);
-    }
-  };
   for (;;) {
     std::vector<pool_state*> asleep;
-    bool wait = false;
-    each([&](memory::memory_pool& p, member& m) {
-      std::uint64_t const has_turn = turn_of(m.its->on.index());
-      wait |= m.going || (p.is_asleep() && has_turn && has_turn != me);
-      if (p.is_asleep())
-        asleep.push_back(m.its);
-    });
-    if (wait) {
+    if (must_wait_for(needs, asleep)) {
       changed_.wait(lock);
       continue;
     }
     if (asleep.empty())
       return;
     set const wanted = under_spill(needs);
-    std::vector<int> taken;
-    taken.reserve(asleep.size());
-    for (pool_state const* const s : asleep) {
-      if (std::exchange(turn_of(s->on.index()), me) != me)
-        taken.push_back(s->on.index());
-    }
-    for (auto* const p : wanted)
-      ++members_.at(p).wanted;
+    std::vector<int> const taken = take_turns(asleep);
+    note_wanted(wanted, 1);
     std::exception_ptr refused;
     lock.unlock();
     try {
@@ -203,10 +217,7 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
       refused = std::current_exception();
     }
     lock.lock();
-    for (auto* const p : wanted) {
-      if (auto const m = members_.find(p); m != members_.end())
-        --m->second.wanted;
-    }
+    note_wanted(wanted, -1);
     for (int const device : taken)
       turn_of(device) = 0;
     changed_.notify_all();

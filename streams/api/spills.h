@@ -68,6 +68,10 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool take_turn(int device, base::unique_lock&) noexcept;
   void end_turn(int device) noexcept;
   void wake_all(set const&, base::unique_lock&, source_location);
+  // Likewise: whether some of them are on their way to the host, or another thread's turn to wake
+  bool must_wait_for(set const&, std::vector<pool_state*>& asleep);
+  std::vector<int> take_turns(std::vector<pool_state*> const&);  // Returns: devices whose turn this thread had not
+  void note_wanted(set const&, int change);
 
   runtime::impl& runtime_;
   memory::device_memory& memory_;

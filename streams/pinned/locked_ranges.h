@@ -44,6 +44,8 @@ class locked_ranges {  // a part of the runtime
   template <class Act>
   static void each_on(registrations&, base::byte_range pages, Act);
   static std::vector<base::byte_range> missing(registrations const&, base::byte_range pages);
+  std::vector<base::byte_range> enter(base::byte_range own, base::byte_range pages);  // Returns: those to lock
+  driver::status lock_each(std::vector<base::byte_range> const& fresh, std::size_t& done);
   void let_go(base::byte_range pages) noexcept;
   void try_refused() noexcept;
   bool has_idle() const;

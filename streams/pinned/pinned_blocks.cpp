@@ -26,30 +26,58 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
                     error_id{214});
 }
 
+using fences_due = pinned_space::few<clock::stamp>;
+
+// Work of a retired stream is known by its count alone.
+void tell_observer(driver::allocation_observer& observer, driver::address block, pinned_space::range const& one,
+                   source_location at) {
+  std::vector<driver::allocation_observer::user> behind;
+  std::vector<driver::allocation_observer::user> counted;
+  for (auto const& user : one.users) {
+    bool const retired = user.stream->alive() == clock::life::retired;
+    (retired ? counted : behind).push_back({user.stream->device(), user.stream->handle()});
+  }
+  for (auto const s : one.stamps) {
+    if (auto* const user = clock::find(s.stream))
+      counted.push_back({user->device(), user->handle()});
+  }
+  observer.freed(block, one.requested, {behind, counted}, at);
+}
+
+void add_fences(fences_due& due, pinned_space::range const& one) {
+  for (auto const s : one.stamps) {
+    if (due.size() < due.capacity())
+      due.push_back(s);
+  }
+}
+
+// Best effort: a refused fence is recorded at the next miss.
+void record(fences_due const& due) {
+  for (auto const s : due) {
+    auto* const user = clock::find(s.stream);
+    if (user && user->alive() != clock::life::retired)
+      static_cast<void>(user->fence());
+  }
+}
+
 }  // namespace
 
 void pinned_memory::deallocate(void* block, source_location at) {
   if (!block || process_was_forked())
     return;
-  pinned_space::few<clock::stamp> to_fence;
+  fences_due due;
   {
     auto p = state_->in.lock();
-    auto const freed = state_->outside(block) ? p->space.end() : p->space.find(number(block));
+    auto freed = p->space.end();
+    if (!state_->outside(block))
+      freed = p->space.find(number(block));
     if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live)
       refuse_free(p->space, block, freed, at);
     auto& one = freed->second;
     pinned_uses::version().fetch_add(1);
     state::gather(*p, one);
-    if (auto* const observer = state_->owner.observer()) [[unlikely]] {
-      std::vector<driver::allocation_observer::user> behind, counted;
-      for (auto const& user : one.users)
-        (user.stream->alive() == clock::life::retired ? counted : behind)
-            .push_back({user.stream->device(), user.stream->handle()});
-      for (auto const s : one.stamps)
-        if (auto* const user = clock::find(s.stream))
-          counted.push_back({user->device(), user->handle()});
-      observer->freed(number(block), one.requested, {behind, counted}, at);
-    }
+    if (auto* const observer = state_->owner.observer()) [[unlikely]]
+      tell_observer(*observer, number(block), one, at);
     for (auto const& user : one.users)
       join(one.stamps, user.stream->of_marks().now());
     one.users.clear();
@@ -64,19 +92,13 @@ void pinned_memory::deallocate(void* block, source_location at) {
       one.is = state_of::pending;
       p->unfenced += one.bytes;
       if (p->unfenced >= fence_after) {
-        for (auto const s : one.stamps)
-          if (to_fence.size() < to_fence.capacity())
-            to_fence.push_back(s);
+        add_fences(due, one);
         p->unfenced = 0;
       }
       p->pending.push_back(freed->first);
     }
   }
-  for (auto const s : to_fence) {  // best effort: a refused fence is recorded at the next miss
-    auto* const user = clock::find(s.stream);
-    if (user && user->alive() != clock::life::retired)
-      static_cast<void>(user->fence());
-  }
+  record(due);
 }
 
 void pinned_memory::record_use(void const* block, clock::stream_clock& user) noexcept {

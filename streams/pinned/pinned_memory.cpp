@@ -279,51 +279,70 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
   pools().lock()->push_back(this);
 }
 
+namespace {
+// A wait refused by a lost device leaves the block quarantined.
+template <class StampOf>
+void wait_for_uses(clock::clocks& clocks, pinned_space::range const& one, StampOf stamp_of) {
+  for (auto const& user : one.users)
+    static_cast<void>(clocks.synchronize(user.stream->of_marks().now()));
+  for (auto const s : one.stamps)
+    static_cast<void>(clocks.synchronize(s));
+  for (auto const* use : one.last)
+    static_cast<void>(clocks.synchronize(stamp_of(*use)));
+}
+
+// What becomes of a segment. In use: never known complete, so the engine may still write.
+enum class fate : std::uint8_t { in_use, keeps_live_blocks, goes };
+fate fate_of(pinned_space& space, driver::address base, bool idle) {
+  bool keeps = false;
+  for (auto part = space.find(base); part != space.end() && part->second.segment == base; ++part) {
+    auto const is = part->second.is;
+    if (!idle && (is == pinned_space::state::pending || is == pinned_space::state::quarantined))
+      return fate::in_use;
+    keeps |= is == pinned_space::state::live;
+  }
+  return keeps ? fate::keeps_live_blocks : fate::goes;
+}
+}  // namespace
+
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   pinned_uses::version().fetch_add(1);
   // the system frees everything
   if (weir::process_is_ending() || process_was_forked())
     return;
-  std::size_t held = 0, held_bytes = 0;
+  std::size_t held = 0;
+  std::size_t held_bytes = 0;
   {
     auto p = state_->in.lock();  // no other thread uses this pool any more
     p->space.each([&](pinned_space::range const& one) {
-      // A wait refused by a lost device leaves the block quarantined below.
-      for (auto const& user : one.users)
-        static_cast<void>(state_->clocks.synchronize(user.stream->of_marks().now()));
-      for (auto const s : one.stamps)
-        static_cast<void>(state_->clocks.synchronize(s));
-      for (auto const* use : one.last)
-        static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
-      if (one.is == state_of::live)
-        ++held, held_bytes += one.requested;
+      wait_for_uses(state_->clocks, one, [](pinned_use const& use) { return state::stamp_of(use); });
+      if (one.is == state_of::live) {
+        ++held;
+        held_bytes += one.requested;
+      }
     });
   }
   state_->collect();
   auto p = state_->in.lock();
+  driver::driver& machine = state_->owner.machine();
   // Uses whose end is unknown have ended if all devices are idle.
   bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [age, one] : p->space.segments()) {
     auto const [base, bytes, node, idle_since] = one;
-    bool in_use = false, keep = false;
-    for (auto part = p->space.find(base); part != p->space.end() && part->second.segment == base; ++part) {
-      in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
-      keep |= part->second.is == state_of::live;
-    }
-    if (in_use)
-      continue;  // never known complete: the engine may still write
     auto* const first = reinterpret_cast<std::byte*>(base);
-    if (keep)
-      static_cast<void>(state_->owner.machine().unpin(first));
-    else
-      static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
+    fate const is = fate_of(p->space, base, idle);
+    if (is == fate::keeps_live_blocks)
+      static_cast<void>(machine.unpin(first));
+    else if (is == fate::goes)
+      static_cast<void>(return_pages(machine, {first, bytes}));
   }
-  if (held)
-    try {
-      os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + weir::bytes_text(held_bytes) +
-                      ") not freed before the runtime ended; the pages stay locked\n");
-    } catch (...) {}
+  if (held == 0)
+    return;
+  try {
+    os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + weir::bytes_text(held_bytes) +
+                    ") not freed before the runtime ended; the pages stay locked\n");
+  } catch (...) {}
 }
 
 void* pinned_memory::allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,

@@ -72,52 +72,60 @@ clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::iden
   return nullptr;
 }
 
+void borrowed_streams::refuse_unless_ok(driver::status s, int device, source_location at) {
+  if (s.what == driver::code::invalid)
+    throw_other_device("borrow_stream", device, at);
+  if (!s.ok())
+    throw_refusal(s, "borrow_stream", base::gpu_name(device), "Pass the handle of a stream that exists", at);
+}
+
+clock::stream_clock* borrowed_streams::look_up(int& device, driver::identity const& is, of whose, bool asked,
+                                               streams_gone& gone, source_location at) {
+  recent& mine = of_this_thread();
+  auto all = contents_.lock();
+  auto const at_id = all->by_id.find(is.id);
+  bool const is_known = !is.captured && at_id != all->by_id.end() && at_id->second.stream;
+  if (!is_known && !is.captured && !asked)
+    return nullptr;
+  if (is_known && at_id->second.at.first != device) {
+    if (whose != of::any_device)
+      throw_other_device("borrow_stream", device, at);
+    device = at_id->second.at.first;
+  }
+  clock::stream_clock* found = nullptr;
+  if (is_known && all->captured.empty()) [[likely]] {
+    at_id->second.turn = ++all->turn;
+    found = at_id->second.stream;
+  } else {
+    found = &find(*all, device, is, gone);
+  }
+  mine.keep(*found);  // under the lock: no other thread forgets it any more
+  return found;
+}
+
 clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of whose, source_location at) {
   runtime_.open(device, "borrow_stream", at);
-  auto const refuse = [&](driver::status s) {
-    if (s.what == driver::code::invalid)
-      throw_other_device("borrow_stream", device, at);
-    if (!s.ok())
-      throw_refusal(s, "borrow_stream", base::gpu_name(device), "Pass the handle of a stream that exists", at);
-  };
   auto const is = runtime_.machine().identify(device, native);
-  refuse(is.is);
+  refuse_unless_ok(is.is, device, at);
   bool const of_any = whose == of::any_device;
   if (of_any && is.value.captured) {
     if (auto* const registered = known_elsewhere(device, is.value))
       return *registered;
   }
-  recent& mine = of_this_thread();
-  clock::stream_clock* found = nullptr;
   streams_gone gone;
-  for (bool asked = false; !found; asked = true) {
-    if (asked && of_any) {
+  clock::stream_clock* found = look_up(device, is.value, whose, false, gone, at);
+  if (!found) {
+    // It is new: is it of this device?
+    if (of_any) {
       auto const its = runtime_.machine().stream_device(device, native);
-      refuse(its.is);
+      refuse_unless_ok(its.is, device, at);
       device = its.value;
       runtime_.open(device, "borrow_stream", at);
       if (auto* const registered = clocks_.known(device, is.value.handle))
         return *registered;
     }
-    if (asked)
-      refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
-    auto all = contents_.lock();
-    auto const at_id = all->by_id.find(is.value.id);
-    bool const is_known = !is.value.captured && at_id != all->by_id.end() && at_id->second.stream;
-    if (is_known && at_id->second.at.first != device) {
-      if (!of_any)
-        throw_other_device("borrow_stream", device, at);
-      device = at_id->second.at.first;
-    }
-    if (!is_known && !is.value.captured && !asked)
-      continue;
-    if (is_known && all->captured.empty()) [[likely]] {
-      at_id->second.turn = ++all->turn;
-      found = at_id->second.stream;
-    } else {
-      found = &find(*all, device, is.value, gone);
-    }
-    mine.keep(*found);
+    refuse_unless_ok(runtime_.machine().adopt(device, native).is, device, at);
+    found = look_up(device, is.value, whose, true, gone, at);
   }
   found->saw_captured(is.value.captured);
   clock::named_in_call const now(*found);

@@ -54,6 +54,9 @@ class borrowed_streams {
   };
   void retire(streams_gone const&, clock::stream_clock const& named);
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
+  // Without driver calls. Null: the driver has to be asked for its device first
+  clock::stream_clock* look_up(int& device, driver::identity const&, of, bool asked, streams_gone&, source_location);
+  static void refuse_unless_ok(driver::status, int device, source_location);  // Throws: as named
   clock::stream_clock& find(contents&, int device, driver::identity const&, streams_gone&);
   clock::stream_clock& find_captured(contents&, place, streams_gone&);
   static void forget(contents&, std::uint64_t id, streams_gone&, bool set_aside = false) noexcept;

@@ -42,6 +42,7 @@ loaded const& load() {
   return *once;
 }
 
+// Long: one case for each result of CUDA that means more than "failed".
 code meaning_of(CUresult r) noexcept {
   switch (static_cast<int>(r)) {
     case CUDA_SUCCESS: return code::ok;

@@ -180,57 +180,20 @@ class arena {
   };
   template <class Suits, class Complete>
   taken_handle reserve_handle(std::size_t most, std::size_t enough, Suits suits, Complete complete) {
-    handle const* best = nullptr;
-    heap_block* from = nullptr;
-    auto const better = [&](handle const& h) {
-      if (!best)
-        return true;
-      bool const fits = h.bytes <= most, fitted = best->bytes <= most;
-      if (fits != fitted)
-        return fits;
-      return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
-    };
-    auto const look_inside = [&](heap_block& p, int looks) {
-      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h))
-        if (better(*h) && suits(*h))
-          best = h, from = &p;
-    };
-    int left = looks_at_spans;
-    if (places_first()) {  // what lies low is the next to be used
-      sorted().highest([&](heap_block& p) {
-        if (!complete(p.freed))
-          return --left == 0;
-        int looks = looks_inside;
-        for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h))
-          if (h->bytes <= most && suits(*h))
-            best = h, from = &p;
-        return best || --left == 0;
-      });
-    }
-    if (!best)
-      sorted().smallest(
-          [&](heap_block& p) {
-            if (complete(p.freed))
-              look_inside(p, looks_inside);
-            return best && best->bytes <= most && best->bytes >= enough;
-          },
-          looks_at_spans);
+    best_handle<Suits> found{most, suits};
+    // What lies low is the next to be used.
+    if (places_first())
+      look_from_above(found, complete);
+    if (!found.best)
+      look_at_the_smallest(found, enough, complete);
     taken_handle out;
-    if (!best) {
-      left = looks_at_spans;
-      whole_handles_.oldest([&](heap_block& p) {
-        if (!complete(p.freed)) {
-          out.waits_for = p.freed;
-          return true;
-        }
-        look_inside(p, looks_inside);
-        return best || --left == 0;
-      });
-    }
-    if (!best)
+    if (!found.best)
+      out.waits_for = look_at_the_oldest(found, complete);
+    if (!found.best)
       return out;
-    out.from = released{nullptr, from->in, {*best}};
-    out.from.place = reserve(*from, best->at, best->at + best->bytes);
+    handle const& best = *found.best;
+    out.from = released{nullptr, found.from->in, {best}};
+    out.from.place = reserve(*found.from, best.at, best.at + best.bytes);
     return out;
   }
   // For a change of the handles under blocks that stay as they are. Requires: `act` does not throw
@@ -438,6 +401,74 @@ class arena {
     large_from_ = first_large_ ? front->large_bytes : std::numeric_limits<std::size_t>::max();
     by_openings_ &= front && front->rooms;
   }
+  // The largest handle of at most `most` bytes so far, else the smallest.
+  template <class Suits>
+  struct best_handle {
+    std::size_t most;
+    Suits& suits;
+    handle const* best = nullptr;
+    heap_block* from = nullptr;
+
+    bool fits() const { return best && best->bytes <= most; }
+    bool is_better(handle const& h) const {
+      if (!best)
+        return true;
+      if ((h.bytes <= most) != fits())
+        return !fits();
+      return fits() ? h.bytes > best->bytes : h.bytes < best->bytes;
+    }
+    void look_inside(heap_block& p) {
+      int looks = looks_inside;
+      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h)) {
+        if (is_better(*h) && suits(*h)) {
+          best = h;
+          from = &p;
+        }
+      }
+    }
+    void look_for_the_highest(heap_block& p) {  // that fits
+      int looks = looks_inside;
+      for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
+        if (h->bytes <= most && suits(*h)) {
+          best = h;
+          from = &p;
+        }
+      }
+    }
+  };
+  template <class Suits, class Complete>
+  void look_from_above(best_handle<Suits>& found, Complete& complete) {
+    int left = looks_at_spans;
+    sorted().highest([&](heap_block& p) {
+      if (complete(p.freed))
+        found.look_for_the_highest(p);
+      return found.best || --left == 0;
+    });
+  }
+  template <class Suits, class Complete>
+  void look_at_the_smallest(best_handle<Suits>& found, std::size_t enough, Complete& complete) {
+    auto const look = [&](heap_block& p) {
+      if (complete(p.freed))
+        found.look_inside(p);
+      return found.fits() && found.best->bytes >= enough;
+    };
+    sorted().smallest(look, looks_at_spans);
+  }
+  // Returns: the stamp of the oldest block, if that is not complete.
+  template <class Suits, class Complete>
+  std::uint64_t look_at_the_oldest(best_handle<Suits>& found, Complete& complete) {
+    std::uint64_t waits_for = 0;
+    int left = looks_at_spans;
+    whole_handles_.oldest([&](heap_block& p) {
+      if (!complete(p.freed)) {
+        waits_for = p.freed;
+        return true;
+      }
+      found.look_inside(p);
+      return found.best || --left == 0;
+    });
+    return waits_for;
+  }
   static bool is_large(heap_block const& p) noexcept {
     return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;
   }
@@ -454,6 +485,9 @@ class arena {
   candidate best_candidate(search&, zone) const;
   candidate chosen_candidate(search&);
   void reserve_candidate(candidate const&, std::size_t bytes, growth_plan&, alias_view const&);
+  void list_idle(heap_block&) noexcept;  // free or unmapped
+  void unlist_idle(heap_block&) noexcept;
+  class audit;  // of validate()
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool is_unused(heap_block const& p) noexcept {

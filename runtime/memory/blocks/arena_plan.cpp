@@ -120,47 +120,66 @@ struct arena::search {
   std::uint64_t& looked_at;
   candidate best{};
 
+  // A hole: idle blocks in a row, around the one that was found.
+  struct hole {
+    heap_block* first;
+    heap_block* last;
+    address from() const { return first->at; }
+    address to() const { return last->end(); }
+  };
+
   void consider(heap_block& near) {
-    heap_block* first = &near;
-    heap_block* last = &near;
-    looked_at += 2 * reach;
-    for (int i = 0; i < reach && !apart(*first) && idle(first->before); ++i)
-      first = first->before;
-    for (int i = 0; i < reach && idle(last->after) && !apart(*last->after); ++i)
-      last = last->after;
-    address const from = first->at, to = last->end();
-    if (to - from < bytes || !aliases.look(from, to, best.first))
+    hole const h = hole_around(near);
+    if (h.to() - h.from() < bytes || !aliases.look(h.from(), h.to(), best.first))
       return;
-    std::size_t const page = near.in->page_bytes, hole = to - from;
-    auto const at = [&](address a) {
-      if (a < from || a + bytes > to)
-        return;
-      address const lo = round_down(a, page), hi = round_up(a + bytes, page);
-      std::size_t missing = 0, idle_there = 0;
-      for (heap_block* p = first; p != last->after; p = p->after) {
-        address const x = std::max(p->at, lo), y = std::min(p->end(), hi);
-        if (y > x)
-          (p->is == state::unmapped ? missing : idle_there) += y - x;
-      }
-      auto const saved = aliases.between(lo, hi);
-      if (!saved)
-        return;
-      std::size_t const cost = missing - *saved;
-      // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
-      std::size_t const ends = missing < round_up(bytes, page) ? idle_there + missing - bytes : 0;
-      if (std::tie(cost, ends, hole, a) < std::tie(best.cost, best.ends, best.hole, best.at))
-        best = {a, missing, cost, ends, hole, first};
-    };
-    for (heap_block* p = first; p != last->after; p = p->after) {
-      at(round_up(p->at, alignment));
-      if (p->end() - from >= bytes)
-        at(round_down(p->end() - bytes, alignment));
+    for (heap_block* p = h.first; p != h.last->after; p = p->after)
+      try_both_ends(h, p->at, p->end());
+    for (auto const& [start, end] : aliases.runs())
+      try_both_ends(h, start, end);
+  }
+
+ private:
+  hole hole_around(heap_block& near) {
+    hole h{&near, &near};
+    looked_at += 2 * reach;
+    for (int i = 0; i < reach && !apart(*h.first) && idle(h.first->before); ++i)
+      h.first = h.first->before;
+    for (int i = 0; i < reach && idle(h.last->after) && !apart(*h.last->after); ++i)
+      h.last = h.last->after;
+    return h;
+  }
+
+  void try_both_ends(hole const& h, address start, address end) {
+    try_at(h, round_up(start, alignment));
+    if (end - h.from() >= bytes)
+      try_at(h, round_down(end - bytes, alignment));
+  }
+
+  void try_at(hole const& h, address a) {
+    if (a < h.from() || a + bytes > h.to())
+      return;
+    std::size_t const page = h.first->in->page_bytes;
+    address const lo = round_down(a, page);
+    address const hi = round_up(a + bytes, page);
+    std::size_t missing = 0;
+    std::size_t mapped = 0;
+    for (heap_block* p = h.first; p != h.last->after; p = p->after) {
+      address const x = std::max(p->at, lo);
+      address const y = std::min(p->end(), hi);
+      if (y > x)
+        (p->is == state::unmapped ? missing : mapped) += y - x;
     }
-    for (auto const& [start, end] : aliases.runs()) {
-      at(round_up(start, alignment));
-      if (end - from >= bytes)
-        at(round_down(end - bytes, alignment));
-    }
+    auto const saved = aliases.between(lo, hi);
+    if (!saved)
+      return;
+    std::size_t const cost = missing - *saved;
+    // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
+    std::size_t ends = 0;
+    if (missing < round_up(bytes, page))
+      ends = mapped + missing - bytes;
+    std::size_t const all = h.to() - h.from();
+    if (std::tie(cost, ends, all, a) < std::tie(best.cost, best.ends, best.hole, best.at))
+      best = {a, missing, cost, ends, all, h.first};
   }
 };
 
@@ -293,56 +312,98 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan&
   return true;
 }
 
-void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan& out, alias_view const& sight) {
-  address const best = w.at;
-  std::size_t const page = w.first->in->page_bytes;
-  growth_plan plan{nullptr, best, bytes, {}, {}, 0, w.missing};
-  address lo = round_down(best, page), hi = round_up(best + bytes, page);  // unmapped: whole pages and aliases
-  if (sight.all) {
-    for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i)
-      if (i->second.of && i->second.end() > lo)
-        plan.aliases.push_back(const_cast<alias*>(&i->second));
+void arena::list_idle(heap_block& p) noexcept {
+  if (p.is == state::unmapped)
+    insert_unmapped(p);
+  else
+    enlist(p);
+}
+
+void arena::unlist_idle(heap_block& p) noexcept {
+  if (p.is == state::unmapped)
+    erase_unmapped(p);
+  else
+    delist(p);
+}
+
+namespace {
+void add_aliases_between(address lo, address hi, alias_view const& sight, growth_plan& plan) {
+  if (!sight.all)
+    return;
+  for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {
+    if (i->second.of && i->second.end() > lo)
+      plan.aliases.push_back(const_cast<alias*>(&i->second));
   }
-  heap_block* p = w.first;
-  while (p->end() <= best)
-    p = p->after;
+}
+
+// Of the blocks from `first` up to `end`, the parts that are unmapped between lo and hi. Returns: how many blocks.
+std::size_t add_missing(heap_block const& first, address end, address lo, address hi, growth_plan& plan) {
   std::size_t blocks = 0;
-  for (heap_block* q = p; q && q->at < best + bytes; q = q->after, ++blocks) {
+  for (heap_block const* q = &first; q && q->at < end; q = q->after) {
+    ++blocks;
     if (q->is != state::unmapped)
       continue;
-    address const x = std::max(q->at, lo), y = std::min(q->end(), hi);
+    address const x = std::max(q->at, lo);
+    address const y = std::min(q->end(), hi);
     plan.missing.push_back({x, y - x});
   }
+  return blocks;
+}
+}  // namespace
+
+void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan& out, alias_view const& sight) {
+  address const from = w.at;
+  address const to = w.at + bytes;
+  std::size_t const page = w.first->in->page_bytes;
+  growth_plan plan{nullptr, from, bytes, {}, {}, 0, w.missing};
+  // Of what is unmapped the plan takes whole pages and aliases.
+  address lo = round_down(from, page);
+  address hi = round_up(to, page);
+  add_aliases_between(lo, hi, sight, plan);
+  heap_block* p = w.first;
+  while (p->end() <= from)
+    p = p->after;
+  std::size_t const blocks = add_missing(*p, to, lo, hi, plan);
   stock(2 * (blocks + plan.aliases.size()) + 4);
   if (!plan.aliases.empty()) {
     lo = std::min(lo, plan.aliases.front()->at);
     hi = std::max(hi, plan.aliases.back()->end());
   }
-  // Nothing below allocates. The plan takes from each block what lies inside, of an unmapped one whole pages.
-  address const left = p->is == state::unmapped ? std::max(p->at, lo) : best;
-  p->is == state::unmapped ? erase_unmapped(*p) : delist(*p);
+
+  // Nothing below allocates. First what lies below the plan stays.
+  address left = from;
+  if (p->is == state::unmapped)
+    left = std::max(p->at, lo);
+  unlist_idle(*p);
   if (left > p->at) {
     heap_block* const right = split(*p, left);
-    p->is == state::unmapped ? insert_unmapped(*p) : enlist(*p);
+    list_idle(*p);
     p = right;
   }
+
+  // Then all blocks up to its end become one.
   plan.reserved = p;
-  bool newest_is_unmapped = p->is == state::unmapped;
-  plan.freed = newest_is_unmapped ? 0 : p->freed;
-  while (p->end() < best + bytes) {
+  state newest = p->is;
+  if (newest != state::unmapped)
+    plan.freed = p->freed;
+  while (p->end() < to) {
     heap_block* const next = p->after;
-    newest_is_unmapped = next->is == state::unmapped;
-    newest_is_unmapped ? erase_unmapped(*next) : delist(*next);
-    if (!newest_is_unmapped)
+    newest = next->is;
+    unlist_idle(*next);
+    if (newest != state::unmapped)
       plan.freed = std::max(plan.freed, next->freed);
     absorb_next(*p);
   }
-  address const right = newest_is_unmapped ? std::min(p->end(), hi) : best + bytes;
+
+  // What lies above it stays as the last block was.
+  address right = to;
+  if (newest == state::unmapped)
+    right = std::min(p->end(), hi);
   if (right < p->end()) {
     heap_block* const rest = split(*p, right);
-    rest->is = newest_is_unmapped ? state::unmapped : state::free;
-    rest->freed = newest_is_unmapped ? 0 : plan.freed;
-    newest_is_unmapped ? insert_unmapped(*rest) : enlist(*rest);
+    rest->is = newest;
+    rest->freed = newest == state::unmapped ? 0 : plan.freed;
+    list_idle(*rest);
   }
   p->is = state::reserved;
   close_around(*p);

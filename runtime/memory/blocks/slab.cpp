@@ -253,59 +253,113 @@ slab* slabs::any_empty() noexcept {
   return nullptr;
 }
 
+namespace {
+// One slab, and what its slots are.
+class slab_audit {
+ public:
+  slab_audit(slab const& of, std::vector<std::string>& wrong, std::string const& subject)
+      : s_(of), wrong_(wrong), name_(subject + " slab of " + std::to_string(of.size) + " B: ") {}
+
+  void run(std::uint64_t now) {
+    for (heap_block const* p = s_.run; p; p = s_.next_part(*p))
+      look_at_part(*p);
+    for (std::uint32_t i = 0; i < s_.slots; ++i)
+      look_at_slot(i);
+    std::uint32_t const all = free_ + live_ + pending_ + cached_ + gone_;
+    if (free_ != s_.free || pending_ != s_.pending || gone_ != s_.gone || all != s_.slots)
+      say("slots != free + live + pending + cached + gone");
+    if (s_.listed != (s_.free > 0))
+      say("it is listed without a free slot, or has one and is not listed");
+    if (s_.freed > now)
+      say("its free stamp is ahead of its stream");
+  }
+  std::size_t run_bytes() const { return run_bytes_; }
+  std::size_t free_bytes() const { return std::size_t{free_} * s_.size; }
+
+ private:
+  void say(char const* what) { wrong_.push_back(name_ + what); }
+
+  void look_at_part(heap_block const& p) {
+    run_bytes_ += p.bytes;
+    if (p.is != state::slab || p.in_slab != &s_)
+      say("a part of its run belongs to another slab");
+    for (address a = p.at; a < p.end(); a += cell) {
+      if (p.in->table.slab_at(a) != &s_)
+        say("a cell of its run belongs to another slab");
+      if (p.in->table.slab_of_granule(a) && p.in->table.slab_in_cell(a))
+        say("a granule of one slab also has cells");
+    }
+  }
+
+  void look_at_slot(std::uint32_t i) {
+    bool const bit = (s_.free_bits[i / 64] >> (i % 64) & 1) != 0;
+    if (touches_others(i) != s_.has_gone(i))
+      say("a slot with a returned cell is not marked as gone, or another slot is");
+    if (s_.has_gone(i)) {
+      ++gone_;
+      if (bit)
+        say("a slot that is gone has its free bit set");
+      return;
+    }
+    slot const is = s_.at(i);
+    free_ += is == slot::free;
+    live_ += is == slot::live;
+    pending_ += is == slot::pending;
+    cached_ += is == slot::cached;
+    if (bit != (is == slot::free))
+      say("the free bit and the state of a slot differ");
+    if (bit && i / 64 < s_.hint)
+      say("a slot below the hint is free");
+    look_at_notes(i, is);
+  }
+
+  // Whether one of the slot's cells has gone to another owner.
+  bool touches_others(std::uint32_t i) const {
+    for (address a = round_down(s_.start(i), cell); a < s_.start(i) + s_.size; a += cell) {
+      if (s_.run->in->table.slab_at(a) != &s_)
+        return true;
+    }
+    return false;
+  }
+
+  void look_at_notes(std::uint32_t i, slot is) {
+    bool const noted = s_.notes.count(i) != 0;
+    std::uintptr_t mark = 0;
+    if (s_.users_storage)
+      mark = s_.users_storage[i].load();
+    bool const more = (mark & slab::more) != 0;
+    if ((noted && !s_.has_note(i)) || (s_.users_storage && noted != more))
+      say("the notes and the flag of a slot differ");
+    if ((is == slot::free || is == slot::pending) && (noted || mark))
+      say("a freed slot has a note or a mark");
+  }
+
+  slab const& s_;
+  std::vector<std::string>& wrong_;
+  std::string const name_;
+  std::size_t run_bytes_ = 0;
+  std::uint32_t free_ = 0;
+  std::uint32_t live_ = 0;
+  std::uint32_t pending_ = 0;
+  std::uint32_t cached_ = 0;
+  std::uint32_t gone_ = 0;
+};
+}  // namespace
+
 void slabs::validate(std::vector<std::string>& wrong, std::string const& subject, std::uint64_t now) const {
-  std::array<std::size_t, size_classes::count> counts{}, empties{};
-  std::size_t in_runs = 0, free_bytes = 0, words = 0;
+  std::array<std::size_t, size_classes::count> counts{};
+  std::array<std::size_t, size_classes::count> empties{};
+  std::size_t in_runs = 0;
+  std::size_t free_bytes = 0;
+  std::size_t words = 0;
   for (auto const& s : all_) {
     if (!s->run)
       continue;
-    std::string const name = subject + " slab of " + std::to_string(s->size) + " B: ";
-    std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
-    for (heap_block const* p = s->run; p; p = s->next_part(*p)) {
-      in_runs += p->bytes;
-      if (p->is != state::slab || p->in_slab != s.get())
-        wrong.push_back(name + "a part of its run belongs to another slab");
-      for (address a = p->at; a < p->end(); a += cell) {
-        if (p->in->table.slab_at(a) != s.get())
-          wrong.push_back(name + "a cell of its run belongs to another slab");
-        if (p->in->table.slab_of_granule(a) && p->in->table.slab_in_cell(a))
-          wrong.push_back(name + "a granule of one slab also has cells");
-      }
-    }
-    for (std::uint32_t i = 0; i < s->slots; ++i) {
-      bool touches = false;
-      for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell)
-        touches |= s->run->in->table.slab_at(a) != s.get();
-      if (touches != s->has_gone(i))
-        wrong.push_back(name + "a slot with a returned cell is not marked as gone, or another slot is");
-      if (s->has_gone(i)) {
-        ++gone;
-        if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0)
-          wrong.push_back(name + "a slot that is gone has its free bit set");
-        continue;
-      }
-      free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending,
-          cached += s->at(i) == slot::cached;
-      bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
-      if (bit != (s->at(i) == slot::free))
-        wrong.push_back(name + "the free bit and the state of a slot differ");
-      if (bit && i / 64 < s->hint)
-        wrong.push_back(name + "a slot below the hint is free");
-      bool const noted = s->notes.count(i) != 0;
-      std::uintptr_t const mark = s->users_storage ? s->users_storage[i].load() : 0;
-      if ((noted && !s->has_note(i)) || (s->users_storage && noted != ((mark & slab::more) != 0)))
-        wrong.push_back(name + "the notes and the flag of a slot differ");
-      if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark))
-        wrong.push_back(name + "a freed slot has a note or a mark");
-    }
-    if (free != s->free || pending != s->pending || gone != s->gone ||
-        free + live + pending + cached + gone != s->slots)
-      wrong.push_back(name + "slots != free + live + pending + cached + gone");
-    free_bytes += std::size_t{free} * s->size, words += words_of(*s);
-    if (s->listed != (s->free > 0))
-      wrong.push_back(name + "it is listed without a free slot, or has one and is not listed");
-    if (s->freed > now)
-      wrong.push_back(name + "its free stamp is ahead of its stream");
+    slab_audit audit(*s, wrong, subject);
+    audit.run(now);
+    in_runs += audit.run_bytes();
+    free_bytes += audit.free_bytes();
+    words += words_of(*s);
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }

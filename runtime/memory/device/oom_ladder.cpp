@@ -9,8 +9,14 @@
 
 namespace weir::memory {
 namespace {
-// indices of recovery_steps
-enum class rungs : std::size_t {
+constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
+// while other threads map, unmap or free; two threads that are both refused see each other
+constexpr int most_spills = 64;  // for one request: other threads may take the room first
+constexpr int most_rests = 8;
+constexpr std::int64_t rest_ns = 500'000;
+
+// Indices of recovery_steps.
+enum class counted : std::size_t {
   pending,
   of_others,
   device_wait,
@@ -21,12 +27,16 @@ enum class rungs : std::size_t {
   any_room,
   another_look
 };
-static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == recovery_steps.size());
-constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
-// while other threads map, unmap or free; two threads that are both refused see each other
-constexpr int most_spills = 64;  // for one request: other threads may take the room first
-constexpr int most_rests = 8;
-constexpr std::int64_t rest_ns = 500'000;
+static_assert(static_cast<std::size_t>(counted::another_look) + 1 == recovery_steps.size());
+
+// What a step came to, and what follows if the lists have no block even after it.
+enum class outcome : std::uint8_t {
+  served,      // there is a block
+  nothing,     // nothing is searched; the next step
+  came_free,   // the next step
+  gives_more,  // the same step
+  next_round,  // all steps from the first
+};
 }  // namespace
 
 // One climb: the request, what each step gave, and the block once there is one.
@@ -44,191 +54,57 @@ class oom_ladder::ascent {
         is_short_(!pool_.is_registered() || on.audit_.use_of(pool_).cached < r.rounded),
         others_(on.memory_.changes) {}
 
-  void* run() {
-    if (can_never_fit()) {
-      called_back_ = true;
-      if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit())
-        a_.refuse(r_, explained(nullptr));
-    }
-    if (is_short_)
-      of_.counts.retried();
-    if (attempt())
-      return found(rungs::another_look);
-    if (is_short_)
-      warn();
-    // once: a stamp of now would need a new fence at each query
-    if (!of_.space.maps())
-      collectives_ = of_.clocks.collectives_given();
-    for (int round = 0;; ++round) {
-      auto const free_before = came_free();
-      if (steps_without_a_wait())
-        return out_;
-      std::size_t waited = 0;
-      if (step(rungs::oldest_fence, [&] {
-            bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending() ||
-                              a_.callbacks_.wait(describe_failure());
-            return waited = done ? 1 : 0;
-          }))
-        return out_;
-      if (waited && round < most_rounds)
-        continue;
-      // A query may have found blocks complete that no later step examined; other threads may have freed some.
-      std::size_t reclaimed = 0;
-      for (stream_heap* m : a_.heaps_.all())
-        reclaimed += session(*m).reclaim();
-      if (a_.callbacks_.spills() && spills_ < most_spills) {
-        bool room = false;
-        if (step(rungs::callbacks,
-                 [&]() -> std::size_t { return (room = a_.callbacks_.spill(describe_failure())) ? r_.rounded : 0; }))
-          return out_;
-        if (room && spills_++ < most_spills)
-          continue;  // another thread has taken it
-      }
-      if ((!reclaimed || round >= most_rounds) && rest_or_refuse(free_before))
-        return out_;
-      if (attempt())
-        return found(rungs::another_look);
-    }
-  }
+  void* run();  // Throws: out_of_memory
 
  private:
-  std::size_t whole_pages() const {
-    return of_.space.maps() ? round_up(r_.rounded, of_.space.page_bytes()) : r_.rounded;
-  }
+  struct answer {
+    outcome is;
+    std::size_t gave = 0;  // bytes, for the report
+  };
+  struct recovery {
+    std::string_view name;  // as docs/decisions/reuse.md says
+    counted as;             // the step of the statistics and of the report, which does not tell of another look
+    bool (ascent::*applies)() const;
+    answer (ascent::*run)();
+  };
+  static recovery const recoveries[];
+  static answer freed(std::size_t bytes) { return {bytes > 0 ? outcome::came_free : outcome::nothing, bytes}; }
+
+  bool serve_in_a_round();              // True: there is a block. Throws: out_of_memory
+  outcome take_step(recovery const&);   // and a search, if something came free
+  recovery_step& report_line(counted);  // of the report
+  bool search();                        // all that needs no step. True: there is a block
+  bool take_own();
+  void count_found(counted);
+
+  bool always() const { return true; }
+  bool may_call_back() const { return !called_back_; }
+  bool may_spill() const { return a_.callbacks_.spills() && spills_ < most_spills; }
+  bool more_is_complete() const { return reclaimed_ > 0 && round_ < most_rounds; }
+  answer poll_pending();
+  answer poll_others();
+  answer wait_on_device();
+  answer empty_caches();
+  answer return_pages();
+  answer call_back();
+  answer wait_for_oldest();
+  answer reclaim_known();
+  answer spill();
+  answer look_again();
+  answer rest();
+  answer between_blocks();
+  answer refuse();
+
+  void refuse_what_never_fits();  // Throws: out_of_memory
   bool can_never_fit() const { return a_.can_never_hold(whole_pages(), pool_); }
-  // If the pool's limit is what is short, memory of others is of no use.
-  memory_pool const* short_pool() const {
-    return pool_.room() < round_up(r_.rounded, of_.space.page_bytes()) ? &pool_ : nullptr;
-  }
-  std::vector<stream_heap*> heaps() const {
-    auto all = a_.heaps_.all();
-    if (auto const* const only = short_pool())
-      std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != only; });
-    return all;
-  }
-  bool attempt() {  // all that needs no step
-    // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
-    if (of_.deterministic && of_.clocks.collectives_given().empty())
-      a_.completion_.finish_all();
-    {
-      session in(mine_);
-      if ((out_ = in.take(r_)) || (out_ = in.take_anywhere(r_)) || (out_ = in.take_anywhere(alone_)))
-        return true;
-    }
-    if ((out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0})))
-      return true;
-    why_ = a_.growth_.grow(mine_, r_, out_);
-    if (why_.what == driver::code::out_of_memory && r_.size_class >= 0)
-      why_ = a_.growth_.grow(mine_, alone_, out_);
-    if (why_.ok())
-      return true;
-    if (why_.what == driver::code::out_of_memory)
-      return false;
-    of_.note_status(why_);
-    a_.refuse_call(why_, r_);
-  }
-  void warn() const {
-    if (logs(of_.runtime, log_level::warning))
-      log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
-  }
-  void* found(rungs where) {
-    if (is_short_)
-      of_.counts.recovered_by(static_cast<std::size_t>(where));
-    return out_;
-  }
-  template <class Act>
-  bool step(rungs which, Act act) {
-    std::string_view const name = recovery_steps[static_cast<std::size_t>(which)];
-    std::int64_t const from = base::now_ns();
-    std::size_t const gave = act();
-    auto const same = std::ranges::find(climbed_, name, &recovery_step::name);
-    recovery_step& entry = same != climbed_.end() ? *same : climbed_.emplace_back(recovery_step{name, 0, 0});
-    entry.gave_bytes += gave;
-    bool const got = out_ || (gave && attempt());
-    entry.ns += base::now_ns() - from;
-    return got && found(which);
-  }
-  bool steps_without_a_wait() {
-    return step(rungs::pending,
-                [&] {
-                  std::size_t bytes = 0;
-                  a_.graphs_.end_those_over();
-                  for (stream_heap* m : heaps()) {
-                    (void)m->flush_deferred();
-                    bytes += a_.completion_.poll(*m);
-                  }
-                  return bytes;
-                }) ||
-           step(rungs::of_others, [&] { return a_.completion_.poll_others(mine_, alone_); }) ||
-           step(rungs::device_wait,
-                [&] {
-                  std::size_t gave = 0;
-                  if (of_.waits != options::wait_policy::never)
-                    out_ = a_.reuse_.after_a_wait(mine_, r_, gave);
-                  return gave;
-                }) ||
-           step(rungs::caches,
-                [&] {
-                  if (!std::exchange(is_short_, true))
-                    of_.counts.retried(), warn();
-                  std::size_t bytes = 0;
-                  for (stream_heap* m : heaps())
-                    bytes += m->empty_caches();
-                  return bytes;
-                }) ||
-           return_pages() || (!std::exchange(called_back_, true) && step(rungs::callbacks, [&]() -> std::size_t {
-             auto const room = a_.audit_.look_for_room(&mine_, pool_);
-             return a_.callbacks_.call(explained(&room)) ? r_.rounded : 0;
-           }));
-  }
-  // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
-  bool return_pages() {
-    for (std::size_t gave = 1; gave;) {  // each round releases about what is missing
-      if (step(rungs::pages, [&] {
-            return gave = of_.clocks.have_passed(collectives_)
-                              ? a_.return_.some(r_.size_class < 0 ? r_.rounded : of_.space.page_bytes(), short_pool())
-                              : 0;
-          }))
-        return true;
-    }
-    return false;
-  }
-  // True: there is a block. False: another round. Throws: out_of_memory
-  bool rest_or_refuse(std::int64_t free_before) {
-    auto const moved = [&] { return others_.any() || came_free() != free_before; };
-    std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
-    if (moved() && r_.rounded <= most && rests_++ < most_rests) {
-      of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
-      return false;
-    }
-    if (step(rungs::any_room, [&]() -> std::size_t { return out_ = a_.between_blocks(mine_, alone_), 0; }))
-      return true;
-    auto const room = a_.audit_.look_for_room(&mine_, pool_);
-    memory_report const failed = explained(&room);
-    // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
-    bool const again = looks_ == 0 || moved();
-    if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests)
-      a_.refuse(r_, failed);
-    return false;
-  }
+  std::size_t whole_pages() const;
+  memory_pool const* short_pool() const;
+  std::vector<stream_heap*> heaps() const;
+  void warn() const;
+  bool others_moved();
   std::int64_t came_free() const { return a_.audit_.counted().active_bytes.all.freed; }  // so far
-  memory_report describe_failure() const {                                               // present state
-    memory_report text = a_.audit_.report();
-    text.requested = r_.bytes;
-    text.rounded = r_.rounded;
-    text.recovery = climbed_;
-    a_.audit_.add_pool(text, pool_);
-    if (why_ == driver::no_addresses)
-      text.recovery.push_back({"addresses", 0, 0});
-    return text;
-  }
-  memory_report explained(memory_audit::room const* room) const {
-    memory_report out = describe_failure();
-    if (!room)
-      out.rounded = whole_pages();
-    a_.audit_.explain(out, room, pool_);
-    return out;
-  }
+  memory_report describe_failure() const;                                                // present state
+  memory_report explained(memory_audit::room const*) const;
 
   oom_ladder& a_;
   device_context& of_;
@@ -245,8 +121,309 @@ class oom_ladder::ascent {
   std::vector<clock::stamp> collectives_;
   void* out_ = nullptr;
   bool called_back_ = false;
-  int rests_ = 0, looks_ = 0, spills_ = 0;
+  int rests_ = 0;
+  int looks_ = 0;
+  int spills_ = 0;
+  int round_ = 0;
+  std::int64_t free_before_ = 0;  // of came_free(), when the round began
+  std::size_t reclaimed_ = 0;     // bytes, in this round, by reclaim_known
 };
+
+// In rounds, in this order, by docs/decisions/reuse.md. No lock is held between two steps. After a step that freed
+// something the lists are searched again.
+constexpr oom_ladder::ascent::recovery oom_ladder::ascent::recoveries[] = {
+    {"pending blocks", counted::pending, &ascent::always, &ascent::poll_pending},
+    {"complete blocks of other streams", counted::of_others, &ascent::always, &ascent::poll_others},
+    {"blocks behind a device wait", counted::device_wait, &ascent::always, &ascent::wait_on_device},
+    {"blocks in caches of threads", counted::caches, &ascent::always, &ascent::empty_caches},
+    {"free pages returned to the device", counted::pages, &ascent::always, &ascent::return_pages},
+    {"out-of-memory callbacks", counted::callbacks, &ascent::may_call_back, &ascent::call_back},
+    {"waited for the oldest fence", counted::oldest_fence, &ascent::always, &ascent::wait_for_oldest},
+    {"blocks that queries found complete", counted::another_look, &ascent::always, &ascent::reclaim_known},
+    {"spills of other pools", counted::callbacks, &ascent::may_spill, &ascent::spill},
+    {"a look at what is complete", counted::another_look, &ascent::more_is_complete, &ascent::look_again},
+    {"a rest, while others free", counted::another_look, &ascent::always, &ascent::rest},
+    {"room between blocks of any stream", counted::any_room, &ascent::always, &ascent::between_blocks},
+    {"a refusal", counted::another_look, &ascent::always, &ascent::refuse},
+};
+
+void* oom_ladder::ascent::run() {
+  refuse_what_never_fits();
+  if (is_short_)
+    of_.counts.retried();
+  // Memory may have come free since growth failed.
+  if (search()) {
+    count_found(counted::another_look);
+    return out_;
+  }
+  if (is_short_)
+    warn();
+  // once: a stamp of now would need a new fence at each query
+  if (!of_.space.maps())
+    collectives_ = of_.clocks.collectives_given();
+  while (!serve_in_a_round())
+    ++round_;
+  return out_;
+}
+
+bool oom_ladder::ascent::serve_in_a_round() {
+  free_before_ = came_free();
+  for (recovery const& step : recoveries) {
+    if (!(this->*step.applies)())
+      continue;
+    outcome got;
+    do {
+      got = take_step(step);
+    } while (got == outcome::gives_more);
+    if (got == outcome::served)
+      return true;
+    if (got == outcome::next_round)
+      return false;
+  }
+  return false;
+}
+
+outcome oom_ladder::ascent::take_step(recovery const& step) {
+  // Another look gives nothing itself, so the report has no line for it.
+  bool const told = step.as != counted::another_look;
+  std::int64_t from = 0;
+  if (told)
+    from = base::now_ns();
+  answer const got = (this->*step.run)();
+  recovery_step* line = nullptr;
+  if (told) {
+    line = &report_line(step.as);
+    line->gave_bytes += got.gave;
+  }
+  bool const served = got.is == outcome::served || (got.is != outcome::nothing && search());
+  if (told)
+    line->ns += base::now_ns() - from;
+  if (!served)
+    return got.is;
+  count_found(step.as);
+  return outcome::served;
+}
+
+recovery_step& oom_ladder::ascent::report_line(counted as) {
+  std::string_view const name = recovery_steps[static_cast<std::size_t>(as)];
+  auto const same = std::ranges::find(climbed_, name, &recovery_step::name);
+  if (same != climbed_.end())
+    return *same;
+  return climbed_.emplace_back(recovery_step{name, 0, 0});
+}
+
+void oom_ladder::ascent::count_found(counted as) {
+  if (is_short_)
+    of_.counts.recovered_by(static_cast<std::size_t>(as));
+}
+
+bool oom_ladder::ascent::search() {
+  // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
+  if (of_.deterministic && of_.clocks.collectives_given().empty())
+    a_.completion_.finish_all();
+  if (take_own())
+    return true;
+  out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0});
+  if (out_)
+    return true;
+  why_ = a_.growth_.grow(mine_, r_, out_);
+  if (why_.what == driver::code::out_of_memory && r_.size_class >= 0)
+    why_ = a_.growth_.grow(mine_, alone_, out_);
+  if (why_.ok())
+    return true;
+  if (why_.what == driver::code::out_of_memory)
+    return false;
+  of_.note_status(why_);
+  a_.refuse_call(why_, r_);
+}
+
+// Where the policy wants it, then anywhere, then as a block of its own.
+bool oom_ladder::ascent::take_own() {
+  session in(mine_);
+  out_ = in.take(r_);
+  if (!out_)
+    out_ = in.take_anywhere(r_);
+  if (!out_)
+    out_ = in.take_anywhere(alone_);
+  return out_ != nullptr;
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::poll_pending() {
+  std::size_t bytes = 0;
+  a_.graphs_.end_those_over();
+  for (stream_heap* m : heaps()) {
+    (void)m->flush_deferred();
+    bytes += a_.completion_.poll(*m);
+  }
+  return freed(bytes);
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::poll_others() {
+  return freed(a_.completion_.poll_others(mine_, alone_));
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::wait_on_device() {
+  if (of_.waits == options::wait_policy::never)
+    return {outcome::nothing};
+  std::size_t bytes = 0;
+  out_ = a_.reuse_.after_a_wait(mine_, r_, bytes);
+  if (out_)
+    return {outcome::served, bytes};
+  return freed(bytes);
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::empty_caches() {
+  // Streams of a registered pool that is not full share its handle until here. Now memory is short for them, too.
+  if (!std::exchange(is_short_, true)) {
+    of_.counts.retried();
+    warn();
+  }
+  std::size_t bytes = 0;
+  for (stream_heap* m : heaps())
+    bytes += m->empty_caches();
+  return freed(bytes);
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::return_pages() {
+  // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
+  if (!of_.clocks.have_passed(collectives_))
+    return {outcome::nothing};
+  std::size_t wanted = of_.space.page_bytes();
+  if (r_.size_class < 0)
+    wanted = r_.rounded;
+  std::size_t const bytes = a_.return_.some(wanted, short_pool());
+  // About what is missing has gone. What is left may lie where the request does not fit.
+  if (bytes > 0)
+    return {outcome::gives_more, bytes};
+  return {outcome::nothing};
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::call_back() {
+  called_back_ = true;
+  auto const room = a_.audit_.look_for_room(&mine_, pool_);
+  return freed(a_.callbacks_.call(explained(&room)) ? r_.rounded : 0);
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::wait_for_oldest() {
+  bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending() ||
+                    a_.callbacks_.wait(describe_failure());
+  if (!done)
+    return {outcome::nothing};
+  // After so many rounds the remaining steps decide, even though something still completes.
+  if (round_ >= most_rounds)
+    return {outcome::came_free, 1};
+  return {outcome::next_round, 1};
+}
+
+// A query may have found blocks complete that no later step examined; other threads may have freed some.
+oom_ladder::ascent::answer oom_ladder::ascent::reclaim_known() {
+  reclaimed_ = 0;
+  for (stream_heap* m : a_.heaps_.all())
+    reclaimed_ += session(*m).reclaim();
+  return {outcome::nothing};  // a spill comes before the search
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::spill() {
+  if (!a_.callbacks_.spill(describe_failure()))
+    return {outcome::nothing};
+  // If the search finds nothing, another thread has taken the room. All steps may find what it left.
+  ++spills_;
+  return {outcome::next_round, r_.rounded};
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::look_again() {
+  return {outcome::next_round};
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::rest() {
+  std::size_t most = of_.counts.limit();
+  if (most == 0)
+    most = of_.space.info().total_memory;
+  if (!others_moved() || r_.rounded > most || rests_ == most_rests)
+    return {outcome::nothing};
+  ++rests_;
+  if (of_.machine.moves_by_itself())
+    base::sleep_ns(rest_ns);
+  else
+    base::yield_thread();
+  return {outcome::next_round};
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::between_blocks() {
+  out_ = a_.between_blocks(mine_, alone_);
+  if (out_)
+    return {outcome::served};
+  return {outcome::nothing};
+}
+
+oom_ladder::ascent::answer oom_ladder::ascent::refuse() {
+  auto const room = a_.audit_.look_for_room(&mine_, pool_);
+  memory_report const failed = explained(&room);
+  // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
+  bool const again = looks_ == 0 || others_moved();
+  if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests)
+    a_.refuse(r_, failed);
+  return {outcome::next_round};
+}
+
+void oom_ladder::ascent::refuse_what_never_fits() {
+  if (!can_never_fit())
+    return;
+  called_back_ = true;
+  // A callback may raise the limit.
+  if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit())
+    a_.refuse(r_, explained(nullptr));
+}
+
+std::size_t oom_ladder::ascent::whole_pages() const {
+  if (!of_.space.maps())
+    return r_.rounded;
+  return round_up(r_.rounded, of_.space.page_bytes());
+}
+
+// If the pool's limit is what is short, memory of others is of no use. Null: it is not.
+memory_pool const* oom_ladder::ascent::short_pool() const {
+  if (pool_.room() < round_up(r_.rounded, of_.space.page_bytes()))
+    return &pool_;
+  return nullptr;
+}
+
+std::vector<stream_heap*> oom_ladder::ascent::heaps() const {
+  auto all = a_.heaps_.all();
+  memory_pool const* const only = short_pool();
+  if (only)
+    std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != only; });
+  return all;
+}
+
+void oom_ladder::ascent::warn() const {
+  if (logs(of_.runtime, log_level::warning))
+    log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
+}
+
+// Whether other threads changed what is mapped, or freed something, since they were last asked, or in this round.
+bool oom_ladder::ascent::others_moved() {
+  return others_.any() || came_free() != free_before_;
+}
+
+memory_report oom_ladder::ascent::describe_failure() const {
+  memory_report text = a_.audit_.report();
+  text.requested = r_.bytes;
+  text.rounded = r_.rounded;
+  text.recovery = climbed_;
+  a_.audit_.add_pool(text, pool_);
+  if (why_ == driver::no_addresses)
+    text.recovery.push_back({"addresses", 0, 0});
+  return text;
+}
+
+memory_report oom_ladder::ascent::explained(memory_audit::room const* room) const {
+  memory_report out = describe_failure();
+  if (!room)
+    out.rounded = whole_pages();
+  a_.audit_.explain(out, room, pool_);
+  return out;
+}
 
 void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
   return ascent(*this, mine, r, why).run();
