@@ -156,10 +156,10 @@ TEST(stream_heap, fences_after_a_share_of_what_it_holds) {
   memory::stream_heap& m = d.heaps.of(d.bench.stream(0));
   EXPECT_EQ(m.fence_after(0), memory::stream_heap::fence_least);
   memory::heap_probe::set_fences_that_nobody_wanted(m, 9);
-  EXPECT_EQ(memory::quiet_session(m).fence_at_home_after(), memory::stream_heap::fence_least << 4)
+  EXPECT_EQ(memory::heap_probe::fence_at_home_after(m), memory::stream_heap::fence_least << 4)
       << "at most sixteen times as seldom";
   one_device fixed(64 << 20, {.fence_interval = 1000});
-  EXPECT_EQ(memory::quiet_session(fixed.heaps.of(fixed.bench.stream(0))).fence_at_home_after(), 1000u);
+  EXPECT_EQ(memory::heap_probe::fence_at_home_after(fixed.heaps.of(fixed.bench.stream(0))), 1000u);
 }
 
 TEST(physical_memory, charges_what_the_driver_would_not_take) {

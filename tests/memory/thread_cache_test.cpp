@@ -8,6 +8,7 @@
 #include "runtime/memory/heap/fast_path.h"
 #include "streams/stream/context.h"
 #include "tests/memory/small_device.h"
+#include "tests/support/heap_probe.h"
 
 namespace weir {
 namespace {
@@ -179,10 +180,10 @@ TEST_F(thread_caches, a_memory_owned_by_uses_is_listed_in_full) {
   auto& all = static_cast<memory::device_allocator&>(device());
   void* const p = allocate(s.ref(), 4_MiB);
   memory::stream_heap& m = *all.addresses().find(p)->owner.load();
-  ASSERT_FALSE(memory::quiet_session(m).is_owned());
+  ASSERT_FALSE(memory::heap_probe::is_owned(m));
   for (int i = 0; i < 8; ++i)
     EXPECT_EQ(all.use(p, streams::clock_of(s.ref())).base, p);
-  ASSERT_TRUE(memory::quiet_session(m).is_owned());
+  ASSERT_TRUE(memory::heap_probe::is_owned(m));
   ASSERT_TRUE(memory::fast_deallocate(p));
   sound();
 }

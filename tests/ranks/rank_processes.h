@@ -18,6 +18,7 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/os_tcp.h"
@@ -38,6 +39,13 @@ inline std::map<std::string, rank_role>& rank_roles() {
       ::weir::test::rank_roles().emplace(#name, rank_role_##name).second; \
   static int rank_role_##name()
 
+// On GPUs, as a program does that a launcher starts: a rank's streams and memory are of its own device.
+inline void choose_own_device() {
+  char const *const devices = std::getenv("WEIR_DEVICES"), *const local = std::getenv("LOCAL_RANK");
+  if (devices && local && std::string_view(devices) == "cuda")
+    set_device(std::atoi(local) % device_count());
+}
+
 // Plays the role that the environment of this process names.
 inline void play_rank_role() {
   char const* const name = std::getenv("WEIR_TEST_RANK_ROLE");
@@ -46,6 +54,7 @@ inline void play_rank_role() {
   ASSERT_EQ(rank_roles().count(name), 1u) << name;
   int status = 1;
   try {
+    choose_own_device();
     status = rank_roles()[name]();
   } catch (std::exception const& e) {
     std::fprintf(stderr, "%s\n", e.what());

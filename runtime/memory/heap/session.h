@@ -1,6 +1,6 @@
 // The doors to a heap: nothing else reaches what it holds.
 //   stream_heap's public functions  nothing held: they may choose, and decide nothing
-//   quiet_session                   the lock: looks and marks. No thread's cache is closed, nothing is listed
+//   quiet_session                   the lock: looks and marks. It closes a thread's cache on demand alone, and lists nothing
 //   session                         the lock: changes everything. Counts what the sole cache has not reported
 //   owner_session                   the owner's word instead of the lock: it lists, lends and disowns nothing
 // A function that needs a lock takes the door as a parameter.
@@ -107,8 +107,6 @@ class excluded {
   heap_index::rows listed() const noexcept { return heap_.listed_; }       // its rows in the index
   bool holds_blocks() const { return heap_.holds_blocks(); }               // that live, or are pending
   observe::cached_slots cached_slots() const noexcept;  // what caches hold, with the counts of those that are gone
-  std::size_t fence_at_home_after() const noexcept { return heap_.fence_at_home_after(); }  // bytes
-  bool is_owned() const noexcept { return heap_.lock_.is_owned(); }  // a thread may have an owner_session
   // Appends each rule of the arena and the slabs that is broken. now: the home's number
   void validate(std::vector<std::string>& wrong, std::string const& subject, std::uint64_t now) const;
 

@@ -54,9 +54,8 @@ class alignas(64) stream_heap {
     return home().alive() != clock::life::borrowed && is != memory_pool::kind::left && is != memory_pool::kind::graph &&
            !pool().is_asleep() && !is_shared();
   }
-  // The home in reports: of a graph's memory the stream that was captured.
-  clock::stream_clock& shown_home() const noexcept { return shown(home()); }
-  std::uint64_t shown_stream() const noexcept { return is_shared() ? 0 : shown_home().id(); }  // 0: of many
+  // The home's id in reports: of a graph's memory the stream's that was captured; 0: of many streams
+  std::uint64_t shown_stream() const noexcept { return is_shared() ? 0 : shown(home()).id(); }
   static clock::stream_clock& shown(clock::stream_clock& home) noexcept {
     clock::stream_clock* const captured = home.stands_for();
     return captured ? *captured : home;

@@ -1,5 +1,5 @@
-// Many threads map and unmap handles (`flowing`), or handles stay while one thread examines all (`halt`).
-// Threads: any. A thread that holds `flowing` does not take it again. No heap's lock is held.
+// Many threads map and unmap handles (`shared`), or handles stay while one thread examines all (`exclusive`).
+// Threads: any. A thread that holds it does not take it again. No heap's lock is held.
 #pragma once
 #include <cstdint>
 #include <utility>
