@@ -30,7 +30,11 @@ struct fetch {
       workers->submit(chunk[i]);
     if (i + 1 < slots)
       return;  // the next slot is unused; slots never exceed chunks
-    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k)
+    std::size_t const oldest = i + 1 - slots;
+    std::size_t newest = oldest;
+    if (last)
+      newest = i;
+    for (std::size_t k = oldest; k <= newest; ++k)
       workers->finish(chunk[k]);
   }
 };
