@@ -61,31 +61,25 @@ std::size_t gotten(collective_request const& r, int rank, int ranks) {
   return 0;
 }
 
-byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts) {
-  switch (r.what) {
-    case collective::broadcast:
-    case collective::scatter: return std::move(parts[static_cast<std::size_t>(r.root)]);
-    case collective::all_gather:
-    case collective::gather: {
-      byte_vector all;
-      for (byte_vector const& p : parts)
-        all.insert(all.end(), p.begin(), p.end());
-      return all;
-    }
-    case collective::all_to_all: {
-      byte_vector all;
-      std::size_t const one = r.part_bytes();
-      for (std::size_t at = 0; at < parts.size() * one; at += one)
-        for (byte_vector const& p : parts)
-          all.insert(all.end(), p.data() + at, p.data() + at + one);
-      return all;
-    }
-    case collective::send:
-    case collective::receive: return std::move(parts[0]);
-    case collective::register_pool: return {};
-    case collective::all_reduce:
-    case collective::reduce_scatter: break;
-  }
+namespace {
+
+byte_vector joined_by_rank(std::vector<byte_vector> const& parts) {
+  byte_vector all;
+  for (byte_vector const& p : parts)
+    all.insert(all.end(), p.begin(), p.end());
+  return all;
+}
+
+// For each receiver in turn, what all ranks bring for it: `one` bytes each.
+byte_vector joined_by_receiver(std::vector<byte_vector> const& parts, std::size_t one) {
+  byte_vector all;
+  for (std::size_t at = 0; at < parts.size() * one; at += one)
+    for (byte_vector const& p : parts)
+      all.insert(all.end(), p.data() + at, p.data() + at + one);
+  return all;
+}
+
+byte_vector reduced(collective_request const& r, std::vector<byte_vector> const& parts) {
   byte_vector all(parts[0].size());
   std::vector<void const*> in;
   for (byte_vector const& p : parts)
@@ -93,6 +87,24 @@ byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts
   void* const out = all.data();
   reduce(r.type, r.how, in, {&out, 1}, 0, static_cast<std::int64_t>(all.size() / size_of(r.type)));
   return all;
+}
+
+}  // namespace
+
+byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts) {
+  switch (r.what) {
+    case collective::all_reduce:
+    case collective::reduce_scatter: return reduced(r, parts);
+    case collective::broadcast:
+    case collective::scatter: return std::move(parts[static_cast<std::size_t>(r.root)]);
+    case collective::all_gather:
+    case collective::gather: return joined_by_rank(parts);
+    case collective::all_to_all: return joined_by_receiver(parts, r.part_bytes());
+    case collective::send:
+    case collective::receive: return std::move(parts[0]);
+    case collective::register_pool: return {};
+  }
+  return {};
 }
 
 std::span<std::byte const> result(collective_request const& r, byte_vector const& whole, int rank, int ranks) {

@@ -64,6 +64,23 @@ struct joint_call {
     return std::all_of(times.begin(), times.end(), [&](auto const& t) { return t.load() >= mine; });
   }
   void do_share(std::size_t place) const noexcept;
+  void reduce_own_lines(std::size_t place) const noexcept;
+  void reduce_own_slice(std::size_t place) const noexcept;
+  void copy_share(std::size_t place) const noexcept;
+  void copy_to_all(std::size_t place) const noexcept;
+  void copy_to_each(std::size_t place) const noexcept;
+  void pass_on(std::size_t place) const noexcept;
+  // A rank's part of a buffer that holds one for each.
+  std::byte* part_in(void* whole, std::size_t rank) const noexcept {
+    return static_cast<std::byte*>(whole) + rank * what.part_bytes();
+  }
+  std::byte const* part_in(void const* whole, std::size_t rank) const noexcept {
+    return static_cast<std::byte const*>(whole) + rank * what.part_bytes();
+  }
+  void copy_part(void* to, void const* from) const noexcept {
+    if (to != from)  // else in place
+      std::memcpy(to, from, what.part_bytes());
+  }
   void lose(std::size_t place) noexcept {
     if (over->over.load())
       return;
@@ -73,55 +90,62 @@ struct joint_call {
 };
 
 void joint_call::do_share(std::size_t r) const noexcept {
-  std::size_t const part = what.part_bytes();
-  int const rank = rank_of[r];
+  // One rank alone, in place, has its result already.
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0]))
     return;
+  if (what.what == collective::all_reduce)
+    reduce_own_lines(r);
+  else if (what.what == collective::reduce_scatter)
+    reduce_own_slice(r);
+  else
+    copy_share(r);
+}
+
+void joint_call::reduce_own_lines(std::size_t r) const noexcept {
+  constexpr std::int64_t stream = 64;  // elements: no two shares meet in a cache line, for any type
+  std::int64_t const lines = (what.count + stream - 1) / stream;
+  auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * stream); };
+  int const rank = rank_of[r];
+  reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
+}
+
+void joint_call::reduce_own_slice(std::size_t r) const noexcept {
+  std::vector<void const*> slices;
+  for (void const* const whole : in)
+    slices.push_back(part_in(whole, r));
+  reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
+}
+
+void joint_call::copy_share(std::size_t r) const noexcept {
+  auto const root = static_cast<std::size_t>(what.root);
   switch (what.what) {
-    case collective::all_reduce: {
-      constexpr std::int64_t stream = 64;  // elements: no two shares meet in a cache line, for any type
-      std::int64_t const lines = (what.count + stream - 1) / stream;
-      auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * stream); };
-      return reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
-    }
-    case collective::reduce_scatter: {
-      std::vector<void const*> slices;
-      for (void const* const whole : in)
-        slices.push_back(static_cast<std::byte const*>(whole) + r * part);
-      return reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
-    }
-    case collective::broadcast:
-      if (rank != what.root)
-        std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
-      return;
-    case collective::scatter:
-      if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part;
-          from != out[r])
-        std::memcpy(out[r], from, part);
-      return;
-    case collective::gather:
-      if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r])
-        std::memcpy(to, in[r], part);
-      return;
-    case collective::all_gather:
-      for (void* const whole : out) {
-        std::byte* const to = static_cast<std::byte*>(whole) + r * part;
-        if (to != in[r])
-          std::memcpy(to, in[r], part);
-      }
-      return;
-    case collective::all_to_all:
-      for (std::size_t to = 0; to < out.size(); ++to)
-        std::memcpy(static_cast<std::byte*>(out[to]) + r * part, static_cast<std::byte const*>(in[r]) + to * part,
-                    part);
-      return;
+    case collective::broadcast: return copy_part(out[r], in[root]);
+    case collective::scatter: return copy_part(out[r], part_in(in[root], r));
+    case collective::gather: return copy_part(part_in(out[root], r), in[r]);
+    case collective::all_gather: return copy_to_all(r);
+    case collective::all_to_all: return copy_to_each(r);
     case collective::send:
-    case collective::receive:
-      if (r == 1)
-        std::memcpy(out[1], in[0], part);
-      return;
+    case collective::receive: return pass_on(r);
+    case collective::all_reduce:
+    case collective::reduce_scatter:
     case collective::register_pool: return;
   }
+}
+
+void joint_call::copy_to_all(std::size_t r) const noexcept {
+  for (void* const whole : out)
+    copy_part(part_in(whole, r), in[r]);
+}
+
+void joint_call::copy_to_each(std::size_t r) const noexcept {
+  for (std::size_t to = 0; to < out.size(); ++to)
+    std::memcpy(part_in(out[to], r), part_in(in[r], to), what.part_bytes());
+}
+
+// The receiver copies; the sender only waits.
+void joint_call::pass_on(std::size_t r) const noexcept {
+  if (r == 1)
+    std::memcpy(out[1], in[0], what.part_bytes());
 }
 
 struct rank_task {
@@ -202,66 +226,23 @@ class streams_backend final : public collective_backend {
   streams_backend(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
-    // all parts or none, so that a part enqueued implies memory for the last
-    std::vector<part> parts;
-    parts.reserve(all.size());
-    for (collective_request const& r : all)
-      parts.push_back({&r, place_of(rank, r), {}, {}, {}});
-    for (part& p : parts) {
-      for (auto const does : steps)
-        p.tasks[static_cast<std::size_t>(does)] =
-            std::make_unique<rank_task>(rank_task{nullptr, p.mine, does, on.seen_captured()});
-    }
-    std::size_t joined = 0;
-    try {
-      for (; joined < parts.size(); ++joined)
-        join(parts[joined], rank, at);
-    } catch (...) {  // no host memory
-      while (joined > 0)
-        take_back(parts[--joined], rank);
-      throw;
-    }
-    auto const operands = [&] {
-      return base::text("rank ", rank, " of ", devices_.size(), ", ", text_of(all), " on gpu:", on.device());
-    };
-    // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
-    // may fill them with poison.
+    std::vector<part> parts = parts_of(rank, on, all);
+    join_all(parts, rank, at);
     base::call_site const in(runtime_.observer(), name_of(all).data(), at);
-    driver::status s;
-    bool first = true;
-    for (auto const does : steps) {
-      for (part& p : parts) {
-        if (!s.ok())
-          break;
-        auto const touches = p.what->touches(devices_.size());
-        s = runtime_.machine().enqueue(on.device(), on.handle(),
-                                       does == rank_task::step::arrive ? std::span<driver::touch const>(touches)
-                                                                       : std::span<driver::touch const>(),
-                                       work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
-        if (!s.ok() && first) {
-          for (part& each : parts)
-            take_back(each, rank);
-          throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);
-        }
-        first = false;
-      }
+    enqueued const so_far = enqueue_in_steps(parts, on);
+    if (so_far.is.ok())
+      return expect_all_to_run(parts);
+    // Nothing is enqueued yet: no other rank waits for this one. Else none can continue.
+    if (!so_far.any) {
+      for (part& each : parts)
+        take_back(each, rank);
+    } else {
+      failure_->failed_rank.store(rank);
+      abort();
     }
-    if (s.ok()) {
-      bool lost = false;
-      for (part& p : parts) {
-        p.where->given[p.mine].store(true);
-        if (p.where->dropped[p.mine].load() == 0)
-          continue;
-        p.where->lose(p.mine);  // its device was lost meanwhile
-        lost = true;
-      }
-      if (lost)
-        runtime_.machine().recheck();
-      return;
-    }
-    failure_->failed_rank.store(rank);
-    abort();
-    throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);
+    throw_refusal(so_far.is, name_of(all),
+                  base::text("rank ", rank, " of ", devices_.size(), ", ", text_of(all), " on gpu:", on.device()),
+                  "Create a new communicator with communicator::create_all", at);
   }
 
   std::string broken(int) override {
@@ -307,6 +288,32 @@ class streams_backend final : public collective_backend {
     std::iota(all.begin(), all.end(), 0);
     return all;
   }
+  // With all tasks, so that a part enqueued implies memory for the last.
+  static std::vector<part> parts_of(int rank, clock::stream_clock& on, requests all) {
+    std::vector<part> parts;
+    parts.reserve(all.size());
+    for (collective_request const& r : all)
+      parts.push_back({&r, place_of(rank, r), {}, {}, {}});
+    for (part& p : parts) {
+      for (auto const does : steps)
+        p.tasks[static_cast<std::size_t>(does)] =
+            std::make_unique<rank_task>(rank_task{nullptr, p.mine, does, on.seen_captured()});
+    }
+    return parts;
+  }
+
+  // Joins the calls of all parts, or of none.
+  void join_all(std::vector<part>& parts, int rank, source_location at) {
+    std::size_t joined = 0;
+    try {
+      for (; joined < parts.size(); ++joined)
+        join(parts[joined], rank, at);
+    } catch (...) {  // no host memory
+      while (joined > 0)
+        take_back(parts[--joined], rank);
+      throw;
+    }
+  }
   void join(part& p, int rank, source_location at) {
     auto open = open_.lock();
     auto const k = p.what->key_of(rank);
@@ -321,6 +328,47 @@ class streams_backend final : public collective_backend {
       t->where = p.where;
     if (++e.issued == p.where->rank_of.size())
       p.last = open->extract(k);
+  }
+
+  struct enqueued {
+    driver::status is;
+    bool any = false;
+  };
+  // All parts arrive before one shares, and share before one departs: no part waits for another of its call.
+  enqueued enqueue_in_steps(std::vector<part>& parts, clock::stream_clock& on) {
+    enqueued so_far;
+    for (auto const does : steps) {
+      for (part& p : parts) {
+        so_far.is = enqueue_step(p, does, on);
+        if (!so_far.is.ok())
+          return so_far;
+        so_far.any = true;
+      }
+    }
+    return so_far;
+  }
+  driver::status enqueue_step(part& p, rank_task::step does, clock::stream_clock& on) {
+    auto const touches = p.what->touches(devices_.size());
+    std::span<driver::touch const> declared;
+    // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
+    // may fill them with poison.
+    if (does == rank_task::step::arrive)
+      declared = touches;
+    return runtime_.machine().enqueue(on.device(), on.handle(), declared,
+                                      work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
+  }
+  // All parts are enqueued. From now on a dropped part was lost, and so were those dropped meanwhile.
+  void expect_all_to_run(std::vector<part>& parts) {
+    bool lost = false;
+    for (part& p : parts) {
+      p.where->given[p.mine].store(true);
+      if (p.where->dropped[p.mine].load() == 0)
+        continue;
+      p.where->lose(p.mine);
+      lost = true;
+    }
+    if (lost)
+      runtime_.machine().recheck();
   }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.

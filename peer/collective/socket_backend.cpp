@@ -133,63 +133,30 @@ class sockets_backend final : public collective_backend {
   }
 
   void issue(int, clock::stream_clock& on, requests all, source_location at) override {
-    auto const operands = [&] { return base::text("rank ", rank_, " of ", ranks(), ", ", text_of(all)); };
-    if (on.seen_captured())
-      throw not_supported(std::string(name_of(all)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
-                          "Simulated devices of several processes exchange once a call: enqueue it at each step", at,
-                          error_id{432});
-    std::vector<part> parts;
-    for (collective_request const& r : all) {
-      auto const what = std::make_shared<exchange>(r, rank_, ranks(), at);
-      parts.push_back({what, std::make_unique<arrival>(what, all_), std::make_unique<departure>(what, all_), {}, {}});
-      auto const touches = r.touches(devices_.size());
-      for (driver::touch const& t : std::span<driver::touch const>(touches))
-        (t.writes ? parts.back().writes : parts.back().reads).push_back(t);
-      if (brought(r, rank_, ranks()) == 0)
-        parts.back().reads.clear();
-      if (gotten(r, rank_, ranks()) == 0)
-        parts.back().writes.clear();
-    }
-    auto const take_back = [&] {
-      auto q = all_->all.lock();
-      for (part const& p : parts)
-        all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
-    };
-    try {
-      auto q = all_->all.lock();
-      for (part const& p : parts) {
-        q->waiting.emplace(p.what->what.key_of(rank_), p.what);
-        all_->open.fetch_add(1);
-      }
-    } catch (...) {  // no host memory
-      take_back();
-      throw;
-    }
+    refuse_in_capture(on, all, at);
+    std::vector<part> parts = parts_of(all, at);
+    expect_results(parts);
     base::call_site const in(runtime_.observer(), name_of(all).data(), at);
     all_->given.store(false);
-    driver::status s;
-    for (part& p : parts) {
-      s = runtime_.machine().enqueue(on.device(), on.handle(), p.reads, work_of(std::move(p.arrive)));
-      if (s.ok())
-        continue;
-      if (&p != &parts[0])
-        break;
-      take_back();
-      all_->given.store(true);
-      throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
-    }
-    for (part& p : parts)
-      if (s.ok())
-        s = runtime_.machine().enqueue(on.device(), on.handle(), p.writes, work_of(std::move(p.depart)));
+    enqueued const so_far = enqueue_in_steps(parts, on);
+    bool const has_not_begun = !so_far.is.ok() && !so_far.any;
+    if (has_not_begun)
+      expect_no_results(parts);
     all_->given.store(true);
-    if (s.ok()) {
+    if (so_far.is.ok()) {
+      // No result comes any more.
       if (hub_left_.load())
         blame_hub();
       return;
     }
-    refused_.store(true);
-    abort();
-    throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
+    // The other ranks wait for parts that never come.
+    if (!has_not_begun) {
+      refused_.store(true);
+      abort();
+    }
+    throw_refusal(so_far.is, name_of(all),
+                  base::text("rank ", rank_, " of ", ranks(), ", ", text_of(all), " on gpu:", on.device()),
+                  "Create a new communicator", at);
   }
 
   // Nothing is brought: rank 0 compares.
@@ -240,6 +207,10 @@ class sockets_backend final : public collective_backend {
     std::unique_ptr<departure> depart;
     std::vector<driver::touch> reads, writes;
   };
+  struct enqueued {
+    driver::status is;
+    bool any = false;
+  };
   struct joined {  // the parts of one call, on rank 0
     struct one {
       collective_request asks;
@@ -257,6 +228,74 @@ class sockets_backend final : public collective_backend {
 
   int ranks() const noexcept { return static_cast<int>(devices_.size()); }
   std::size_t size() const noexcept { return devices_.size(); }
+
+  void refuse_in_capture(clock::stream_clock const& on, requests all, source_location at) const {
+    if (on.seen_captured())
+      throw not_supported(std::string(name_of(all)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
+                          "Simulated devices of several processes exchange once a call: enqueue it at each step", at,
+                          error_id{432});
+  }
+
+  std::vector<part> parts_of(requests all, source_location at) const {
+    std::vector<part> parts;
+    for (collective_request const& r : all)
+      parts.push_back(part_of(r, at));
+    return parts;
+  }
+  // Its arrival reads only what the rank brings, and its departure writes only what it gets.
+  part part_of(collective_request const& r, source_location at) const {
+    auto const what = std::make_shared<exchange>(r, rank_, ranks(), at);
+    part made{what, std::make_unique<arrival>(what, all_), std::make_unique<departure>(what, all_), {}, {}};
+    auto const touches = r.touches(devices_.size());
+    for (driver::touch const& t : std::span<driver::touch const>(touches)) {
+      if (t.writes)
+        made.writes.push_back(t);
+      else
+        made.reads.push_back(t);
+    }
+    if (brought(r, rank_, ranks()) == 0)
+      made.reads.clear();
+    if (gotten(r, rank_, ranks()) == 0)
+      made.writes.clear();
+    return made;
+  }
+
+  // Of all parts, or of none. Throws: bad_alloc
+  void expect_results(std::vector<part> const& parts) {
+    try {
+      auto q = all_->all.lock();
+      for (part const& p : parts) {
+        q->waiting.emplace(p.what->what.key_of(rank_), p.what);
+        all_->open.fetch_add(1);
+      }
+    } catch (...) {
+      expect_no_results(parts);
+      throw;
+    }
+  }
+  void expect_no_results(std::vector<part> const& parts) {
+    auto q = all_->all.lock();
+    for (part const& p : parts)
+      all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
+  }
+
+  // All parts arrive before one departs: no part waits for another of its call.
+  enqueued enqueue_in_steps(std::vector<part>& parts, clock::stream_clock& on) {
+    driver::driver& machine = runtime_.machine();
+    enqueued so_far;
+    for (part& p : parts) {
+      so_far.is = machine.enqueue(on.device(), on.handle(), p.reads, work_of(std::move(p.arrive)));
+      if (!so_far.is.ok())
+        return so_far;
+      so_far.any = true;
+    }
+    for (part& p : parts) {
+      so_far.is = machine.enqueue(on.device(), on.handle(), p.writes, work_of(std::move(p.depart)));
+      if (!so_far.is.ok())
+        return so_far;
+    }
+    return so_far;
+  }
 
   void end(base::thread& t) noexcept {
     if (t.joinable())
@@ -319,41 +358,62 @@ class sockets_backend final : public collective_backend {
   }
 
   void read_all() {
-    std::vector<int> open;
-    for (os::owned_file const& line : lines_)
-      open.push_back(line.is_open() ? line.get() : -1);
+    std::vector<int> open = open_lines();
     std::vector<bool> ready;
     while (std::any_of(open.begin(), open.end(), [](int line) { return line >= 0; })) {
       os::wait_readable(open, ready, os::no_limit);
       if (all_->over.load())
         return;
       for (std::size_t i = 0; i < open.size(); ++i) {
-        if (open[i] < 0 || !ready[i])
+        if (open[i] < 0 || !ready[i] || read_frame(static_cast<int>(i), open[i]))
           continue;
-        int const from = static_cast<int>(i);
-        frame_head h;
-        if (!received(open[i], h))
-          throw fault{from, hung_up};
-        if (h.leaves) {
-          open[i] = -1;
-          if (rank_ != 0)
-            return hub_leaves();
-          continue;
-        }
-        collective_request const asks = request_of(h);
-        if (!known(h, ranks()))
-          throw fault{from, nonsense};
-        if (h.bytes != (rank_ == 0 ? brought(asks, from, ranks()) : gotten(asks, rank_, ranks())))
-          throw fault{from, nonsense};
-        byte_vector came;
-        if (!received(open[i], came, h.bytes))
-          throw fault{from, hung_up};
-        if (rank_ == 0)
-          take(from, asks, {}, std::move(came));
-        else
-          finish(asks, std::move(came));
+        open[i] = -1;
+        // The other ranks have a line to rank 0 alone.
+        if (rank_ != 0)
+          return hub_leaves();
       }
     }
+  }
+
+  // By rank; -1: no line
+  std::vector<int> open_lines() const {
+    std::vector<int> open;
+    for (os::owned_file const& line : lines_) {
+      if (line.is_open())
+        open.push_back(line.get());
+      else
+        open.push_back(-1);
+    }
+    return open;
+  }
+
+  // Returns: false if it was the last frame of that rank
+  bool read_frame(int from, int line) {
+    frame_head h;
+    if (!received(line, h))
+      throw fault{from, hung_up};
+    if (h.leaves)
+      return false;
+    // No program could have asked for it.
+    if (!known(h, ranks()))
+      throw fault{from, nonsense};
+    collective_request const asks = request_of(h);
+    if (h.bytes != bytes_due(asks, from))
+      throw fault{from, nonsense};
+    byte_vector came;
+    if (!received(line, came, h.bytes))
+      throw fault{from, hung_up};
+    // Rank 0 gets the parts of the others, and they get its results.
+    if (rank_ == 0)
+      take(from, asks, {}, std::move(came));
+    else
+      finish(asks, std::move(came));
+    return true;
+  }
+  std::size_t bytes_due(collective_request const& asks, int from) const {
+    if (rank_ == 0)
+      return brought(asks, from, ranks());
+    return gotten(asks, rank_, ranks());
   }
 
   // All results came before. What still waits gets none.

@@ -178,6 +178,27 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
     s.open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
+namespace {
+// came: by rank
+[[noreturn]] void refuse_waiting_longer(group const& all, std::vector<bool> const& came, int rank,
+                                        std::string const& operation, base::time_limit limit, source_location at) {
+  std::string missing;
+  for (int other = 0; other < all.size(); ++other) {
+    if (other == rank || came[static_cast<std::size_t>(other)])
+      continue;
+    if (!missing.empty())
+      missing += ", ";
+    missing += base::text("rank ", other, " (gpu:", all.device(other), ")");
+  }
+  throw timed_out(operation, base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                  "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
+}
+
+bool is_any(std::vector<bool> const& of) {
+  return std::find(of.begin(), of.end(), true) != of.end();
+}
+}  // namespace
+
 std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,
                                                         base::time_limit limit, source_location at,
                                                         void (thread_group::*see_to)(round&,
@@ -205,25 +226,20 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
       s.lock().unlock();
       end_if_awaited();
       s.lock().lock();
-      changed_.wait_for(s.lock(), limit, [&] {
-        return m->over ||
-               (!m->full && (s->aborted_by >= 0 || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end()));
-      });
+      // After an abort, or without a rank that has left, it never fills.
+      auto const never_fills = [&] { return !m->full && (s->aborted_by >= 0 || is_any(s->gone)); };
+      changed_.wait_for(s.lock(), limit, [&] { return m->over || never_fills(); });
+      // The last rank has come, and sees to the round: it lasts no longer than that.
       if (m->full) {
         changed_.wait(s.lock(), [&] { return m->over; });
         return m;
       }
       m->came[self] = false;
-      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end())
+      // Nobody waits in it any more.
+      if (!is_any(m->came))
         s->meets.reset();
-      std::string missing;
-      for (int other = 0; other < size(); ++other)
-        if (other != rank && !m->came[static_cast<std::size_t>(other)])
-          missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
-                     " (gpu:" + std::to_string(device(other)) + ")";
       refuse_if_over(*s, rank, op, {}, at);
-      throw timed_out(op, base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                      "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
+      refuse_waiting_longer(*this, m->came, rank, op, limit, at);
     }
   }
   if (see_to)

@@ -11,6 +11,7 @@
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
 #include "streams/copy/copy_engine.h"
+#include "streams/copy/fetch.h"
 #include "streams/pinned/pinned_memory.h"
 
 namespace weir::streams {
@@ -72,43 +73,6 @@ slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_l
   return {pool, pool.allocate_for("copy", device, bytes, 0, where), bytes};
 }
 
-// The host part of a copy to pageable memory. Host functions run it, perhaps after the call.
-struct fetch {
-  fetch(std::shared_ptr<copy_workers> c, std::size_t chunks) : workers(std::move(c)), chunk(chunks) {}
-  std::shared_ptr<copy_workers> workers;
-  std::vector<copy_workers::task> chunk;  // ranges are set before their host function is enqueued
-  std::size_t slots = 0;
-
-  // A lost stream drops its host functions. No chunk has arrived then, and none may be touched.
-  ~fetch() { cancel(); }
-  void cancel() noexcept {
-    for (auto& one : chunk)
-      workers->cancel(one);
-  }
-
-  // Copy workers bring chunk i to the host while the engine fills the next slots. Before the stream continues,
-  // the engine's next slot must be empty; after the last chunk, all slots.
-  void arrived(std::size_t i) {
-    bool const last = i + 1 == chunk.size();
-    if (!last)
-      workers->submit(chunk[i]);
-    if (i + 1 < slots)
-      return;  // the next slot is unused; slots never exceed chunks
-    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k)
-      workers->finish(chunk[k]);
-  }
-};
-
-struct arrival {
-  std::shared_ptr<fetch> of;
-  std::size_t i;
-  static void run(void* self) {
-    auto* const me = static_cast<arrival*>(self);
-    me->of->arrived(me->i);
-  }
-  static void drop(void* self) { delete static_cast<arrival*>(self); }
-};
-
 // The last slots are smaller, so that the engine finishes soon after the last fill.
 std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) {
   std::size_t const share = left / 4 / staging::smallest_chunk * staging::smallest_chunk;
@@ -134,6 +98,8 @@ int how_many(runtime::impl& r) {
 }  // namespace
 
 struct staging::state {
+  class upload;
+  class awaited_download;
   struct used {
     clock::stamp until;
     std::size_t bytes;
@@ -295,72 +261,119 @@ std::size_t staging::in_use(int device) const {
   return r->bytes;
 }
 
-void staging::to_device(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
-                        source_location where) {
+// One copy to a device. Copy workers fill slots ahead of the engine, which empties them in order.
+class staging::state::upload {
+ public:
+  upload(state& my, clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where)
+      : my_(my),
+        stream_(stream),
+        dst_(dst),
+        src_(src),
+        bytes_(bytes),
+        where_(where),
+        how_(*my.to_fill.lock()),
+        workers_(my.workers_near(stream)),
+        chunk_(my.chunk_for(bytes, how_, *workers_)),
+        rising_(std::min(how_.first, chunk_)),
+        by_(chunk_ >= least_past_caches ? how_.by : stores::plain),
+        window_(std::min(2 * (static_cast<std::size_t>(workers_->threads()) + 1), how_.budget / how_.chunk)) {}
+  // On every exit no copy worker reads the source any more.
+  ~upload() {
+    for (auto& one : filling_)
+      workers_->cancel(one.fill);
+  }
+  upload(upload const&) = delete;
+
+  void run() {
+    while (next_ < bytes_ || !filling_.empty()) {
+      fill_ahead();
+      enqueue_oldest();
+    }
+  }
+
+ private:
   struct filled {
     slot in;
     std::size_t offset;
     copy_workers::task fill;
   };
-  struct all_filled {  // on every exit no copy worker reads the source any more
-    copy_workers& workers;
-    std::deque<filled> parts{};
-    ~all_filled() {
-      for (auto& one : parts)
-        workers.cancel(one.fill);
-    }
-  };
-  copy_in_parts const whole;
-  auto& my = *state_;
-  my.refuse_captured(stream, dst, src, bytes, where);
-  tuning const how = *my.to_fill.lock();
-  auto const workers = my.workers_near(stream);
-  std::size_t chunk = my.chunk_for(bytes, how, *workers), rising = std::min(how.first, chunk);
-  stores const by = chunk >= least_past_caches ? how.by : stores::plain;
-  // the engine uses the rest of the room
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(workers->threads()) + 1), how.budget / how.chunk);
-  all_filled filling{*workers};
-  std::size_t next = 0;
-  while (next < bytes || !filling.parts.empty()) {
-    while (next < bytes && filling.parts.size() < window) {
-      std::size_t n = size_within(rising, bytes - next, how.first);
-      if (!my.has_room(stream, (filling.parts.size() + 1) * chunk)) {
-        if (!filling.parts.empty())
-          break;  // enqueue filled slots first: others may wait for their room
-        my.wait_for_room(stream, n, where);
-      }
-      std::optional<slot> s;
-      if (filling.parts.empty())
-        s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
-      else
-        s = slot_if_any(my.pinned, stream.device(), n, where);
+
+  void fill_ahead() {
+    while (next_ < bytes_ && filling_.size() < window_) {
+      std::size_t const wanted = size_within(rising_, bytes_ - next_, how_.first);
+      std::optional<slot> s = slot_to_fill(wanted);
       if (!s)
-        break;  // enqueue filled slots first: they become room
-      if (s->bytes() < n)
-        n = chunk = s->bytes();
-      rising = std::min(chunk, 2 * rising);
-      filling.parts.push_back({std::move(*s), next, {}});
-      auto& fill = filling.parts.back().fill;
-      fill.dst = filling.parts.back().in.memory();
-      fill.src = at(src, next);
-      fill.bytes = n;
-      fill.by = by;
-      fill.grain = how.grain;
-      next += n;
-      if (bytes > chunk)
-        workers->submit(fill);
+        return;
+      begin_to_fill(std::move(*s), wanted);
     }
-    base::internal_ordering const own_slot(my.owner.observer());
-    auto& first = filling.parts.front();
-    workers->finish(first.fill);
-    enqueue_copy(stream, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
-    first.in.used_by(stream);
-    my.note(stream, first.in.bytes());
-    // lets a query see this slot done before later ones
-    if (filling.parts.size() > 1 || next < bytes)
-      static_cast<void>(stream.fence());
-    filling.parts.pop_front();
   }
+
+  // none: filled slots must be enqueued first. They become room.
+  std::optional<slot> slot_to_fill(std::size_t wanted) {
+    bool const has_room = my_.has_room(stream_, (filling_.size() + 1) * chunk_);
+    // A copy that has filled slots never waits for room: others may wait for the room of its slots.
+    if (!filling_.empty()) {
+      if (!has_room)
+        return std::nullopt;
+      return slot_if_any(my_.pinned, stream_.device(), wanted, where_);
+    }
+    if (!has_room)
+      my_.wait_for_room(stream_, wanted, where_);
+    return shrinking_slot(my_.pinned, stream_.device(), wanted, where_);
+  }
+
+  void begin_to_fill(slot in, std::size_t wanted) {
+    std::size_t const n = std::min(wanted, in.bytes());
+    // Pinned memory is short: the next slots are no larger than this one.
+    if (n < wanted)
+      chunk_ = n;
+    rising_ = std::min(chunk_, 2 * rising_);
+    filling_.push_back({std::move(in), next_, {}});
+    copy_workers::task& fill = filling_.back().fill;
+    fill.dst = filling_.back().in.memory();
+    fill.src = at(src_, next_);
+    fill.bytes = n;
+    fill.by = by_;
+    fill.grain = how_.grain;
+    next_ += n;
+    // A copy of one slot is filled by its caller alone.
+    if (bytes_ > chunk_)
+      workers_->submit(fill);
+  }
+
+  void enqueue_oldest() {
+    base::internal_ordering const own_slot(my_.owner.observer());
+    filled& first = filling_.front();
+    workers_->finish(first.fill);
+    enqueue_copy(stream_, at(dst_, first.offset), first.in.memory(), first.fill.bytes, where_);
+    first.in.used_by(stream_);
+    my_.note(stream_, first.in.bytes());
+    // The fence lets a query see this slot done before later ones.
+    if (filling_.size() > 1 || next_ < bytes_)
+      static_cast<void>(stream_.fence());
+    filling_.pop_front();
+  }
+
+  state& my_;
+  clock::stream_clock& stream_;
+  void* const dst_;
+  void const* const src_;
+  std::size_t const bytes_;
+  source_location const where_;
+  tuning const how_;
+  std::shared_ptr<copy_workers> const workers_;
+  std::size_t chunk_, rising_;  // bytes of the largest slot, and of the next one
+  stores const by_;
+  std::size_t const window_;  // slots filled ahead; the engine uses the rest of the room
+  std::size_t next_ = 0;      // offset of the bytes without a slot
+  std::deque<filled> filling_{};
+};
+
+void staging::to_device(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+                        source_location where) {
+  copy_in_parts const whole;
+  state_->refuse_captured(stream, dst, src, bytes, where);
+  state::upload(*state_, stream, dst, src, bytes, where).run();
 }
 
 void staging::download::cancel() const noexcept {
@@ -416,66 +429,113 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   return out;
 }
 
+// One copy to a host that waits. The engine fills slots ahead of the copy workers, which empty them in order.
+class staging::state::awaited_download {
+ public:
+  awaited_download(state& my, clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+                   source_location where)
+      : my_(my),
+        stream_(stream),
+        dst_(dst),
+        src_(src),
+        bytes_(bytes),
+        where_(where),
+        how_(*my.to_fetch.lock()),
+        workers_(my.workers_near(stream)),
+        chunk_(my.chunk_for(bytes, how_, *workers_)),
+        slots_(my.slots_for(stream, stream.device(), bytes, std::max<std::size_t>(how_.budget / how_.chunk, 2), chunk_,
+                            where)),
+        chunks_((bytes + chunk_ - 1) / chunk_),
+        ahead_((slots_.size() + 2) / 3),
+        emptying_(slots_.size()),
+        filled_(slots_.size()) {
+    my_.room_of(stream_).lock()->bytes += bytes_of_slots();  // held by a caller who waits
+  }
+  // On every exit the host memory is no longer accessed.
+  ~awaited_download() {
+    for (auto& one : emptying_)
+      workers_->cancel(one);
+    for (std::size_t k = 0; k < slots_.size(); ++k) {
+      // After a failure the engine may still fill any slot.
+      if (all_came_)
+        slots_[k].used_until(filled_[k]);
+      else
+        slots_[k].used_by(stream_);
+    }
+    my_.room_of(stream_).lock()->bytes -= bytes_of_slots();
+  }
+  awaited_download(awaited_download const&) = delete;
+
+  void run() {
+    base::internal_ordering const own_affair(my_.owner.observer());
+    for (std::size_t came = 0; came < chunks_; ++came) {
+      enqueue_until(std::min(chunks_, came + ahead_));
+      begin_to_empty(came);
+    }
+    for (auto& one : emptying_)
+      workers_->finish(one);
+    all_came_ = true;
+  }
+
+ private:
+  // The engine gets the chunks before `end`.
+  void enqueue_until(std::size_t end) {
+    for (; given_ < end; ++given_) {
+      std::size_t const k = given_ % slots_.size();
+      // The slot's last chunk must have left it before the engine fills it again.
+      if (given_ >= slots_.size())
+        workers_->finish(emptying_[k]);
+      enqueue_copy(stream_, slots_[k].memory(), at(src_, given_ * chunk_), size_of_chunk(given_), where_);
+      filled_[k] = stream_.now();
+      refuse_failed(stream_.fence().is);  // lets a query see it done before later ones
+    }
+  }
+
+  // Blocks: until the engine has filled the chunk's slot
+  void begin_to_empty(std::size_t chunk) {
+    std::size_t const k = chunk % slots_.size();
+    refuse_failed(my_.clocks.synchronize(filled_[k]));
+    copy_workers::task& empty = emptying_[k];
+    // this task was finished before its slot was refilled: no thread reads it
+    empty = {at(dst_, chunk * chunk_), slots_[k].memory(), size_of_chunk(chunk), how_.by, how_.grain};
+    workers_->submit(empty);
+  }
+
+  void refuse_failed(driver::status s) const {
+    if (s.ok())
+      return;
+    char const* remedy = "Repeat the call";
+    if (s.what == driver::code::lost)
+      remedy = "Continue with the other devices";
+    throw_refusal(s, "copy", of_copy(stream_, dst_, src_, bytes_), remedy, where_);
+  }
+
+  std::size_t size_of_chunk(std::size_t i) const { return std::min(chunk_, bytes_ - i * chunk_); }
+  std::size_t bytes_of_slots() const { return slots_.size() * slots_[0].bytes(); }
+
+  state& my_;
+  clock::stream_clock& stream_;
+  void* const dst_;
+  void const* const src_;
+  std::size_t const bytes_;
+  source_location const where_;
+  tuning const how_;
+  std::shared_ptr<copy_workers> const workers_;
+  std::size_t chunk_;
+  std::vector<slot> const slots_;
+  std::size_t const chunks_;
+  std::size_t const ahead_;                   // slots with the engine; the others are with the copy workers
+  std::size_t given_ = 0;                     // chunks that were enqueued
+  std::vector<copy_workers::task> emptying_;  // by slot
+  std::vector<clock::stamp> filled_;          // by slot
+  bool all_came_ = false;
+};
+
 void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                               source_location where) {
   copy_in_parts const whole;
-  auto& my = *state_;
-  my.refuse_captured(stream, dst, src, bytes, where);
-  tuning const how = *my.to_fetch.lock();
-  auto const workers = my.workers_near(stream);
-  std::size_t chunk = my.chunk_for(bytes, how, *workers);
-  std::vector<slot> slots =
-      my.slots_for(stream, stream.device(), bytes, std::max<std::size_t>(how.budget / how.chunk, 2), chunk, where);
-  // `ahead` slots are with the engine, the others with the copy workers
-  std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
-  struct emptying {  // on every exit the host memory is no longer accessed
-    state& my;
-    copy_workers& workers;
-    std::vector<slot>& slots;
-    clock::stream_clock& stream;
-    std::vector<copy_workers::task> part = std::vector<copy_workers::task>(slots.size());
-    std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
-    bool all_came = false;
-    std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
-    emptying(state& s, copy_workers& c, std::vector<slot>& them, clock::stream_clock& l)
-        : my(s), workers(c), slots(them), stream(l) {
-      my.room_of(stream).lock()->bytes += bytes();  // held by a caller who waits
-    }
-    ~emptying() {
-      for (auto& one : part)
-        workers.cancel(one);
-      for (std::size_t k = 0; k < slots.size(); ++k)
-        slots[k].used_until(all_came ? filled[k] : stream.now());
-      my.room_of(stream).lock()->bytes -= bytes();
-    }
-  } all(my, *workers, slots, stream);
-  auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
-  auto const done = [&](driver::status s) {
-    if (s.ok())
-      return;
-    throw_refusal(s, "copy", of_copy(stream, dst, src, bytes),
-                  s.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where);
-  };
-  base::internal_ordering const own_affair(my.owner.observer());
-  for (std::size_t given = 0, came = 0; came < chunks; ++came) {
-    for (; given < chunks && given < came + ahead; ++given) {
-      std::size_t const k = given % slots.size();
-      if (given >= slots.size())
-        workers->finish(all.part[k]);
-      enqueue_copy(stream, slots[k].memory(), at(src, given * chunk), size_of(given), where);
-      all.filled[k] = stream.now();
-      done(stream.fence().is);  // lets a query see it done before later ones
-    }
-    std::size_t const k = came % slots.size();
-    done(my.clocks.synchronize(all.filled[k]));
-    auto& part = all.part[k];
-    // this task was finished before its slot was refilled: no thread reads it
-    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.grain};
-    workers->submit(part);
-  }
-  for (auto& one : all.part)
-    workers->finish(one);
-  all.all_came = true;
+  state_->refuse_captured(stream, dst, src, bytes, where);
+  state::awaited_download(*state_, stream, dst, src, bytes, where).run();
 }
 
 void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,

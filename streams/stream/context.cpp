@@ -236,22 +236,33 @@ weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock
   return {base::this_thread_id(), mine().next_number++, r.id()};
 }
 
+namespace {
+// The guard of another thread has ended here. That thread takes its setting back.
+void note_for_its_thread(weir::detail::guard_mark mark) noexcept {
+  misplaced.fetch_add(1);
+  try {
+    base::no_switch const one_step;
+    auto of = notes().lock();
+    auto const maker = of->find(mark.thread);
+    if (maker == of->end())
+      return;  // that thread has ended: no one to notify
+    maker->second.push_back(mark.number);
+    notes_left.fetch_add(1);
+  } catch (...) {}  // no memory for the note: that thread keeps its setting
+}
+
+bool has_ended(frame& f) {
+  if (!f.ended && ended_elsewhere(f.number))
+    f.ended = true;
+  return f.ended;
+}
+}  // namespace
+
 void leave(weir::detail::guard_mark mark) noexcept {
   if (mark.number == 0 || process_was_forked())
     return;
-  if (mark.thread != base::this_thread_id()) {
-    misplaced.fetch_add(1);
-    try {
-      base::no_switch const one_step;
-      auto of = notes().lock();
-      auto const maker = of->find(mark.thread);
-      if (maker == of->end())
-        return;  // that thread has ended: no one to notify
-      maker->second.push_back(mark.number);
-      notes_left.fetch_add(1);
-    } catch (...) {}  // no memory for the note: that thread keeps its setting
-    return;
-  }
+  if (mark.thread != base::this_thread_id())
+    return note_for_its_thread(mark);
   seat* const s = seat_if_any(mark.runtime);
   if (!s || !s->of.if_alive())
     return;
@@ -260,19 +271,19 @@ void leave(weir::detail::guard_mark mark) noexcept {
   if (it == s->frames.rend())
     return;
   it->ended = true;
+  // A guard that ends before one inside it changes nothing, until that one has ended, too.
   if (it != s->frames.rbegin()) {
     misplaced.fetch_add(1);
-    bool all_above_ended_elsewhere = true;
-    for (auto above = s->frames.rbegin(); above != it; ++above) {
-      if (!above->ended && ended_elsewhere(above->number))
-        above->ended = true;
-      all_above_ended_elsewhere = all_above_ended_elsewhere && above->ended;
+    bool all_inside_ended = true;
+    for (auto inside = s->frames.rbegin(); inside != it; ++inside) {
+      if (!has_ended(*inside))
+        all_inside_ended = false;
     }
-    if (!all_above_ended_elsewhere)
+    if (!all_inside_ended)
       return;
   }
   driver::driver& machine = s->pool->machine();
-  while (!s->frames.empty() && (s->frames.back().ended || ended_elsewhere(s->frames.back().number))) {
+  while (!s->frames.empty() && has_ended(s->frames.back())) {
     restore(*s, machine, s->frames.back());
     s->frames.pop_back();
   }

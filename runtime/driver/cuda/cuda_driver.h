@@ -125,6 +125,12 @@ class cuda_driver final : public driver {
   int pinning_device();                               // as any_device, but opens a device if no usable one is open
   // Returns: the objects not destroyed, in words. Empty: none, or only memory, which the runtime reports.
   std::string left_behind();
+  // The parts of the destructor, in this order. any_lost: as has_lost_any()
+  void open_closed_gates();
+  void end_host_functions();
+  void free_gate_words();
+  void release_contexts(bool any_lost);
+  bool has_lost_any() noexcept;
   void found_lost(int device, CUresult) noexcept;  // a call that named this device got a sticky result
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
@@ -143,6 +149,8 @@ class cuda_driver final : public driver {
     address begin = 0, end = 0;
     bool pinned = false;
   };
+  std::optional<place> place_in_books(address);  // none: in no range of weir
+  result<place> place_by_cuda(address);          // of memory that weir did not make
   // Sets `where` if it is found.
   static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;

@@ -22,18 +22,29 @@ cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(coun
 cuda_driver::~cuda_driver() {
   if (refusal_of_process() != code::ok)
     return;  // the driver may be unloaded; the system frees everything
-  {
-    auto g = gates_.lock();
-    for (auto const& [id, closed] : g->closed)
-      base::store_release(g->words[closed.device * gates_a_device + closed.slot], closed.sequence);
-    g->closed.clear();
-  }
-  // Host functions still name this driver. After a loss, other devices may wait forever for its events: then
-  // wait for a limited time and drop what has not run.
-  bool any_lost = false;
-  for (int i = 0; i < count_; ++i)
-    any_lost |= at(i).lost.load() != 0;
-  if (any_lost) {
+  open_closed_gates();
+  end_host_functions();
+  bool const any_lost = has_lost_any();  // the waits above may have found another loss
+  if (!any_lost)
+    free_gate_words();
+  release_contexts(any_lost);
+  try {
+    if (std::string const left = left_behind(); !left.empty())
+      os::print_error("weir-103: the CUDA driver ends and does not release " + left + "\n");
+  } catch (...) {}  // no memory for the text
+}
+
+void cuda_driver::open_closed_gates() {
+  auto g = gates_.lock();
+  for (auto const& [id, closed] : g->closed)
+    base::store_release(g->words[closed.device * gates_a_device + closed.slot], closed.sequence);
+  g->closed.clear();
+}
+
+// They still name this driver. After a loss, other devices may wait forever for its events: then waits for a
+// limited time and drops what has not run.
+void cuda_driver::end_host_functions() {
+  if (has_lost_any()) {
     auto p = pending_.lock();
     call_over_.wait_for(p.lock(), std::chrono::seconds(2), [&] { return p->calls.empty(); });
   } else if (!pending_.lock()->calls.empty()) {
@@ -51,15 +62,22 @@ cuda_driver::~cuda_driver() {
   }
   for (auto& dropper : droppers)
     dropper.join();
-  for (int i = 0; i < count_; ++i)
-    any_lost |= at(i).lost.load() != 0;                 // the waits above may have found another loss
-  if (auto g = gates_.lock(); g->words && !any_lost) {  // waits for all work, which may never end after a loss
-    if (int const device = any_device(); device >= 0) {
-      call in(*this, device, call::mode::asks);
-      if (!in.refused())
-        api_.cuMemFreeHost(g->words);
-    }
-  }
+}
+
+// Requires: no device is lost. It waits for all work, which may never end after a loss.
+void cuda_driver::free_gate_words() {
+  auto g = gates_.lock();
+  if (!g->words)
+    return;
+  int const device = any_device();
+  if (device < 0)
+    return;
+  call in(*this, device, call::mode::asks);
+  if (!in.refused())
+    api_.cuMemFreeHost(g->words);
+}
+
+void cuda_driver::release_contexts(bool any_lost) {
   for (int i = 0; i < count_; ++i) {
     device_state& d = at(i);
     if (!d.context.load())
@@ -70,10 +88,13 @@ cuda_driver::~cuda_driver() {
     if (d.lost.load() != 0 || !any_lost)
       api_.cuDevicePrimaryCtxRelease(d.id);
   }
-  try {
-    if (std::string const left = left_behind(); !left.empty())
-      os::print_error("weir-103: the CUDA driver ends and does not release " + left + "\n");
-  } catch (...) {}  // no memory for the text
+}
+
+bool cuda_driver::has_lost_any() noexcept {
+  bool any_lost = false;
+  for (int i = 0; i < count_; ++i)
+    any_lost |= at(i).lost.load() != 0;
+  return any_lost;
 }
 
 std::string cuda_driver::left_behind() {
@@ -83,9 +104,7 @@ std::string cuda_driver::left_behind() {
       return;
     text += (text.empty() ? "" : ", ") + std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
   };
-  bool lost_one = false;
-  for (int i = 0; i < count_; ++i)
-    lost_one |= at(i).lost.load() != 0;
+  bool const lost_one = has_lost_any();
   auto const b = books_.lock();
   // memory alone is reported by its runtime
   if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty())

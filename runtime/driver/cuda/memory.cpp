@@ -307,16 +307,25 @@ result<place> cuda_driver::find(void const* p) {
   if (status const may = may_call(); !may.ok())
     return {may};
   address const at = reinterpret_cast<address>(p);
-  {
-    auto b = books_.lock();
-    if (holder_of(b->pins, at) != b->pins.end())
-      return {{}, {.in = where::pinned}};
-    for (ranges const* in : {&b->mappings, &b->segments})
-      if (auto const found = holder_of(*in, at); found != in->end())
-        return {{}, {.in = where::device, .device = found->second.device}};
-    if (holder_of(b->reservations, at) != b->reservations.end())
-      return {{}, {.in = where::unknown_device}};
-  }
+  if (auto const ours = place_in_books(at))
+    return {{}, *ours};
+  return place_by_cuda(at);
+}
+
+std::optional<place> cuda_driver::place_in_books(address at) {
+  auto b = books_.lock();
+  if (holder_of(b->pins, at) != b->pins.end())
+    return place{.in = where::pinned};
+  for (ranges const* in : {&b->mappings, &b->segments})
+    if (auto const found = holder_of(*in, at); found != in->end())
+      return place{.in = where::device, .device = found->second.device};
+  // A reservation without a mapping there.
+  if (holder_of(b->reservations, at) != b->reservations.end())
+    return place{.in = where::unknown_device};
+  return std::nullopt;
+}
+
+result<place> cuda_driver::place_by_cuda(address at) {
   int const device = any_device();
   if (device < 0)
     return {{}, {}};  // no context: memory of others cannot be looked up
