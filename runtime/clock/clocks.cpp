@@ -122,6 +122,15 @@ struct clocks::state {
   base::guarded<registrations> registered;
   base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
   base::guarded<std::map<int, stream_clock*>> rests;                            // by device
+
+  // A wait for a device: what it waits for, and who keeps it from one.
+  struct awaited {
+    stream_clock* stream;
+    stream_clock::begun begun;
+  };
+  std::vector<awaited> begin_on(int device);         // of every stream there. Throws: bad_alloc
+  std::vector<stream_clock*> living_on(int device);  // Throws: bad_alloc
+  static bool is_any_captured(std::span<stream_clock* const>);
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -440,6 +449,43 @@ bool clocks::have_passed(std::vector<stamp>& all) {
   return all.empty();
 }
 
+std::vector<stream_clock*> clocks::state::living_on(int device) {
+  std::vector<stream_clock*> living;
+  auto all = lines.lock();
+  for (auto& t : *all)
+    if (t->device() == device && t->alive() != life::retired && t->alive() != life::captured)
+      living.push_back(t.get());
+  return living;
+}
+
+// The driver would refuse a wait for the device by spoiling their captures.
+bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
+  for (stream_clock const* const t : living) {
+    // The driver is not asked about a borrowed stream, which may exist no more.
+    if (t->alive() == life::borrowed) {
+      if (t->seen_captured())
+        return true;
+    } else if (auto const inside = t->captured(); inside.ok() && inside.value) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<clocks::state::awaited> clocks::state::begin_on(int device) {
+  std::vector<awaited> begun;
+  auto all = lines.lock();
+  for (auto& t : *all) {
+    if (t->device() != device || t->alive() == life::captured)
+      continue;
+    if (t->alive() != life::retired)
+      begun.push_back({t.get(), t->begin()});
+    else if (!t->is_complete_up_to(t->last_.load()))
+      begun.push_back({t.get(), {t->last_.load(), t->knowledge()}});
+  }
+  return begun;
+}
+
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok())
     return s;
@@ -447,37 +493,9 @@ driver::status clocks::synchronize_device(int device) try {
     return {driver::code::not_permitted};
   stream_clock::common::device_wait const no_capture_begins(
       state_->shared->waits_by_device[static_cast<std::size_t>(device)]);
-  struct awaited {
-    stream_clock* stream;
-    stream_clock::begun begun;
-  };
-  std::vector<awaited> all;
-  std::vector<stream_clock*> living;
-  {
-    auto lines = state_->lines.lock();
-    for (auto& t : *lines)
-      if (t->device() == device && t->alive() != life::retired && t->alive() != life::captured)
-        living.push_back(t.get());
-  }
-  for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
-    if (t->alive() == life::borrowed) {         // it may exist no more
-      if (t->seen_captured())
-        return {driver::code::not_permitted};
-    } else if (auto const inside = t->captured(); inside.ok() && inside.value) {
-      return {driver::code::not_permitted};
-    }
-  }
-  {
-    auto lines = state_->lines.lock();
-    for (auto& t : *lines) {
-      if (t->device() != device || t->alive() == life::captured)
-        continue;
-      if (t->alive() != life::retired)
-        all.push_back({t.get(), t->begin()});
-      else if (!t->is_complete_up_to(t->last_.load()))
-        all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
-    }
-  }
+  if (state::is_any_captured(state_->living_on(device)))
+    return {driver::code::not_permitted};
+  auto const all = state_->begin_on(device);
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
     return s;
   for (auto const& a : all)

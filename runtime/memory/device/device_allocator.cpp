@@ -42,52 +42,69 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
 }
 
 void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request const& r) {
-  if (pool.is_asleep() && !callbacks_.wake(pool, r.at)) [[unlikely]] {
-    throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name(), ", which is asleep"),
-                      "Wake the pool first (pool::wake)", r.at, error_id{385});
+  if (pool.is_asleep()) [[unlikely]]
+    wake_or_refuse(pool, r);
+  if (where == from::pools_in_force) {
+    if (void* const p = allocate_shared(pool, r))
+      return p;
   }
-  if (void* const p = where == from::pools_in_force ? allocate_shared(pool, r) : nullptr)
-    return p;
-  if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]] {
-    // Which heap is left must not depend on what is complete.
-    while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
-    empty_what_is_left(most_left_idle, of_.space.page_bytes());
-  }
+  if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]]
+    make_way_for_a_graph();
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
-  void* p = nullptr;
-  heap_stay in_it;
-  bool another = false;
-  {
-    session in(mine);
-    another = !heaps_.serves(in, r.home, pool);
-    if (!another)
-      p = in.take(r);
-    if (p && cache)
-      in.stock(*cache, r);
-    if (!p && !another)
-      in_it = heap_stay(in);
-  }
+  attempt const tried = take_mapped(mine, pool, r, cache);
   // This thread's table may name a heap for the pool that is not the pool's any more.
-  if (another || (cache && pool.is_over())) [[unlikely]]
+  if (tried.another || (cache && pool.is_over())) [[unlikely]]
     invalidate_fast_paths();
-  if (another) [[unlikely]]
+  if (tried.another) [[unlikely]]
     return allocate_in(pool, where, r);
-  bool fell_asleep = false;
-  if (!p) {
-    base::internal_ordering const own_affair(of_.runtime.observer());
-    try {
-      p = allocate_cold(mine, r);
-      return_idle();
-    } catch (growth::pool_fell_asleep const&) {
-      fell_asleep = true;
-    }
-  }
-  if (fell_asleep) [[unlikely]]
+  void* const p = tried.block ? tried.block : allocate_after_a_miss(mine, r);
+  // The pool fell asleep meanwhile.
+  if (!p) [[unlikely]]
     return allocate_in(pool, where, r);
   if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph())
     r.home.note_block(1);
   return p;
+}
+
+void device_allocator::wake_or_refuse(memory_pool& pool, alloc_request const& r) {
+  if (callbacks_.wake(pool, r.at))
+    return;
+  throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name(), ", which is asleep"),
+                    "Wake the pool first (pool::wake)", r.at, error_id{385});
+}
+
+// A graph's pool takes over a heap that ended pools left.
+void device_allocator::make_way_for_a_graph() {
+  // Which heap is left must not depend on what is complete.
+  while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
+  empty_what_is_left(most_left_idle, of_.space.page_bytes());
+}
+
+device_allocator::attempt device_allocator::take_mapped(stream_heap& mine, memory_pool const& pool,
+                                                        alloc_request const& r, thread_cache* cache) {
+  attempt out;
+  session in(mine);
+  out.another = !heaps_.serves(in, r.home, pool);
+  if (out.another)
+    return out;
+  out.block = in.take(r);
+  if (out.block && cache)
+    in.stock(*cache, r);
+  if (!out.block)
+    out.stays = heap_stay(in);
+  return out;
+}
+
+void* device_allocator::allocate_after_a_miss(stream_heap& mine, alloc_request const& r) {
+  base::internal_ordering const own_affair(of_.runtime.observer());
+  try {
+    void* const p = allocate_cold(mine, r);
+    return_idle();
+    return p;
+  } catch (growth::pool_fell_asleep const&) {
+    return nullptr;
+  }
 }
 
 void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& r) {

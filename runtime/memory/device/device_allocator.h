@@ -90,6 +90,15 @@ class device_allocator final : public allocator {
   void* allocate_from(memory_pool&, from, clock::stream_clock&, std::size_t bytes, std::size_t alignment,
                       source_location);
   void* allocate_in(memory_pool&, from, alloc_request const&);
+  void wake_or_refuse(memory_pool&, alloc_request const&);  // Throws: invalid_use, nothing woke the pool
+  void make_way_for_a_graph();                              // before a heap is made in its pool. Throws: bad_alloc
+  struct attempt {
+    void* block = nullptr;  // null: nothing that is mapped serves,
+    bool another = false;   // or the heap is not the stream's in that pool any more
+    heap_stay stays{};      // of a miss: the heap stays the stream's meanwhile
+  };
+  attempt take_mapped(stream_heap& mine, memory_pool const&, alloc_request const&, thread_cache*);
+  void* allocate_after_a_miss(stream_heap& mine, alloc_request const&);  // null: its pool fell asleep
   void* allocate_cold(stream_heap& mine, alloc_request const&);
   void return_at_the_end(stream_heap&);
   void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own

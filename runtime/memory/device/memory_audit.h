@@ -79,6 +79,10 @@ class memory_audit {
   void reset_accumulated();
 
  private:
+  memory_cause cause_of(memory_report&, room const*) const;
+  // Whether work in progress has what is wanted, or else the driver refused what there is. none: neither
+  memory_cause cause_by_work(memory_report&, room const*) const;
+
   device_context& of_;
   heap_table& heaps_;
   handle_mover const& mover_;

@@ -32,6 +32,76 @@ std::vector<memory_report::holder> largest(by_line const& all) {
   return out;
 }
 
+std::size_t of_other_processes(memory_report const& r) {
+  return std::min(r.capacity, r.other_processes);
+}
+
+// Bytes. Without a room: of what may still be reserved.
+std::size_t most_for_one_block(memory_report const& r, memory_audit::room const* found) {
+  if (found) {
+    std::size_t most = found->anywhere;
+    for (auto const& p : found->places)
+      most = std::max(most, p.largest);
+    return most;
+  }
+  std::size_t const left = r.capacity - std::min(r.capacity, of_other_processes(r) + r.reserved);
+  if (!r.limit)
+    return left;
+  return std::min(left, r.limit - std::min(r.limit, r.reserved));
+}
+
+bool is_limited(memory_report const& r, memory_audit::room const* found) {
+  if (found)
+    return found->limited;
+  return r.limit && r.reserved + r.rounded > r.limit;
+}
+
+bool is_pool_full(memory_report const& r, memory_audit::room const* found) {
+  if (found)
+    return found->pool_is_full;
+  return r.pool.limit && r.pool.reserved + r.rounded > r.pool.limit;
+}
+
+// None: empty memory would hold the request.
+memory_cause cause_by_size(memory_report const& r) {
+  if (r.rounded > r.capacity)
+    return memory_cause::too_large;
+  if (r.limit && r.rounded > r.limit)
+    return memory_cause::limit;
+  if (r.pool.limit && r.rounded > r.pool.limit)
+    return memory_cause::pool_limit;
+  return memory_cause::none;
+}
+
+bool has_no_addresses(memory_report const& r) {
+  return std::any_of(r.recovery.begin(), r.recovery.end(), [](auto const& s) { return s.name == "addresses"; });
+}
+
+memory_cause cause_in_a_full_pool(memory_report const& r) {
+  if (r.pool.allocated + r.rounded <= r.pool.limit)
+    return memory_cause::survivors;
+  return memory_cause::pool_limit;
+}
+
+memory_cause cause_by_live_blocks(memory_report const& r, memory_audit::room const* found) {
+  bool const limited = is_limited(r, found);
+  std::size_t within = r.limit;
+  if (!limited)
+    within = r.capacity - std::min(r.capacity, of_other_processes(r) + r.driver_reserve);
+  if (r.allocated + r.rounded <= within)
+    return memory_cause::survivors;
+  if (limited)
+    return memory_cause::limit;
+  if (r.allocated + r.rounded > r.capacity)
+    return memory_cause::in_use;
+  if (r.exported > r.capacity / 2)
+    return memory_cause::shared;
+  std::size_t const outside = r.other_processes - std::min(r.other_processes, r.exported);
+  if (outside >= r.capacity / much_outside)
+    return memory_cause::outside;
+  return memory_cause::in_use;
+}
+
 }  // namespace
 
 std::vector<stream_memory_use::waiting> memory_audit::unfinished() const {
@@ -81,59 +151,45 @@ std::vector<memory_report::holder> memory_audit::lines_that_hold(room const* kep
   return largest(sums);
 }
 
-void memory_audit::explain(memory_report& r, room const* found, memory_pool const& pool) const {
-  auto const outside = r.other_processes - std::min(r.other_processes, r.exported);
-  std::size_t const all_others = std::min(r.capacity, r.other_processes);
-  std::size_t most = 0;
+memory_cause memory_audit::cause_by_work(memory_report& r, room const* found) const {
+  std::size_t const least = std::max(r.rounded, granule);  // slots need a run
+  std::size_t const most = most_for_one_block(r, found);
+  // A room is what there would be if all work were done and no call refused.
   if (found) {
-    most = found->anywhere;
-    for (auto const& p : found->places)
-      most = std::max(most, p.largest);
-  } else {
-    most = r.capacity - std::min(r.capacity, all_others + r.reserved);
-    if (r.limit)
-      most = std::min(most, r.limit - std::min(r.limit, r.reserved));
+    if (most < least)
+      return memory_cause::none;
+    r.waits_for = unfinished();
+    return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
   }
-  bool const limited = found ? found->limited : r.limit && r.reserved + r.rounded > r.limit;
-  bool const pool_is_full = found ? found->pool_is_full : r.pool.limit && r.pool.reserved + r.rounded > r.pool.limit;
-  auto const is = [&]() -> memory_cause {
-    if (r.rounded > r.capacity)
-      return memory_cause::too_large;
-    if (r.limit && r.rounded > r.limit)
-      return memory_cause::limit;
-    if (r.pool.limit && r.rounded > r.pool.limit)
-      return memory_cause::pool_limit;
-    if (std::any_of(r.recovery.begin(), r.recovery.end(), [](auto const& s) { return s.name == "addresses"; }))
-      return memory_cause::addresses;
-    std::size_t const least = std::max(r.rounded, granule);  // slots need a run
-    if (found && most >= least) {                            // if all work were done and no call refused
-      r.waits_for = unfinished();
-      return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
-    }
-    if (!found && !pool_is_full) {
-      if (most >= least)
-        return memory_cause::driver;
-      auto waits = unfinished();
-      for (auto const& w : waits)
-        most += w.bytes;
-      if (most >= least)
-        return r.waits_for = std::move(waits), memory_cause::pending;
-    }
-    if (pool_is_full)
-      return r.pool.allocated + r.rounded <= r.pool.limit ? memory_cause::survivors : memory_cause::pool_limit;
-    std::size_t const within = limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
-    if (r.allocated + r.rounded <= within)
-      return memory_cause::survivors;
-    if (limited)
-      return memory_cause::limit;
-    if (r.allocated + r.rounded > r.capacity)
-      return memory_cause::in_use;
-    if (r.exported > r.capacity / 2)
-      return memory_cause::shared;
-    return outside >= r.capacity / much_outside ? memory_cause::outside : memory_cause::in_use;
-  };
-  r.cause = is();
-  bool const of_pool = r.cause == memory_cause::pool_limit || pool_is_full;
+  if (is_pool_full(r, found))
+    return memory_cause::none;
+  if (most >= least)
+    return memory_cause::driver;
+  auto waits = unfinished();
+  std::size_t with_waits = most;
+  for (auto const& w : waits)
+    with_waits += w.bytes;
+  if (with_waits < least)
+    return memory_cause::none;
+  r.waits_for = std::move(waits);
+  return memory_cause::pending;
+}
+
+memory_cause memory_audit::cause_of(memory_report& r, room const* found) const {
+  if (auto const by_size = cause_by_size(r); by_size != memory_cause::none)
+    return by_size;
+  if (has_no_addresses(r))
+    return memory_cause::addresses;
+  if (auto const by_work = cause_by_work(r, found); by_work != memory_cause::none)
+    return by_work;
+  if (is_pool_full(r, found))
+    return cause_in_a_full_pool(r);
+  return cause_by_live_blocks(r, found);
+}
+
+void memory_audit::explain(memory_report& r, room const* found, memory_pool const& pool) const {
+  r.cause = cause_of(r, found);
+  bool const of_pool = r.cause == memory_cause::pool_limit || is_pool_full(r, found);
   memory_pool const* const only = of_pool ? &pool : nullptr;
   if (r.cause == memory_cause::survivors)
     r.holders = lines_that_hold(found, only);

@@ -40,6 +40,32 @@ void add_slots(mapped_range& to, heap_block const& run, std::vector<address> con
     add(to, {end, run.end() - end, 0, use::free});
 }
 
+void add_to_use(stream_memory_use& to, part const& p) {
+  switch (p.is) {
+    case use::live: to.allocated += p.bytes; break;
+    case use::pending: to.pending += p.bytes; break;
+    case use::free:
+      to.cached += p.bytes;
+      to.largest_free = std::max(to.largest_free, p.bytes);
+      break;
+  }
+}
+
+// Adds the bytes of a heap by the stream they wait for. known: of its stream's heaps in other pools
+void add_waits(std::vector<stream_memory_use::waiting>& known, quiet_session const& in) {
+  std::map<std::uint64_t, std::size_t> waits;
+  in.each_pending([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+  in.each_cache([&](thread_cache const& c) {
+    if (c.out.count())
+      waits[c.out.stamp().stream] += static_cast<std::size_t>(c.out.held_bytes());
+  });
+  for (auto const& w : known)
+    waits[w.stream] += w.bytes;
+  known.clear();
+  for (auto const& [stream, bytes] : waits)
+    known.push_back({stream, bytes});
+}
+
 }  // namespace
 
 std::vector<mapped_range> memory_audit::layout() const {
@@ -91,32 +117,14 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
   std::map<std::uint64_t, stream_memory_use> all;
   for (mapped_range const& range : layout()) {
     stream_memory_use& u = all[range.stream];
-    for (part const& p : range.parts) {
-      if (p.is == use::live)
-        u.allocated += p.bytes;
-      if (p.is == use::pending)
-        u.pending += p.bytes;
-      if (p.is == use::free)
-        u.cached += p.bytes, u.largest_free = std::max(u.largest_free, p.bytes);
-    }
+    for (part const& p : range.parts)
+      add_to_use(u, p);
   }
   for (stream_heap* m : heaps_.all()) {
     quiet_session const in(*m);
     auto const found = all.find(m->shown_stream());
-    if (found == all.end())
-      continue;
-    std::map<std::uint64_t, std::size_t> waits;
-    in.each_pending([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
-    in.each_cache([&](thread_cache const& c) {
-      if (c.out.count())
-        waits[c.out.stamp().stream] += static_cast<std::size_t>(c.out.held_bytes());
-    });
-    auto& known = found->second.waits_for;  // of the stream's heap in another pool
-    for (auto const& w : known)
-      waits[w.stream] += w.bytes;
-    known.clear();
-    for (auto const& [stream, bytes] : waits)
-      known.push_back({stream, bytes});
+    if (found != all.end())
+      add_waits(found->second.waits_for, in);
   }
   std::vector<stream_memory_use> out;
   for (auto& [stream, u] : all) {

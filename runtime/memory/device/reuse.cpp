@@ -18,6 +18,33 @@ constexpr std::size_t most_streams_with_a_page = 16;
 constexpr std::size_t ahead = 3;
 constexpr std::size_t ahead_of_many = 32;  // of the newest 64, if hundreds are pending
 constexpr std::size_t ahead_in_order = 2;  // deterministic
+
+// Whether the block is one that the request could have, once its users are done.
+bool would_serve(pending_block const& b, alloc_request const& r) {
+  if (r.size_class >= 0)
+    return b.in_slab && b.in_slab->size_class == r.size_class;
+  return b.block && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
+         round_up(b.block->at, r.alignment) + r.rounded <= b.block->end();
+}
+
+// As how many blocks it counts, of those that are left to their users.
+std::size_t counts_as(pending_block const& b, alloc_request const& r) {
+  if (r.size_class >= 0)
+    return b.in_slab ? b.slots() : 0;
+  return would_serve(b, r) ? 1 : 0;
+}
+
+// 0: it is of another kind, or complete when the fences are.
+std::size_t blocks_beyond(std::span<clock::stamp const> fences, pending_block const& b, alloc_request const& r) {
+  std::size_t const blocks = counts_as(b, r);
+  if (blocks == 0)
+    return 0;
+  auto const waits_on = [&](clock::stamp s) {
+    return std::none_of(fences.begin(), fences.end(),
+                        [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
+  };
+  return std::any_of(b.stamps.begin(), b.stamps.end(), waits_on) ? blocks : 0;
+}
 }  // namespace
 
 // A stream that only borrows from other heaps misses on every allocation and takes every heap's lock. After
@@ -302,57 +329,85 @@ block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_req
 
 // Null: none, or too few others would remain.
 pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request const& r) {
-  bool const in_slots = r.size_class >= 0;
-  bool const many = (in_slots ? in.pending_bytes_in_slots() : in.pending_bytes()) > 2 * in.heap().fence_after(8);
-  if (in_slots ? !many : in.pending_count() <= ahead)
+  std::size_t const waiting = is_small(r) ? in.pending_bytes_in_slots() : in.pending_bytes();
+  bool const many = waiting > 2 * in.heap().fence_after(8);
+  // A slot is small: it is worth a wait only where many are pending.
+  if (is_small(r) && !many)
     return nullptr;
-  auto const alike = [&](pending_block const& b) {
-    if (in_slots)
-      return b.in_slab && b.in_slab->size_class == r.size_class;
-    return b.block && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
-           round_up(b.block->at, r.alignment) + r.rounded <= b.block->end();
-  };
-  pending_block const* oldest = nullptr;
-  auto const older = [&](pending_block const& b) {
-    of_.count_search(1);
-    if (alike(b) && (!oldest || b.sequence < oldest->sequence))
-      oldest = &b;
-    return in_slots ? oldest != nullptr : b.bytes > 2 * r.rounded;
-  };
-  in_slots ? in.first_pending(looks, older) : in.pending_that_fit(r.rounded, looks, older);
+  if (is_large(r) && in.pending_count() <= ahead)
+    return nullptr;
+  pending_block const* const oldest = oldest_that_serves(in, r);
   if (!oldest)
     return nullptr;
+  auto const fences = fences_to_wait_for(in, *oldest);
+  if (!fences)
+    return nullptr;
+  if (is_large(r) && enough_fit_beyond(in, r, *fences))
+    return oldest;
+  // Those that fit and were examined may all be before one fence, while the newest blocks are beyond it.
+  if (many && enough_newest_beyond(in, r, *fences))
+    return oldest;
+  return nullptr;
+}
 
-  std::vector<clock::stamp> fences;  // the stream would wait for these
-  for (clock::stamp const s : oldest->stamps) {
+pending_block const* block_reuse::oldest_that_serves(session const& in, alloc_request const& r) {
+  pending_block const* oldest = nullptr;
+  auto const note_older = [&](pending_block const& b) {
+    of_.count_search(1);
+    if (would_serve(b, r) && (!oldest || b.sequence < oldest->sequence))
+      oldest = &b;
+  };
+  if (is_small(r)) {
+    in.first_pending(looks, [&](pending_block const& b) {
+      note_older(b);
+      return oldest != nullptr;
+    });
+  } else {
+    in.pending_that_fit(r.rounded, looks, [&](pending_block const& b) {
+      note_older(b);
+      return b.bytes > 2 * r.rounded;
+    });
+  }
+  return oldest;
+}
+
+// None: the stream may not wait for a user of the block, or has no fence to wait for.
+std::optional<std::vector<clock::stamp>> block_reuse::fences_to_wait_for(session const& in, pending_block const& b) {
+  std::vector<clock::stamp> fences;
+  for (clock::stamp const s : b.stamps) {
     clock::stream_clock* const user = clock::find(s.stream);
     if (user && user->carries_collectives())
-      return nullptr;
+      return std::nullopt;
     if (!user || of_.ordered_or_complete(in.heap().home(), s))
       continue;
     fences.push_back({s.stream, user->fence_covering(s.n)});
     if (fences.back().n == 0)
-      return nullptr;
+      return std::nullopt;
   }
-  bool enough_left = false;
-  auto const waits_on = [&](clock::stamp s) {
-    return std::none_of(fences.begin(), fences.end(),
-                        [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
-  };
-  auto const enough = [&](std::size_t needed) {
-    return [&, needed, beyond = std::size_t{0}](pending_block const& b) mutable {
-      of_.count_search(1);
-      if ((in_slots ? b.in_slab != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on))
-        beyond += in_slots ? b.slots() : 1;
-      return enough_left = beyond >= needed;
-    };
-  };
-  if (!in_slots)
-    in.pending_that_fit(r.rounded, looks, enough(ahead));
-  // those examined above are before one fence
-  if (!enough_left && many)
-    in.last_pending(looks, enough(ahead_of_many));
-  return enough_left ? oldest : nullptr;
+  return fences;
+}
+
+// Whether a wait for these fences leaves blocks that fit to the streams that use them.
+bool block_reuse::enough_fit_beyond(session const& in, alloc_request const& r, std::span<clock::stamp const> fences) {
+  std::size_t beyond = 0;
+  in.pending_that_fit(r.rounded, looks, [&](pending_block const& b) {
+    of_.count_search(1);
+    beyond += blocks_beyond(fences, b, r);
+    return beyond >= ahead;
+  });
+  return beyond >= ahead;
+}
+
+// Likewise, of the blocks that were freed last.
+bool block_reuse::enough_newest_beyond(session const& in, alloc_request const& r,
+                                       std::span<clock::stamp const> fences) {
+  std::size_t beyond = 0;
+  in.last_pending(looks, [&](pending_block const& b) {
+    of_.count_search(1);
+    beyond += blocks_beyond(fences, b, r);
+    return beyond >= ahead_of_many;
+  });
+  return beyond >= ahead_of_many;
 }
 
 // Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.

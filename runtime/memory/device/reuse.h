@@ -5,8 +5,10 @@
 // Invariant: a byte is allocated only if all stamps of its free are complete, or ordered before the next work
 // of its new stream. The cost of a miss does not grow with the number of pending blocks, nor of free blocks.
 #pragma once
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/supply/reserve_bound.h"
@@ -62,6 +64,10 @@ class block_reuse {
   void* borrowed(stream_heap& mine, alloc_request const&, std::size_t at_most);
   std::size_t own_after_a_wait(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
   pending_block const* worth_a_wait(session const& mine, alloc_request const&);
+  pending_block const* oldest_that_serves(session const& mine, alloc_request const&);  // null: none of those examined
+  std::optional<std::vector<clock::stamp>> fences_to_wait_for(session const& mine, pending_block const&);
+  bool enough_fit_beyond(session const& mine, alloc_request const&, std::span<clock::stamp const> fences);
+  bool enough_newest_beyond(session const& mine, alloc_request const&, std::span<clock::stamp const> fences);
   bool grows_for_what_waits(stream_heap& mine, alloc_request const&);
   enum class ordering : std::uint8_t { already, waits, refused };
   ordering order_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device

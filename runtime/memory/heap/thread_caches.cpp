@@ -36,6 +36,43 @@ base::per_thread<thread_caches>& slot_of_threads() {
   return slot;
 }
 
+// Requires: the registry's lock. Null: no host memory for one
+thread_cache* spare_or_new_cache(registry& all) noexcept {
+  if (all.spare.empty()) {
+    base::no_switch const no_other_course;
+    return new_cache();
+  }
+  thread_cache* const out = all.spare.back();
+  all.spare.pop_back();
+  return out;
+}
+
+// A cache whose heap has ended serves another. Requires: the registry's lock. Null: none has
+thread_cache* cache_of_no_heap(std::vector<thread_cache*> const& of_a_thread) noexcept {
+  thread_cache* out = nullptr;
+  for (thread_cache* c : of_a_thread) {
+    if (!c->of.load())
+      out = c;
+  }
+  return out;
+}
+
+// Null: the thread has none of that heap. One that is listed may be of another heap by now.
+thread_cache* known_cache(std::unordered_map<stream_heap const*, thread_cache*> const& all, stream_heap const& m) {
+  auto const known = all.find(&m);
+  if (known == all.end() || !known->second || known->second->of.load() != &m)
+    return nullptr;
+  return known->second;
+}
+
+template <class Table>
+void forget_cache(Table& t, thread_cache const& c) noexcept {
+  for (table_entry& e : t.entries) {
+    if (e.cache == &c)
+      e = {};
+  }
+}
+
 template <class Table>
 void forget_if_stale(Table& t) noexcept {
   if (t.holds())
@@ -62,37 +99,22 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
   if (!mine.table.holds())
     mine.table = {};
   forget_if_stale(mine.table);
-  auto const known = mine.by_memory_.find(&m);
-  thread_cache* found =
-      known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
+  thread_cache* found = known_cache(mine.by_memory_, m);
   if (!found) {
     base::make_room(mine.all_);
     std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
     thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
     base::lock_guard const hold(all.lock);
-    for (thread_cache* c : mine.all_) {  // one whose heap has ended
-      if (!c->of.load())
-        found = c;
-    }
+    found = cache_of_no_heap(mine.all_);
     if (found) {
-      auto const forget_it = [&](auto& entries) {
-        for (table_entry& e : entries)
-          e = e.cache == found ? table_entry{} : e;
-      };
-      forget_it(mine.table.entries);
+      forget_cache(mine.table, *found);
       for (auto const& c : mine.choices_)
-        forget_it(c->table.entries);
+        forget_cache(c->table, *found);
     } else {
-      if (all.spare.empty()) {
-        base::no_switch const no_other_course;
-        found = new_cache();
-        if (!found)
-          return nullptr;
-      } else {
-        found = all.spare.back();
-        all.spare.pop_back();
-      }
+      found = spare_or_new_cache(all);
+      if (!found)
+        return nullptr;
       mine.all_.push_back(found);
     }
     m.enlist(*found);

@@ -5,6 +5,22 @@
 #include <span>
 
 namespace weir::memory {
+namespace {
+
+// Blocks that were freed up to there may go. Null: all
+std::uint64_t last_number(clock::stamp const* freed) {
+  return freed ? freed->n : ~std::uint64_t{0};
+}
+
+// No search may find a segment's region during its release. Requires: its heap's lock
+void hide_segments(released const& g) {
+  for (handle const& h : g.handles) {
+    if (h.physical == driver::memory_handle::none)
+      g.in->set_pages(h, nullptr);
+  }
+}
+
+}  // namespace
 
 std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
   std::size_t bytes = only ? 0 : memory_.return_orphans();
@@ -19,58 +35,63 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
 }
 
 std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp const* freed) {
-  std::uint64_t const last = freed ? freed->n : ~std::uint64_t{0};
   mapping_lock::shared const going_back(memory_.changes);
   if (m.pages_stay())
     return 0;
-  std::size_t bytes = 0;
-  std::vector<released> again = session(m).take_unusable();
-  for (released& g : again)
-    bytes += one(m, g);
+  std::size_t bytes = release_unusable(m);
   // empty runs become free first, so that their use is complete, too, when a handle is chosen
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     session(m).return_empty_runs();
     m.finish();
   }
   for (bool more = true; more && bytes < want;) {
-    clock::stamp to_ask;
-    std::vector<released> going;
-    {
-      session in(m);
-      if (m.pages_stay())
-        return bytes;  // a graph has taken it over meanwhile
-      in.return_empty_runs();
-      to_ask.stream = m.home().id();
-      if (freed && (freed->stream != to_ask.stream || in.came_unstamped_after(last)))
-        return bytes;
-      auto found = in.reserve_handles(want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest,
-                                      [&](std::uint64_t n) {
-                                        return n <= last && of_.clocks.complete({to_ask.stream, n});
-                                      });
-      going = std::move(found.all);
-      to_ask.n = found.waits_for;
-      for (released const& g : going) {
-        for (handle const& h : g.handles) {  // a segment: no search may find its region during the release
-          if (h.physical == driver::memory_handle::none)
-            g.in->set_pages(h, nullptr);
-        }
-      }
-    }
-    if (going.empty()) {
-      if (!to_ask.n || to_ask.n > last)
-        break;
-      auto const done = of_.clocks.poll(to_ask);
-      if (!done.ok() || !done.value)
+    leaving going = reserve_complete(m, want - bytes, freed);
+    if (going.all.empty()) {
+      if (!completes_when_asked(going.waits_for, freed))
         break;
       continue;
     }
-    for (released& g : going) {
+    for (released& g : going.all) {
       std::size_t const gave = one(m, g);
       bytes += gave;
       more &= gave > 0;
     }
   }
   return bytes;
+}
+
+// Handles without access were kept because the driver refused them.
+std::size_t handle_return::release_unusable(stream_heap& m) {
+  std::size_t bytes = 0;
+  std::vector<released> again = session(m).take_unusable();
+  for (released& g : again)
+    bytes += one(m, g);
+  return bytes;
+}
+
+handle_return::leaving handle_return::reserve_complete(stream_heap& m, std::size_t want, clock::stamp const* freed) {
+  std::uint64_t const last = last_number(freed);
+  session in(m);
+  if (m.pages_stay())
+    return {};  // a graph has taken it over meanwhile
+  in.return_empty_runs();
+  std::uint64_t const home = m.home().id();
+  if (freed && (freed->stream != home || in.came_unstamped_after(last)))
+    return {};
+  arena::first const which = of_.deterministic ? arena::first::lowest : arena::first::oldest;
+  auto found = in.reserve_handles(want, which, [&](std::uint64_t n) {
+    return n <= last && of_.clocks.complete({home, n});
+  });
+  for (released const& g : found.all)
+    hide_segments(g);
+  return {std::move(found.all), {home, found.waits_for}};
+}
+
+bool handle_return::completes_when_asked(clock::stamp s, clock::stamp const* freed) {
+  if (!s.n || s.n > last_number(freed))
+    return false;
+  auto const done = of_.clocks.poll(s);
+  return done.ok() && done.value;
 }
 
 std::size_t handle_return::one(stream_heap& m, released& g) {

@@ -24,6 +24,14 @@ class handle_return {
   std::size_t one(stream_heap&, released&);  // unmaps what was reserved, and commits
 
  private:
+  struct leaving {
+    std::vector<released> all{};
+    clock::stamp waits_for{};  // the next one has to be complete before more may go; number 0: no more may
+  };
+  std::size_t release_unusable(stream_heap&);  // Returns: bytes that the driver has back
+  // Handles that are wholly free and complete. freed: as of(). No driver call
+  leaving reserve_complete(stream_heap&, std::size_t want, clock::stamp const* freed);
+  bool completes_when_asked(clock::stamp, clock::stamp const* freed);  // the driver was asked. False: or it may not go
   std::size_t release_segment(stream_heap&, released&);
 
   device_context& of_;

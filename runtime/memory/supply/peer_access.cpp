@@ -96,38 +96,30 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
   return {};
 }
 
-driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t readers) {
-  readers &= ~of_.own_bit();
-  if (!readers)
-    return {};
-  if (!of_.space.maps())
-    return {driver::code::not_supported};
+// The driver lets those devices reach this one.
+driver::status peer_access::open_devices(std::uint64_t readers) {
   for (std::uint64_t left = readers; left; left &= left - 1) {
     if (auto const s = of_.machine.open(std::countr_zero(left)); !s.ok())
       return s;
   }
-  if (home)
-    (void)heaps_.of(*home);
-  base::lock_guard const alone(granting_);
-  mapping_lock::exclusive const stay(memory_.changes);
-  if (home) {
-    auto const open = [&]() -> driver::status {
-      std::vector<stream_heap*> its;
-      heaps_.each_of(*home, [&](stream_heap& m) { its.push_back(&m); });
-      // its small blocks may lie in pages that it shares
-      if (auto const* const shared = heaps_.shared_home_if_made())
-        heaps_.each_of(*shared, [&](stream_heap& m) { its.push_back(&m); });
-      for (stream_heap* const m : its) {
-        if (auto const s = open_handles(*m, readers); !s.ok())
-          return s;
-      }
-      return {};
-    };
-    if (auto const s = open(); !s.ok())
+  return {};
+}
+
+driver::status peer_access::open_heaps_of(clock::stream_clock& home, std::uint64_t readers) {
+  std::vector<stream_heap*> its;
+  heaps_.each_of(home, [&](stream_heap& m) { its.push_back(&m); });
+  // its small blocks may lie in pages that it shares
+  if (auto const* const shared = heaps_.shared_home_if_made())
+    heaps_.each_of(*shared, [&](stream_heap& m) { its.push_back(&m); });
+  for (stream_heap* const m : its) {
+    if (auto const s = open_handles(*m, readers); !s.ok())
       return s;
-    heaps_.add_readers(*home, readers);
-    return open();  // of a heap that came meanwhile
   }
+  return {};
+}
+
+// Heaps that come meanwhile are opened, too, before new heaps are open to the readers from the start.
+driver::status peer_access::open_all_heaps(std::uint64_t readers) {
   for (std::size_t opened = 0;;) {
     auto const all = heaps_.all();
     for (; opened < all.size(); ++opened) {
@@ -137,6 +129,26 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
     if (heaps_.add_readers_of_all(readers, opened))
       return {};
   }
+}
+
+driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t readers) {
+  readers &= ~of_.own_bit();
+  if (!readers)
+    return {};
+  if (!of_.space.maps())
+    return {driver::code::not_supported};
+  if (auto const s = open_devices(readers); !s.ok())
+    return s;
+  if (home)
+    (void)heaps_.of(*home);
+  base::lock_guard const alone(granting_);
+  mapping_lock::exclusive const stay(memory_.changes);
+  if (!home)
+    return open_all_heaps(readers);
+  if (auto const s = open_heaps_of(*home, readers); !s.ok())
+    return s;
+  heaps_.add_readers(*home, readers);
+  return open_heaps_of(*home, readers);  // of a heap that came meanwhile
 }
 
 void peer_access::validate(excluded const& in, std::vector<std::string>& wrong, std::string const& subject) const {

@@ -29,7 +29,11 @@ class peer_access {
   void validate(excluded const&, std::vector<std::string>& wrong, std::string const& subject) const;
 
  private:
-  driver::status open_handles(stream_heap&, std::uint64_t readers);  // Requires: mapping halts
+  driver::status open_devices(std::uint64_t readers);
+  // Require: mapping halts
+  driver::status open_handles(stream_heap&, std::uint64_t readers);
+  driver::status open_heaps_of(clock::stream_clock& home, std::uint64_t readers);
+  driver::status open_all_heaps(std::uint64_t readers);
 
   device_context& of_;
   heap_table& heaps_;

@@ -130,6 +130,57 @@ driver::status pool_sleep::save(sleeper const& all, page_store& store) {
   return s;
 }
 
+// All work is complete, and the handles that are wholly free have gone.
+driver::status pool_sleep::give_free_handles(std::vector<stream_heap*> const& heaps, std::size_t& given) {
+  for (stream_heap* const m : heaps)
+    (void)m->empty_caches();
+  if (auto const s = finish(heaps); !s.ok())
+    return s;
+  for (stream_heap* const m : heaps)
+    given += return_.of(*m, ~std::size_t{0});
+  return {};
+}
+
+// Lists the pool as a sleeper, with a place in the store for each range. heaps: its heaps, read anew
+driver::status pool_sleep::put_all_to_rest(memory_pool& pool, page_store* store, std::vector<stream_heap*>& heaps) try {
+  heaps = heaps_of(pool);
+  sleeper all;
+  for (stream_heap* const m : heaps) {
+    if (auto const s = put_to_rest(*m, all); !s.ok())
+      return s;
+  }
+  invalidate_fast_paths();
+  for (part& p : all.parts) {
+    for (range& r : p.ranges)
+      r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
+  }
+  pool.put_asleep(all.bytes);
+  all.store = store;
+  asleep_.insert_or_assign(&pool, std::move(all));
+  return {};
+} catch (std::bad_alloc const&) {
+  return {driver::code::out_of_memory};
+}
+
+// A part goes when its copies are complete, while those of later parts run.
+pool_sleep::pages_given pool_sleep::give_pages(sleeper& its, std::size_t& given) {
+  pages_given out;
+  try {
+    if (its.store)
+      out.is = save(its, *its.store);
+    for (; out.is.ok() && out.parts < its.parts.size(); ++out.parts) {
+      if (its.store)
+        out.is = its.store->wait(out.parts);
+      if (!out.is.ok())
+        break;
+      its.parts[out.parts].saved = unmap(its.parts[out.parts], given);
+    }
+  } catch (std::bad_alloc const&) {
+    out.is = {driver::code::out_of_memory};
+  }
+  return out;
+}
+
 driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
   base::lock_guard const alone(changing_);
   given = 0;
@@ -138,62 +189,27 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
   if (pool.is_asleep())
     return {driver::code::invalid};
   auto heaps = heaps_of(pool);
-  for (stream_heap* const m : heaps)
-    (void)m->empty_caches();
-  if (auto const s = finish(heaps); !s.ok())
+  if (auto const s = give_free_handles(heaps, given); !s.ok())
     return s;
-  for (stream_heap* const m : heaps)
-    given += return_.of(*m, ~std::size_t{0});
   {
     mapping_lock::exclusive const stay(memory_.changes);
     pool.set_asleep(true);
   }
-  auto const stay_awake = [&](driver::status why) {
+  if (auto const s = put_all_to_rest(pool, store, heaps); !s.ok()) {
     wake_heaps(heaps, pool);
-    return why;
-  };
-  std::map<memory_pool const*, sleeper>::iterator known;
-  try {
-    heaps = heaps_of(pool);
-    sleeper all;
-    for (stream_heap* const m : heaps)
-      if (auto const s = put_to_rest(*m, all); !s.ok())
-        return stay_awake(s);
-    invalidate_fast_paths();
-    for (part& p : all.parts) {
-      for (range& r : p.ranges)
-        r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
-    }
-    pool.put_asleep(all.bytes);
-    all.store = store;
-    known = asleep_.insert_or_assign(&pool, std::move(all)).first;
-  } catch (std::bad_alloc const&) {
-    return stay_awake({driver::code::out_of_memory});
+    return s;
   }
-  sleeper& its = known->second;
-  driver::status s;
-  std::size_t gone = 0;
-  try {
-    s = store ? save(its, *store) : s;
-    for (std::size_t i = 0; s.ok() && i < its.parts.size(); ++i) {
-      if (store)
-        s = store->wait(i);
-      if (!s.ok())
-        break;
-      its.parts[i].saved = unmap(its.parts[i], given);
-      ++gone;
-    }
-  } catch (std::bad_alloc const&) {
-    s = {driver::code::out_of_memory};
-  }
-  if (s.ok())
+  sleeper& its = asleep_.at(&pool);
+  pages_given const went = give_pages(its, given);
+  if (went.is.ok())
     return {};
   // The rest stays mapped, asleep if copies may still use it: its blocks' memory must not go to others meanwhile.
   its.copying = !copies_ended(store);
-  if (gone || its.copying)
+  if (went.parts || its.copying)
     return {};
-  asleep_.erase(known);
-  return stay_awake(s);
+  asleep_.erase(&pool);
+  wake_heaps(heaps, pool);
+  return went.is;
 }
 
 // False: the driver keeps it mapped, or an alias of it.
@@ -332,6 +348,45 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
   return need;
 }
 
+// False: nothing is charged.
+bool pool_sleep::charge(memory_pool& pool, std::size_t bytes) {
+  if (of_.may_take(bytes) < bytes || !pool.charge(bytes))
+    return false;
+  if (of_.counts.charge(bytes))
+    return true;
+  pool.refund(bytes);
+  return false;
+}
+
+// As growth: free handles go before new ones come.
+bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
+  if (pool.room() < need)
+    return false;
+  std::size_t const reserved = of_.counts.reserved() + need;
+  std::size_t const most = bound_.most(bound_.now(), need);
+  if (reserved > most)
+    (void)return_.some(reserved - most);
+  return charge(pool, need) || (return_.some(need) != 0 && charge(pool, need));
+}
+
+// Copies of a part run while the next one is mapped.
+driver::status pool_sleep::map_and_restore(sleeper& its, page_store* store, std::size_t& orphaned) try {
+  for (part& p : its.parts) {
+    if (auto const s = map(p, orphaned); !s.ok())
+      return s;
+    // What stayed mapped has its bytes.
+    if (!store || !p.saved)
+      continue;
+    for (range const& r : p.ranges) {
+      if (auto const s = store->restore(r.at, r.bytes, r.offset); !s.ok())
+        return s;
+    }
+  }
+  return store ? store->wait_all() : driver::status{};
+} catch (std::bad_alloc const&) {
+  return {driver::code::out_of_memory};
+}
+
 driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   base::lock_guard const alone(changing_);
   auto const known = asleep_.find(&pool);
@@ -349,39 +404,13 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
       in.release(g);
   }
   std::size_t const need = plan_again(heaps, its);
-  join(its, (store ? store->pages_a_handle() : page_store::usual_pages) * of_.space.page_bytes());
-  if (pool.room() < need)
+  std::size_t const pages_a_handle = store ? store->pages_a_handle() : page_store::usual_pages;
+  join(its, pages_a_handle * of_.space.page_bytes());
+  if (!charge_for_a_wake(pool, need))
     return {driver::code::out_of_memory};
-  std::size_t const reserved = of_.counts.reserved() + need, most = bound_.most(bound_.now(), need);
-  if (reserved > most)
-    (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
-  auto const charge = [&] {
-    if (of_.may_take(need) < need || !pool.charge(need))
-      return false;
-    if (!of_.counts.charge(need))
-      return pool.refund(need), false;
-    return true;
-  };
-  if (!charge() && (return_.some(need) == 0 || !charge()))
-    return {driver::code::out_of_memory};
-  driver::status s;
   std::size_t orphaned = 0;
   mapping_lock::shared const coming(memory_.changes);
-  try {
-    for (part& p : its.parts) {
-      if (s.ok())
-        s = map(p, orphaned);
-      for (range const& r : p.ranges) {
-        if (s.ok() && store && p.saved)
-          s = store->restore(r.at, r.bytes, r.offset);
-      }
-    }
-    if (store && s.ok())
-      s = store->wait_all();
-  } catch (std::bad_alloc const&) {
-    s = {driver::code::out_of_memory};
-  }
-  if (!s.ok()) {
+  if (auto const s = map_and_restore(its, store, orphaned); !s.ok()) {
     of_.note_status(s);
     its.copying = !copies_ended(store);
     undo(its, pool, need, orphaned, !its.copying);

@@ -68,14 +68,25 @@ class pool_sleep {
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
   void plan(session const&, sleeper&) const;                // Throws: bad_alloc
   driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
+  driver::status give_free_handles(std::vector<stream_heap*> const&, std::size_t& given);
+  // Requires: the pool is marked asleep. Unless ok, it is not listed as a sleeper
+  driver::status put_all_to_rest(memory_pool&, page_store*, std::vector<stream_heap*>& heaps);
   static driver::status save(sleeper const&, page_store&);
+  struct pages_given {
+    driver::status is;
+    std::size_t parts = 0;  // that were to be unmapped, before it failed
+  };
+  pages_given give_pages(sleeper&, std::size_t& given);
   bool unmap(part const&, std::size_t& given);
   void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
   bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
+  bool charge(memory_pool&, std::size_t bytes);
+  bool charge_for_a_wake(memory_pool&, std::size_t need);  // False: there is no room, though free handles went
   driver::status map(part&, std::size_t& orphaned);
+  driver::status map_and_restore(sleeper&, page_store*, std::size_t& orphaned);
   void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
   static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
 
