@@ -62,7 +62,7 @@ class nccl_backend final : public collective_backend {
     require(runtime_.machine().make_current(device), "communicator", operands() + base::gpu_name(device), "", at);
     int const size = static_cast<int>(devices_.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = size == 1;  // it waits for nobody
+    config.blocking = size == 1;  // a single rank waits for no other
     ncclComm_t first = nullptr, own = nullptr;
     waiting const wait{gives_up};
     ncclResult_t answer = nccl().CommInitRankConfig(&first, size, unique, rank, &config);

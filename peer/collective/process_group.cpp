@@ -168,7 +168,7 @@ class process_group final : public group {
       for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
         if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
           other = static_cast<int>(r);
-      bool const has_left = with->empty();  // it waits for nobody
+      bool const has_left = with->empty();  // such a rank waits for no other
       if (other < 0 && !has_left) {
         other = watch().unwound_before(exceptions(), *with, waits_in_meet_.load());
         by_exception = in_collective = other >= 0;

@@ -235,7 +235,7 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
         return m;
       }
       m->came[self] = false;
-      // Nobody waits in it any more.
+      // No rank waits in it any more.
       if (!is_any(m->came))
         s->meets.reset();
       refuse_if_over(*s, rank, op, {}, at);

@@ -1,6 +1,6 @@
-// The doors to a heap: nothing else reaches what it holds.
+// The doors to a heap, whose members are private.
 //   stream_heap's public functions  nothing held: they may choose, and decide nothing
-//   quiet_session                   the lock: looks and marks. It closes a thread's cache on demand alone, and lists nothing
+//   quiet_session                   the lock: looks and marks. It closes caches on demand alone, and lists nothing
 //   session                         the lock: changes everything. Counts what the sole cache has not reported
 //   owner_session                   the owner's word instead of the lock: it lists, lends and disowns nothing
 // A function that needs a lock takes the door as a parameter.
@@ -177,7 +177,7 @@ class session : public excluded {
              std::size_t at_most);
   // Makes a new block one of another stream's. Returns: the home's number at its last use
   std::uint64_t rehome(address block, clock::stream_clock& home) noexcept;
-  void take_back(address block, std::uint64_t freed) noexcept;  // what rehome() gave away; nobody has used it
+  void take_back(address block, std::uint64_t freed) noexcept;  // a block that rehome() gave away, before its first use
   // After an allocation from this cache's heap: slots for the cache, or the right to enter by its word
   void stock(thread_cache&, alloc_request const&) noexcept;
   void may_own(thread_cache& c) noexcept { heap_.lock_.bias_to(c.own); }
