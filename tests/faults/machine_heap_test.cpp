@@ -51,7 +51,7 @@ class rig {
     for (int i = 0; i < 2; ++i) {
       stream_handle const s = stream(stream_kind::blocking);
       gates.push_back(machine().hold(0, s).value);
-      EXPECT_TRUE(machine().fill(0, s, at(), 0, 1, 1).ok());
+      EXPECT_TRUE(machine().fill(0, s, at(1024 + 64 * i), 0, 1, 1).ok());  // nothing orders it after the calls' bytes
       held.push_back(s);
     }
     EXPECT_TRUE(machine().record(0, held[0], event).ok());
@@ -60,7 +60,9 @@ class rig {
   }
   driver::driver& machine() { return *made_.machine; }
   stream_handle stream(stream_kind k) { return machine().create_stream(0, k, 0).value; }
-  void* at() const { return reinterpret_cast<void*>(bytes); }  // NOLINT(performance-no-int-to-ptr)
+  void* at(int offset = 0) const {
+    return reinterpret_cast<void*>(bytes + static_cast<address>(offset));  // NOLINT(performance-no-int-to-ptr)
+  }
   work counted() {
     return {[](void* p) { static_cast<rig*>(p)->ran.fetch_add(1); },
             [](void* p) { static_cast<rig*>(p)->dropped.fetch_add(1); }, this, nullptr};
@@ -132,7 +134,7 @@ std::vector<one_call> const all_calls{
     {"enqueue in a capture", [](rig& r) { return r.machine().enqueue(0, r.inside, {}, r.counted()); }, 0, 1},
     {"host_function", [](rig& r) { return r.machine().host_function(0, r.plain, r.counted()); }, 1, 1},
     {"fill on the legacy stream", [](rig& r) { return r.machine().fill(0, legacy, r.at(), 1, 1, 8); }},
-    {"copy", [](rig& r) { return r.machine().copy(0, r.plain, r.at(), static_cast<std::byte*>(r.at()) + 64, 8); }},
+    {"copy", [](rig& r) { return r.machine().copy(0, r.plain, r.at(), r.at(64), 8); }},
     {"record on the legacy stream", [](rig& r) { return r.machine().record(0, legacy, r.event); }},
     {"wait", [](rig& r) { return r.machine().wait(0, r.plain, r.event); }},
     {"hold",
