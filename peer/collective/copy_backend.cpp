@@ -46,22 +46,16 @@ class chained_backend final : public collective_backend {
   }
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
+    // Reductions are never copied.
+    if (std::none_of(all.begin(), all.end(), [](auto const& one) { return one.has_root(); }))
+      return others_->issue(rank, on, all, at);
     auto& said = said_[static_cast<std::size_t>(rank)];
-    if (all.size() > 1) {  // the other backend takes one launch for all
-      if (std::any_of(all.begin(), all.end(), [](auto const& one) { return one.has_root(); }))
-        said = by_others("members of a group are not copied");
+    if (std::string const why = why_not_copied(all); !why.empty()) {
+      said = by_others(why);
       return others_->issue(rank, on, all, at);
     }
     collective_request const& r = all[0];
-    if (!r.has_root())
-      return others_->issue(rank, on, all, at);
-    std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
-                      from = chains_.from(r.what, devices_.size());
-    if (bytes < from || !lanes_ || bytes == 0) {
-      said = by_others(from == chains::never || !lanes_ ? "chain copies are not enabled"
-                                                        : size_text(bytes) + " are less than " + size_text(from));
-      return others_->issue(rank, on, all, at);
-    }
+    // A rank that repeats a refused call has met the others for it already.
     auto& mine = met_[static_cast<std::size_t>(rank)];
     if (!mine || mine->parts[static_cast<std::size_t>(rank)].what.turn != r.turn)
       mine = meet(rank, {&on, r, on.captured().value}, at);
@@ -107,6 +101,20 @@ class chained_backend final : public collective_backend {
     bool aborted = false;
   };
 
+  // Returns: empty if chains of copies carry the request
+  std::string why_not_copied(requests all) const {
+    // The other backend takes one launch for all members.
+    if (all.size() > 1)
+      return "members of a group are not copied";
+    collective_request const& r = all[0];
+    std::size_t const parts = r.what == collective::broadcast ? 1 : devices_.size();
+    std::size_t const bytes = r.part_bytes() * parts, from = chains_.from(r.what, devices_.size());
+    if (from == chains::never || !lanes_)
+      return "chain copies are not enabled";
+    if (bytes < from || bytes == 0)
+      return size_text(bytes) + " are less than " + size_text(from);
+    return {};
+  }
   std::string by_others(std::string const& why) const { return std::string(name_) + ": " + why; }
   std::string operands(int rank, collective_request const& r) const {
     return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +

@@ -262,7 +262,7 @@ class thread_group final : public group {
   struct pair {                            // what one rank sends to another
     std::uint64_t sent = 0, received = 0;  // turns that were called
     std::vector<asked> open;               // called by one of the two
-    std::size_t checked = 0;               // of the call that is being compared
+    std::size_t compared = 0;              // members of the call that is being compared
   };
   struct round {  // a barrier, a split or a registration
     std::string_view operation;
@@ -277,7 +277,7 @@ class thread_group final : public group {
   };
   struct shared {
     std::vector<asked> open;                   // open[i] is turn closed + i
-    std::size_t most = 1;                      // members of the largest call: as many may be withdrawn
+    std::size_t most_members = 1;              // of one call: as many may be withdrawn
     std::uint64_t closed = 0;                  // turns that all ranks have called
     std::vector<std::uint64_t> next;           // by rank: its next turn
     std::map<std::array<int, 2>, pair> pairs;  // by sender and receiver
@@ -304,7 +304,10 @@ class thread_group final : public group {
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);
   // Makes room. Throws: invalid_use if another rank calls something else; nothing has changed
+  static void make_room(shared& s, int rank, requests);
   static void compare(shared& s, int rank, requests, source_location);
+  // earlier: members of the same call, between the same two ranks in the same direction
+  static void compare_with_peer(pair const&, std::size_t earlier, int rank, collective_request const&, source_location);
   void take_part(shared& s, int rank, collective_request&, std::uint64_t exceptions, source_location) const noexcept;
   void undo_part(shared& s, int rank, collective_request const&, source_location) const noexcept;
   // Blocks: until all ranks have come, and the last has seen to the round

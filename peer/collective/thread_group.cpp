@@ -79,6 +79,7 @@ void thread_group::agree(int rank, std::span<collective_request> all, source_loc
   {
     auto s = shared_.lock();
     refuse_if_over(*s, rank, std::string(name_of(all)), all, at);
+    make_room(*s, rank, all);
     compare(*s, rank, all, at);
     std::uint64_t const exceptions = s->exceptions_of(rank);
     s->speaks(rank);
@@ -92,36 +93,48 @@ void thread_group::agree(int rank, std::span<collective_request> all, source_loc
   refuse_if_over(rank, std::string(name_of(all)), all, at);
 }
 
-void thread_group::compare(shared& s, int rank, requests all, source_location at) {
-  s.most = std::max(s.most, all.size());
-  // for these members, and for as many that undo_part() reopens
-  auto const make_room = [&](std::vector<asked>& open) {
-    std::size_t const needed = open.size() + all.size() + s.most;
+// The lists of open calls get room for this call, and for as many members as undo_part() reopens.
+void thread_group::make_room(shared& s, int rank, requests all) {
+  s.most_members = std::max(s.most_members, all.size());
+  auto const reserve = [&](std::vector<asked>& open) {
+    std::size_t const needed = open.size() + all.size() + s.most_members;
     if (open.capacity() < needed)
       open.reserve(std::max(needed, 2 * open.size()));
   };
-  make_room(s.open);
+  reserve(s.open);
   for (collective_request const& r : all) {
-    if (!r.between_two())
-      continue;
-    pair& p = pair_of(s, rank, r);
-    p.checked = 0;
-    make_room(p.open);
+    if (r.between_two())
+      reserve(pair_of(s, rank, r).open);
   }
+}
+
+void thread_group::compare_with_peer(pair const& p, std::size_t earlier, int rank, collective_request const& r,
+                                     source_location at) {
+  bool const sends = r.what == collective::send;
+  std::uint64_t const own_calls = (sends ? p.sent : p.received) + earlier;
+  std::uint64_t const peers_calls = sends ? p.received : p.sent;
+  // The peer's calls that this rank has not answered are open, in order.
+  if (own_calls < peers_calls && !r.fits(p.open[earlier].first))
+    refuse_other(rank, r, p.open[earlier], at);
+}
+
+void thread_group::compare(shared& s, int rank, requests all, source_location at) {
+  for (collective_request const& r : all) {
+    if (r.between_two())
+      pair_of(s, rank, r).compared = 0;
+  }
+  // This rank's next place among the calls that some rank has not made yet.
   std::size_t place = static_cast<std::size_t>(s.next[static_cast<std::size_t>(rank)] - s.closed);
   for (collective_request const& r : all) {
     if (r.between_two()) {
       pair& p = pair_of(s, rank, r);
-      bool const sends = r.what == collective::send;
-      std::uint64_t const mine = (sends ? p.sent : p.received) + p.checked, others = sends ? p.received : p.sent;
-      if (mine < others && !r.fits(p.open[p.checked].first))
-        refuse_other(rank, r, p.open[p.checked], at);
-      ++p.checked;
-    } else {
-      if (place < s.open.size() && !r.matches(s.open[place].first))
-        refuse_other(rank, r, s.open[place], at);
-      ++place;
+      compare_with_peer(p, p.compared++, rank, r, at);
+      continue;
     }
+    // Past the open calls this rank is the first.
+    if (place < s.open.size() && !r.matches(s.open[place].first))
+      refuse_other(rank, r, s.open[place], at);
+    ++place;
   }
 }
 

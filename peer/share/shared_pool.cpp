@@ -141,31 +141,42 @@ shared_pool::now shared_pool::look(exported& b) noexcept {
 }
 
 void shared_pool::collect() noexcept try {
-  std::vector<std::pair<std::shared_ptr<exported>, now>> all;
+  struct candidate {
+    std::shared_ptr<exported> block;
+    now found = now::in_use;
+  };
+  std::vector<candidate> all;
   {
+    // Marked blocks are this thread's alone until they are settled.
     auto b = books_.lock();
     all.reserve(b->held.size());
-    for (auto const& one : b->held)
-      if (one->is == exported::state::idle)
-        one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
+    for (auto const& block : b->held) {
+      if (block->is != exported::state::idle)
+        continue;
+      block->is = exported::state::looked_at;
+      all.push_back({block});
+    }
     ++b->in_motion;
   }
-  for (auto& [one, is] : all)
-    is = look(*one);
-  std::vector<handle> over;
+  // The driver and the importers are asked without the lock.
+  for (candidate& one : all)
+    one.found = look(*one.block);
+
+  std::vector<handle> spoilt;
   {
     auto b = books_.lock();
     --b->in_motion;
     moved_.notify_all();
-    for (auto& [one, is] : all) {
-      b->changes += is != now::in_use;
-      settle(*b, *one, is);
+    for (candidate const& one : all) {
+      if (one.found != now::in_use)
+        ++b->changes;
+      settle(*b, *one.block, one.found);
     }
-    std::erase_if(b->held, [](auto const& one) { return one->is == exported::state::exported_in_use; });
+    std::erase_if(b->held, [](auto const& block) { return block->is == exported::state::exported_in_use; });
     b->look_again = 2 * b->held.size() + 32;
-    take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
+    take_out(*b, spoilt, [](handle const& h) { return h.spoilt && h.blocks == 0; });
   }
-  for (handle const& h : over)
+  for (handle const& h : spoilt)
     exports_.keep(*h.pages, true);
 } catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
 

@@ -19,9 +19,13 @@ pool::pool(std::string name, pool_options o, source_location at) {
     throw invalid_use("pool", "pool " + name + ", registered, without a limit",
                       "Set pool_options::limit: a registered pool takes it at once", at, error_id{443});
   auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &its, nullptr}});
-  made->here = !o.registered ? &its.make_pool(std::move(name), o.limit) : memory::as_called("pool", [&] {
+  auto const make_registered = [&] {
     return &its.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at);
-  });
+  };
+  if (o.registered)  // takes its memory at once: what is refused there names this call
+    made->here = memory::as_called("pool", make_registered);
+  else
+    made->here = &its.make_pool(std::move(name), o.limit);
   state_ = std::move(made);
 }
 

@@ -39,20 +39,23 @@ device_context::device_context(weir::runtime::impl& r, int index, allocator* a, 
 std::size_t device_context::may_take(std::size_t bytes) {
   if (!driver_reserve)
     return bytes;
-  auto left = unasked.lock();
-  if (bytes <= *left) {
-    *left -= bytes;
+  auto unasked_left = unasked.lock();
+  // The last answer still covers these bytes.
+  if (bytes <= *unasked_left) {
+    *unasked_left -= bytes;
     return bytes;
   }
   auto const now = machine.memory(device);
+  // The call that takes the bytes reports what is wrong with the device.
   if (!now.ok())
-    return bytes;  // the call that takes it will say
-  // what other threads have charged may not be made yet
+    return bytes;
+  // Other threads have charged bytes that the driver may not have given yet.
   std::size_t const kept = driver_reserve + counts.under_way();
   std::size_t const spare = now.value.free - std::min(now.value.free, kept);
   found_full_.store(spare < space.info().total_memory / nearly_full, base::memory_order_relaxed);
   std::size_t const taken = std::min(bytes, round_down(spare, space.page_bytes()));
-  *left = (spare - taken) / 2;
+  // Other programs may take the rest meanwhile: half of it passes without another question.
+  *unasked_left = (spare - taken) / 2;
   return taken;
 }
 

@@ -393,21 +393,20 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   if (!pool.is_asleep() || known == asleep_.end())
     return {driver::code::invalid};
   sleeper& its = known->second;
+  // Copies of a sleep that failed may still read what stayed mapped.
   if (auto const s = finish_copies(its); !s.ok())
     return s;
+
   auto const readers_stay = peers_.no_grants();
   auto const heaps = heaps_of(pool);
-  for (stream_heap* const m : heaps) {
-    auto const mapped = session(*m).drop_sleeping();
-    session in(*m);
-    for (released const& g : mapped)
-      in.release(g);
-  }
+  for (stream_heap* const m : heaps)
+    forget_free_handles(*m);
   std::size_t const need = plan_again(heaps, its);
   std::size_t const pages_a_handle = store ? store->pages_a_handle() : page_store::usual_pages;
   join(its, pages_a_handle * of_.space.page_bytes());
   if (!charge_for_a_wake(pool, need))
     return {driver::code::out_of_memory};
+
   std::size_t orphaned = 0;
   mapping_lock::shared const coming(memory_.changes);
   if (auto const s = map_and_restore(its, store, orphaned); !s.ok()) {
@@ -416,6 +415,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
     undo(its, pool, need, orphaned, !its.copying);
     return s;
   }
+  // From here on nothing is refused.
   of_.counts.gave(need, 0);
   for (part& p : its.parts) {
     if (p.made.bytes)
@@ -424,6 +424,14 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   wake_heaps(heaps, pool);
   asleep_.erase(known);
   return {};
+}
+
+// The free handles of a heap: records of those without memory go, and those that stayed mapped stay free.
+void pool_sleep::forget_free_handles(stream_heap& m) {
+  session in(m);
+  auto const still_mapped = in.drop_sleeping();
+  for (released const& g : still_mapped)
+    in.release(g);
 }
 
 // What was mapped goes again. What the driver keeps mapped, or copies may still fill, is filled at the next try.

@@ -81,6 +81,7 @@ class pool_sleep {
   void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
   bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
+  static void forget_free_handles(stream_heap&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
   bool charge(memory_pool&, std::size_t bytes);
