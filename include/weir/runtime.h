@@ -75,6 +75,9 @@ struct options {
   // Reserved device memory exceeds the peak in use by at most this share, as long as weir can move free
   // memory instead of growing. Smaller: less idle memory, more moves (docs/explanation/memory.md).
   double epsilon = 0.0195;
+  // How far the share may widen while the device has room and moves are frequent (docs/decisions/bound-width.md).
+  // Not above epsilon: never.
+  double widest_epsilon = 0;
 
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
   bool poll_on_miss = true;  // a miss queries the driver for complete work

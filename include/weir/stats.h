@@ -54,7 +54,9 @@ struct memory_statistics {
   std::uint64_t fences, waits_inserted;  // events recorded and device waits inserted for memory reuse only
   // waits for a fence recorded only on demand, which also covers all work enqueued until then
   std::uint64_t late_waits;
-  std::uint64_t pages_mapped;  // handles created
+  std::uint64_t pages_mapped;   // handles created
+  std::uint64_t handles_moved;  // to other addresses, instead of growth
+  std::uint64_t bound_width;    // bytes past the bound of options::epsilon that moves have bought
   // torch's keys in torch's order, with weir's own among them
   std::vector<std::pair<std::string, std::int64_t>> flat() const;
 };

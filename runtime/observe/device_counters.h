@@ -139,6 +139,7 @@ class heap_counters {
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_live(size_pool p) const noexcept { return live(index(p), &sums::bytes); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
+  std::int64_t large_taken() const noexcept { return taken_[index(size_pool::large)].blocks.get(); }  // ever
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   // bytes, since the last reset of peaks
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
@@ -371,7 +372,7 @@ class device_counters {
   }
   // It was counted as gone, and is mapped elsewhere.
   void handle_moved() {
-    edit([](memory_statistics& n) { add(n.segment, false, 1); });
+    edit([](memory_statistics& n) { add(n.segment, false, 1), ++n.handles_moved; });
   }
   void handle_gone() {
     edit([](memory_statistics& n) { add(n.segment, false, -1); });
@@ -439,7 +440,7 @@ class device_counters {
     misses_ = 0;
     now_.recovered_by = {};
     now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.late_waits = now_.pages_mapped =
-        0;
+        now_.handles_moved = 0;
     base_ = sum(heap_counts, caches);
   }
 

@@ -47,6 +47,9 @@ constexpr option_row table[] = {
     {"epsilon", &options::epsilon, "", nullptr,
      "The fraction, from 0 to 1, by which reserved memory may exceed the most that was in use. A smaller value "
      "reserves less and moves more handles. See docs/explanation/memory.md."},
+    {"widest_epsilon", &options::widest_epsilon, "", nullptr,
+     "The fraction, from 0 to 1, to which `epsilon` may widen while moves are frequent and the device has room. "
+     "Not above epsilon: never. See docs/decisions/bound-width.md."},
     {"poll_on_miss", &options::poll_on_miss, "", nullptr,
      "An allocation without a free block asks the driver which other streams' work is complete. If false, weir asks "
      "only before out_of_memory."},

@@ -32,6 +32,8 @@ constexpr count counts[] = {
      "Inserted waits that cover all work enqueued at the request."},
     {&memory_statistics::fences, "weir_fences_total", "Events recorded to reuse memory."},
     {&memory_statistics::pages_mapped, "weir_pages_mapped_total", "Memory handles created by the driver."},
+    {&memory_statistics::handles_moved, "weir_handles_moved_total",
+     "Memory handles moved to other addresses instead of growth."},
 };
 
 class page {

@@ -186,6 +186,8 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   scalar("fences", fences);
   scalar("waits_inserted", waits_inserted);
   scalar("late_waits", late_waits);
+  scalar("handles_moved", handles_moved);
+  scalar("bound_width", bound_width);
   std::sort(out.begin(), out.end());
   return out;
 }

@@ -14,6 +14,7 @@
 #include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
+#include "tests/model/width_program.h"
 #include "tests/support/sanitized.h"
 
 namespace weir {
@@ -149,6 +150,22 @@ TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
   EXPECT_LE(n.reserved_bytes.all.peak, static_cast<std::int64_t>((64 + 17) * page));
   EXPECT_EQ(n.pending_bytes.all.current, 0);
   EXPECT_EQ(static_cast<memory::device_allocator&>(device).unreclaimable(), 0u);
+}
+
+TEST(bound, widens_for_moves_and_narrows_for_room) {
+  tests::seeds const wanted("width", tests::sanitized ? 3 : 12);
+  int widened = 0, narrowed = 0;
+  for (auto const seed : wanted) {
+    tests::width_program p(seed);
+    tests::verdict const wrong = p.run();
+    ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
+    widened += p.widened, narrowed += p.narrowed;
+  }
+  std::cout << widened << " programs widened the bound, " << narrowed << " narrowed it again\n";
+  if (wanted.count() >= 12) {
+    EXPECT_GT(widened, 0);
+    EXPECT_GT(narrowed, 0);
+  }
 }
 
 // Threads that run one at a time, each when it has a task.

@@ -17,6 +17,7 @@
 #include "tests/model/pools_program.h"
 #include "tests/model/share_program.h"
 #include "tests/model/traffic_program.h"
+#include "tests/model/width_program.h"
 #include "tests/planted/prover.h"
 
 namespace weir::tests {
@@ -59,6 +60,7 @@ std::span<kind_of_program const> programs_by_name() {
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"doors", [](std::uint64_t seed) { return doors_program(seed).run(); }},
       {"legacy", [](std::uint64_t seed) { return legacy_program(seed).run(); }},
+      {"width", [](std::uint64_t seed) { return width_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };
   return all;

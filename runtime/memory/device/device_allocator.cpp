@@ -144,8 +144,10 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
       (void)bound_.most(bound_.now(), 0);  // else growth_.grow() has noted it
     return out;
   }
-  if (s.what == driver::code::out_of_memory)
+  if (s.what == driver::code::out_of_memory) {
+    growth_.narrow();
     return ladder_.climb(mine, r, s);
+  }
   if (s == growth::asleep)
     throw growth::pool_fell_asleep{};
   of_.note_status(s);
@@ -374,6 +376,8 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
 // Blocks freed on other streams wait for their work: what is complete now goes at once.
 void device_allocator::set_limit(std::size_t bytes) {
   of_.counts.set_limit(bytes);
+  if (bytes)
+    (void)bound_.narrow();  // what is past the limit goes below
   if (!bytes || of_.counts.reserved() <= bytes || of_.lost() || process_was_forked())
     return;
   base::internal_ordering const own_affair(of_.runtime.observer());

@@ -61,7 +61,11 @@ class device_allocator final : public allocator {
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
   std::vector<pool_memory_use> by_pool() const override { return now().by_pool(); }
   pool_memory_use use_of_graphs(graph_hold const&) override;
-  memory_statistics statistics() const override { return now().statistics(); }
+  memory_statistics statistics() const override {
+    memory_statistics out = now().statistics();
+    out.bound_width = bound_.width();
+    return out;
+  }
   memory_report report() const override { return now().report(); }
   memory_report why_no_room(std::size_t requested, std::size_t rounded, driver::status last) override;
   void count_ran_out() noexcept override { of_.counts.ran_out(); }

@@ -64,6 +64,7 @@ class alignas(64) stream_heap {
   std::int64_t bytes_mapped() const noexcept { return counts_.bytes_mapped(); }
   std::int64_t bytes_live() const noexcept { return counts_.bytes_live(); }
   std::int64_t bytes_pending() const noexcept { return counts_.bytes_pending(); }
+  std::int64_t large_allocations() const noexcept { return counts_.large_taken(); }  // ever
   std::int64_t most_live() const noexcept { return counts_.most_live(); }
   void prefetch_counts() const noexcept;  // for a walk through many heaps
   // Bytes freed between two fences of a stream: a share of what the heap has mapped.

@@ -59,8 +59,8 @@ struct device_context {
   allocator* const entry;
   bool const announced;  // options::nvtx_memory
   address_space space;
-  double const epsilon;
-  bool const polls;  // options::poll_on_miss
+  double const epsilon, widest_epsilon;  // options
+  bool const polls;                      // options::poll_on_miss
   bool const deterministic;
   options::wait_policy const waits;
   std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says

@@ -9,6 +9,7 @@ namespace weir::memory {
 driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& out, std::size_t spare) {
   if (!of_.space.maps())
     return grow_segment(mine, r, out);
+  spare += width_for(mine, r);
   if (has_room_for_long_run(mine, r)) {
     driver::status const s = grow_by(mine, r, how::long_run, out, spare);
     if (s.what != driver::code::out_of_memory)
@@ -18,6 +19,28 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
   // another place may lack less
   bool const short_of_pages = s.what == driver::code::out_of_memory && !(s == driver::no_addresses);
   return short_of_pages ? grow_by(mine, r, how::fewest_new_pages, out, spare) : s;
+}
+
+std::size_t growth::width_for(stream_heap const& mine, alloc_request const& r) {
+  std::size_t const width = bound_.width(mine.pool());
+  if (!width)
+    return 0;
+  std::size_t const most = bound_.most(bound_.now(), r.rounded), after = of_.counts.reserved() + r.rounded;
+  // Within the bound the driver is not asked.
+  if (after <= most)
+    return width;
+  if (bound_.leaves_margin(r.rounded))
+    return width;
+  narrow();
+  return 0;
+}
+
+void growth::narrow() {
+  if (!bound_.narrow())
+    return;
+  std::size_t const most = bound_.most(bound_.now(), 0), reserved = of_.counts.reserved();
+  if (reserved > most)
+    (void)return_.some(reserved - most);
 }
 
 // Where no handle moves, and while there is room, blocks go where memory is mapped.

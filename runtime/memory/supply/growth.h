@@ -27,9 +27,12 @@ class growth {
   // no driver was asked: another thread put the pool to sleep during the search
   static constexpr driver::status asleep{driver::code::not_permitted, -1};
   struct pool_fell_asleep {};  // thrown for it
+  // Room is asked for: the bound is epsilon's again, and handles that are free past it go. Waits for nothing.
+  void narrow();
 
  private:
   enum class how : std::uint8_t { usual, long_run, fewest_new_pages };
+  std::size_t width_for(stream_heap const& mine, alloc_request const&);  // bytes past the bound. May narrow it
   driver::status grow_by(stream_heap& mine, alloc_request const&, how, void*& out, std::size_t spare,
                          place* only = nullptr);
   driver::status plan(session& mine, alloc_request const&, how, place const* only, growth_plan&);

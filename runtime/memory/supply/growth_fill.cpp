@@ -3,7 +3,7 @@
 // Threads: any. A stream's lock is held to choose a handle and to note that it is gone,
 // never over a driver call.
 //
-// Invariant: reserved <= max((1 + epsilon) x most live + c, what is covered). A handle is covered while it
+// Invariant: reserved <= max((1 + epsilon) x most live + width + c, what is covered). A handle is covered while it
 // holds a byte that is live, pending or not known to be complete, or the rest of a slab: one is made past the
 // first term only when no handle was found that is wholly free and complete. Among more than 16 streams live
 // counts what thread caches keep. Of threads at work at once each may find none just before another frees
@@ -39,6 +39,7 @@ class growth::filling {
     if (!one_handle_ && !of_graph_)
       charge_within_bound(g.missing_bytes);
   }
+  ~filling() { a_.bound_.learn(used_, pool_, moves_); }
   driver::status hole(address at, address end) {
     while (at < end) {
       std::size_t n = 0;
@@ -99,8 +100,10 @@ class growth::filling {
   }
   bool moved(address at, std::size_t left, std::size_t& n, driver::status& s) {
     do {
-      if (move(at, left, n, s, whose::any))
+      if (move(at, left, n, s, whose::any)) {
+        ++moves_;
         return true;
+      }
       // The search asked the driver. By its answers, pending blocks may be free now.
     } while (a_.heaps_.reclaim_known());
     may_move_ = false;
@@ -319,6 +322,7 @@ class growth::filling {
   handle_sizes sizes_;
   std::size_t bound_ = 0;                                  // bytes
   std::size_t fresh_ = 0;                                  // bytes charged for handles yet to be made
+  std::size_t moves_ = 0;                                  // because the bound lets no more be made
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
   bool passed_over_ = false;                                     // a handle, because it is full of aliases

@@ -3,10 +3,20 @@
 #include "runtime/memory/supply/reserve_bound.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace weir::memory {
 namespace {
 constexpr std::size_t fetched_ahead = 8;  // heaps
+// Parts of the way from epsilon to options::widest_epsilon. The first is small: many programs need no more.
+constexpr double widths[] = {0, 0.1, 0.25, 0.5, 1};
+// The part of a device that a width leaves free: another library fails before weir hears of its need.
+constexpr std::size_t margin = 8;
+// A move takes as long as some thousand allocations. One among so many costs a program that works a percent or less.
+constexpr std::int64_t price = 32;
+// Moves without an allocation between them that make a step. A first iteration has bursts that do not come again.
+constexpr std::int64_t first_patience = 512, later_patience = 256;
 }  // namespace
 
 // All streams' counters, in one walk without a lock. What thread caches hold is counted as taken there; only
@@ -24,6 +34,7 @@ reserve_bound::usage reserve_bound::now() const {
       continue;
     }
     n.live += t.bytes_live();
+    n.allocations += t.large_allocations();
     n.pending += t.bytes_pending();
     if (few)
       n.most_of_one = std::max(n.most_of_one, t.most_live());
@@ -43,6 +54,42 @@ std::size_t reserve_bound::most(reserve_bound::usage const& n, std::size_t asked
   most_live_.raise(static_cast<std::size_t>(std::max(n.most_of_one, n.live)));
   std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(n.live + n.pending) + asked);
   return live + static_cast<std::size_t>(static_cast<double>(live) * of_.epsilon);
+}
+
+bool reserve_bound::may_widen(memory_pool const& pool) const {
+  return of_.widest_epsilon > of_.epsilon && !of_.counts.limit() && !pool.now().limit && !of_.is_nearly_full();
+}
+
+std::size_t reserve_bound::width() const {
+  base::lock_guard const hold(lock_);
+  double const share = (of_.widest_epsilon - of_.epsilon) * widths[step_];
+  return static_cast<std::size_t>(static_cast<double>(most_live_.load()) * share);
+}
+
+bool reserve_bound::leaves_margin(std::size_t bytes) {
+  auto const now = of_.machine.memory(of_.device);
+  // What other threads have charged may not be made yet.
+  std::size_t const kept = of_.space.info().total_memory / margin + of_.counts.under_way();
+  return now.ok() && now.value.free >= kept + bytes;
+}
+
+void reserve_bound::learn(usage const& n, memory_pool const& pool, std::size_t moves) {
+  if (!may_widen(pool))
+    return;
+  base::lock_guard const hold(lock_);
+  // The sum falls when a heap ends.
+  std::int64_t const paid = std::max<std::int64_t>(0, n.allocations - std::exchange(allocations_, n.allocations));
+  debt_ = std::max<std::int64_t>(0, debt_ + static_cast<std::int64_t>(moves) * price - paid);
+  if (debt_ < (step_ ? later_patience : first_patience) * price || step_ + 1 == std::size(widths))
+    return;
+  ++step_;
+  debt_ = 0;
+}
+
+bool reserve_bound::narrow() noexcept {
+  base::lock_guard const hold(lock_);
+  debt_ = 0;
+  return std::exchange(step_, 0) != 0;
 }
 
 }  // namespace weir::memory
