@@ -23,7 +23,7 @@ inline void choose_policies(options& o, std::uint64_t seed, about what) {
     return;
   o.poll_on_miss = at_random / 3 % 4 != 0;
   o.device_waits = static_cast<options::wait_policy>(at_random / 12 % 3);
-  o.deterministic = o.device_waits == options::wait_policy::before_growth;
+  o.deterministic = o.device_waits == options::wait_policy::before_growth && at_random / 432 % 2;
   if (at_random / 108 % 2)
     o.fence_interval = 1;  // each free: a wait before growth finds its fence
   if (at_random / 216 % 2)

@@ -79,10 +79,6 @@ constexpr block_reuse::step block_reuse::steps[] = {
     {"a device wait instead of growth", &block_reuse::may_wait_before_growth, &block_reuse::oldest_after_a_wait},
     {"all pending blocks polled", &block_reuse::may_poll, &block_reuse::all_polled},
 };
-std::span<block_reuse::step const> block_reuse::steps_before_growth() noexcept {
-  return steps;
-}
-
 void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   for (step const& s : steps) {
     if (!(this->*s.applies)(r))
@@ -264,7 +260,7 @@ bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
   }
   if (last.n == 0 || of_.is_complete(last))
     return true;
-  bool const may_wait = of_.waits != options::wait_policy::never && !mine.home().carries_collectives();
+  bool const may_wait = of_.waits != options::wait_policy::never;
   ordering const now = may_wait ? order_behind(mine, last) : ordering::refused;
   if (now == ordering::waits)
     tell_wait(mine, last, at, bytes);
@@ -286,6 +282,10 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
   clock::stream_clock& home = mine.home();
   if (!clock::find(s.stream) || of_.ordered_or_complete(home, s))
     return ordering::already;
+  // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them, through
+  // other streams.
+  if (home.carries_collectives())
+    return ordering::refused;
   bool behind_all = false;
   if (!home.wait(s, &behind_all).ok())
     return ordering::refused;
@@ -301,8 +301,6 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
 // ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
 // pending.
 block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
-  if (mine.home().carries_collectives())
-    return {};
   std::vector<clock::stamp> stamps;
   address at = 0;
   std::size_t bytes = 0;
@@ -454,11 +452,6 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
-  clock::stream_clock& home = mine.home();
-  // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
-  // through other streams. So a stream that carries collectives is never made to wait.
-  if (home.carries_collectives())
-    return nullptr;
   gave = own_after_a_wait(mine, r);
   if (gave)
     return nullptr;

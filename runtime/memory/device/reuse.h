@@ -33,7 +33,6 @@ class block_reuse {
     bool (block_reuse::*applies)(alloc_request const&) const;
     found (block_reuse::*run)(stream_heap& mine, alloc_request const&);
   };
-  static std::span<step const> steps_before_growth() noexcept;
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
                     std::size_t most_donors = ~std::size_t{0});
@@ -70,7 +69,8 @@ class block_reuse {
   bool enough_newest_beyond(session const& mine, alloc_request const&, std::span<clock::stamp const> fences);
   bool grows_for_what_waits(stream_heap& mine, alloc_request const&);
   enum class ordering : std::uint8_t { already, waits, refused };
-  ordering order_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
+  // The home waits for the stamp, on the device. Refused: the home carries collectives, or the driver does not order it
+  ordering order_behind(stream_heap& mine, clock::stamp);
   // Reports to an observer which bytes the wait is for.
   void tell_wait(stream_heap& mine, clock::stamp, address at, std::size_t bytes) const;
 
