@@ -35,7 +35,7 @@ driver::opened open_machine(machine_choice const& asked, source_location at) {
 }
 
 std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver> machine) {
-  return driver::check::control_of(*machine) ? std::move(machine) : driver::check::wrap(std::move(machine)).machine;
+  return machine->checker() ? std::move(machine) : driver::check::wrap(std::move(machine)).machine;
 }
 
 }  // namespace weir

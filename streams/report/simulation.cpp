@@ -4,7 +4,7 @@
 
 #include "runtime/base/text.h"
 #include "runtime/core/parts.h"
-#include "simulator/checker/race_checker.h"
+#include "runtime/driver/race_control.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "simulator/threads/thread_scheduler.h"
@@ -179,7 +179,7 @@ race_report public_report(finding const& f) {
   return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
 }
 driver::check::control* checker(source_location at) {
-  return driver::check::control_of(streams::current_runtime(at).machine());
+  return streams::current_runtime(at).machine().checker();
 }
 }  // namespace
 
