@@ -361,6 +361,17 @@ endif()
 
 # The code rules, and the tests of scripts and documents. A sanitizer does not change them.
 if(NOT WEIR_SANITIZE)
+  # All of the library but simulator/, with what takes its place. tools.without_simulator runs it.
+  add_executable(weir_test_gpus_alone tests/tools/gpus_alone/program.cpp runtime/core/open_gpus.cpp
+    "$<FILTER:$<TARGET_OBJECTS:weir>,EXCLUDE,/weir.dir/(./)?(simulator/|Unity/unity_simulator_)>")
+  weir_own_code(weir_test_gpus_alone)
+  target_compile_definitions(weir_test_gpus_alone PRIVATE $<TARGET_PROPERTY:weir,INTERFACE_COMPILE_DEFINITIONS>)
+  target_include_directories(weir_test_gpus_alone PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+  target_include_directories(weir_test_gpus_alone SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
+  target_link_libraries(weir_test_gpus_alone PRIVATE Threads::Threads ${CMAKE_DL_LIBS}
+    $<$<BOOL:${WEIR_LINKS_CBLAS}>:weir::cblas> $<$<BOOL:${WEIR_WITH_CUDA}>:CUDA::cudart_static>)
+  set_target_properties(weir_test_gpus_alone PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/weir_objects.txt CONTENT "$<JOIN:$<TARGET_OBJECTS:weir>,\n>\n")
   add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
   file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
   if(NOT TARGET weir_shared)

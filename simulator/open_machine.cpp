@@ -34,8 +34,8 @@ driver::opened open_machine(machine_choice const& asked, source_location at) {
   return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")", at);
 }
 
-std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver> machine) {
-  return driver::check::control_of(*machine) ? std::move(machine) : driver::check::wrap(std::move(machine)).machine;
+std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver> machine, source_location) {
+  return machine->checker() ? std::move(machine) : driver::check::wrap(std::move(machine)).machine;
 }
 
 }  // namespace weir

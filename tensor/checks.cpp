@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "simulator/checker/race_checker.h"
+#include "runtime/driver/race_control.h"
 #include "streams/stream/context.h"
 #include "tensor/state.h"
 

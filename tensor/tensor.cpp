@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "runtime/base/process.h"
+#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
-#include "simulator/checker/race_checker.h"
 #include "streams/api/refused_free.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"

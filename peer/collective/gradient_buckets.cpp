@@ -10,11 +10,11 @@
 #include "peer/collective/group.h"
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
+#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
-#include "simulator/checker/race_checker.h"
 #include "streams/api/refused_free.h"
 #include "streams/stream/context.h"
 #include "weir/memory.h"
@@ -246,7 +246,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     throw;
   }
   s.block = static_cast<std::byte*>(block);
-  if (auto* const checker = driver::check::control_of(owner.machine()))
+  if (auto* const checker = owner.machine().checker())
     checker->manages(block, s.named_parts(device));
   observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }

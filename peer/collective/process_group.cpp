@@ -11,7 +11,6 @@
 #include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/core/parts.h"
-#include "simulator/machine/machine.h"
 #include "streams/stream/context.h"
 
 namespace weir {
@@ -393,8 +392,7 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
 
 std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, membership const& m, int device,
                                 rank_options const& o, source_location at) {
-  auto* const sim = m.simulated ? driver::sim::controls_of(owner.machine()) : nullptr;
-  if (sim && sim->host_threads())
+  if (owner.machine().schedules_threads())
     throw not_supported("communicator", "a seeded machine: its order cannot depend on other processes",
                         "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at,
                         error_id{407});

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "runtime/clock/stream_clock.h"
-#include "simulator/checker/race_checker.h"
+#include "runtime/driver/race_control.h"
 #include "streams/stream/stream_pool.h"
 
 namespace weir::peer {
@@ -17,7 +17,7 @@ class internal_stream {
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, driver::stream_kind::independent, priority::normal, where);
-    if (auto* const checker = driver::check::control_of(r.machine()))
+    if (auto* const checker = r.machine().checker())
       checker->is_weirs_own(device, line_->handle());
   }
   ~internal_stream() {

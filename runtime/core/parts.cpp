@@ -28,7 +28,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
     : in_use_(at),
       facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
-      driver_(races_wanted(o, at) ? with_checker(std::move(machine)) : std::move(machine)),
+      driver_(races_wanted(o, at) ? with_checker(std::move(machine), at) : std::move(machine)),
       observer_(driver_->watching()),
       options_(o),
       why_(std::move(why)),

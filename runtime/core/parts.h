@@ -13,11 +13,13 @@
 
 namespace weir {
 
-// Opens the chosen machine; `why` describes it. Throws: not_supported (cuda without a usable GPU)
+// Two functions that simulator/open_machine.cpp defines, or core/open_gpus.cpp where a build leaves simulator/ out.
+// Opens the chosen machine; `why` describes it.
+// Throws: not_supported (cuda without a usable GPU, a simulated machine that was left out)
 struct machine_choice;
 driver::opened open_machine(machine_choice const&, source_location = source_location::current());
-// Puts a race checker in front, unless there is one.
-std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>);
+// Puts a race checker in front, unless there is one. Throws: not_supported (it was left out)
+std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>, source_location);
 runtime& runtime_of_thread(source_location const&);  // runtime::current()
 runtime* runtime_if_made() noexcept;                 // the same; null: the process has none yet
 // This thread's, by a runtime_guard; null without one.

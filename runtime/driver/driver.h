@@ -139,6 +139,9 @@ struct touch {
 };
 
 class allocation_observer;
+namespace check {
+class control;
+}
 
 class driver {
  public:
@@ -152,11 +155,15 @@ class driver {
   virtual std::string why_stuck() { return behind() ? behind()->why_stuck() : std::string(); }
   // The observer of allocations and waits (allocation_observer.h). Null: none
   virtual allocation_observer* watching() noexcept { return nullptr; }
+  // The race checker in front of this machine (race_control.h). Null: none
+  virtual check::control* checker() noexcept { return behind() ? behind()->checker() : nullptr; }
 
   // Machine -------------------------------------------------------------------------------------------------
   virtual bool simulated() const noexcept = 0;
   // False: a simulated machine whose streams progress only inside calls, or step by step.
   virtual bool moves_by_itself() const noexcept { return true; }
+  // True: a simulated machine whose seed decides when each host thread runs.
+  virtual bool schedules_threads() const noexcept { return false; }
   virtual int device_count() const noexcept = 0;     // of CUDA_VISIBLE_DEVICES; creates no context
   virtual result<device_info> info(int device) = 0;  // creates no context
   // Makes the device usable (CUDA: retains its primary context). Idempotent. Required by the calls below.
@@ -334,6 +341,7 @@ struct words {
 };
 // Requires: it lives for ever. The last one counts.
 void explain_work_with(words const*) noexcept;
+words const* words_of_work() noexcept;  // null: none
 }  // namespace sim
 
 }  // namespace weir::driver

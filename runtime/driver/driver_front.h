@@ -28,6 +28,7 @@ class driver_front : public driver {
   std::string why_stuck() override { return inner_->why_stuck(); }
   bool simulated() const noexcept override { return inner_->simulated(); }
   bool moves_by_itself() const noexcept override { return inner_->moves_by_itself(); }
+  bool schedules_threads() const noexcept override { return inner_->schedules_threads(); }
   int device_count() const noexcept override { return inner_->device_count(); }
   void recheck() override { inner_->recheck(); }
   void number_stream(int d, stream_handle s, std::uint64_t number) override { inner_->number_stream(d, s, number); }

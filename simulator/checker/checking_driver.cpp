@@ -37,11 +37,7 @@ constexpr int status_of_reports = 66;  // as in other sanitizers
 void print_at_exit() {
   if (process_was_forked())
     return;
-  {
-    auto const all = alive().lock();
-    for (checking_driver* c : *all)
-      c->print_findings();
-  }
+  print_all_findings();
   try {
     race_check const wanted = races_of_process();
     if (wanted == race_check::off)
@@ -77,11 +73,7 @@ void print_at_a_fault() {
     c->print_findings_at_a_fault();
 }
 
-}  // namespace
-
-constinit base::atomic<int> detail::checkers{0};
-
-void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
+void see_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
   if (process_was_forked() || base::this_call().running)
     return;  // work on a stream is no host use
   try {
@@ -90,24 +82,19 @@ void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base
       c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
   } catch (...) {}  // out of memory: this use is missed
 }
-
-void print_all_findings() noexcept {
+void print_findings_of_all() noexcept {
   auto const all = alive().lock();
   for (checking_driver* c : *all)
     c->print_findings();
 }
+constexpr detail::all_checkers of_process{see_host_use, print_findings_of_all};
+
+}  // namespace
 
 wrapped wrap(std::unique_ptr<driver> inner) {
   auto made = std::make_unique<checking_driver>(std::move(inner));
-  control* const c = made.get();
+  test_control* const c = made.get();
   return {std::move(made), c};
-}
-
-control* control_of(driver& d) noexcept {
-  for (driver* at = &d; at; at = at->behind())
-    if (auto* const c = dynamic_cast<checking_driver*>(at))
-      return c;
-  return nullptr;
 }
 
 checking_driver::checking_driver(std::unique_ptr<driver> inner)
@@ -118,14 +105,18 @@ checking_driver::checking_driver(std::unique_ptr<driver> inner)
       (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
   (void)registered;
   all->push_back(this);
-  detail::checkers.fetch_add(1);
+  detail::checkers.store(&of_process);
 }
 
 checking_driver::~checking_driver() {
   if (process_was_forked())
     return;
-  detail::checkers.fetch_sub(1);
-  std::erase(*alive().lock(), this);
+  {
+    auto const all = alive().lock();
+    std::erase(*all, this);
+    if (all->empty())
+      detail::checkers.store(nullptr);
+  }
   print_findings();
 }
 

@@ -9,13 +9,14 @@
 
 namespace weir::driver::check {
 
-class checking_driver final : public driver_front<checking_driver>, public control, public allocation_observer {
+class checking_driver final : public driver_front<checking_driver>, public test_control, public allocation_observer {
  public:
   explicit checking_driver(std::unique_ptr<driver> inner);
   ~checking_driver() override;
 
   driver* behind() noexcept override { return inner_.get(); }
   allocation_observer* watching() noexcept override { return this; }
+  control* checker() noexcept override { return this; }
   void number_stream(int device, stream_handle, std::uint64_t number) override;
 
   result<device_info> info(int device) override { return noted(inner_->info(device), device); }

@@ -33,7 +33,7 @@ struct knowledge {
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
   std::function<void(finding const&)> listener;
-  control::late_waits over;
+  test_control::late_waits over;
   bool taken = false;                          // findings() was called
   std::size_t added = 0, sweep_at = 4096;      // accesses since the last sweep
   std::uint64_t uses = 0;                      // of memory, that work declared

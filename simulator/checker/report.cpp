@@ -53,12 +53,6 @@ std::string key_of_call(base::site const& s) {
   return key_of(s, 0);
 }
 
-std::string_view name_of(finding::kind k) noexcept {
-  return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
-                        "source changed", "host too early", "undeclared use", "stuck"},
-                       k);
-}
-
 std::string text_of(source_location const& h) {
   if (!h.file_name())
     return "an unknown place";
@@ -70,33 +64,6 @@ std::string text_of(source_location const& h) {
 std::string text_of(base::site const& s) {
   std::string const operation = s.operation ? s.operation : "a driver call";
   return s.at.file_name() ? operation + " at " + text_of(s.at) : operation;
-}
-
-unjudged& unjudged::operator+=(unjudged const& more) noexcept {
-  direct_work |= more.direct_work;
-  streams += more.streams;
-  events += more.events;
-  program_streams += more.program_streams;
-  host_pointers |= more.host_pointers;
-  return *this;
-}
-
-std::string unjudged::text() const {
-  auto const count = [](std::uint64_t n, char const* what) { return number(n) + ' ' + what + (n == 1 ? "" : "s"); };
-  std::string text;
-  if (direct_work) {
-    text = "work given to CUDA itself (";
-    if (streams)
-      text += "on " + count(streams, "stream") + " handed out by native(), ";
-    if (events)
-      text += "with " + count(events, "event") + " handed out by native(), ";
-    if (program_streams)
-      text += "on " + count(program_streams, "stream") + " of the program, ";
-    text += text.back() == '(' ? "without a stream)" : "or without a stream)";
-  }
-  if (host_pointers)
-    text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
-  return text.empty() ? text : "Not judged: " + text;
 }
 
 unjudged knowledge::unseen() const noexcept {

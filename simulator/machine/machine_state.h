@@ -18,6 +18,7 @@ class machine final : public driver, public controls {
 
   bool simulated() const noexcept override { return true; }
   bool moves_by_itself() const noexcept override { return how_ == weir::simulated::scheduling::threads; }
+  bool schedules_threads() const noexcept override { return hosts_ != nullptr; }
   int device_count() const noexcept override { return devices_; }
 #include "runtime/driver/overrides.h"
   void recheck() override;

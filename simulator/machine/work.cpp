@@ -33,12 +33,7 @@ std::string at(base::site const& s) {
          std::to_string(s.at.line()) + ")";
 }
 
-base::atomic<words const*> said_of_work{nullptr};
 }  // namespace
-
-void explain_work_with(words const* all) noexcept {
-  said_of_work.store(all);
-}
 
 void drop_all(operations& all) noexcept {
   for (operation& o : all)
@@ -268,7 +263,7 @@ stream const* queues::stream_with_awaited(operation const& waits, words const& k
 
 // For work that waits for other work: appends the reason. Returns: the stream with that work. Null: complete.
 stream const* queues::why_not_ready(operation const& o, std::string& text) const {
-  words const* const known = said_of_work.load();
+  words const* const known = words_of_work();
   if (!o.job.ready || !known || known->of != o.job.ready) {
     text += " is at work that waits for other streams";
     return nullptr;

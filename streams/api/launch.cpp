@@ -14,9 +14,9 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
+#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
-#include "simulator/checker/race_checker.h"
 #include "streams/api/known_range.h"
 #include "streams/api/spills.h"
 #include "streams/pinned/pinned_memory.h"

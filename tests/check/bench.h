@@ -78,7 +78,7 @@ struct bench : ::testing::Test {
   ~bench() override { (void)judge->findings(); }
 
   std::unique_ptr<driver> machine;
-  control* judge = nullptr;
+  test_control* judge = nullptr;
   sim::controls* sim = nullptr;
   weir::driver::allocation_observer* witness = nullptr;
 };

@@ -26,7 +26,7 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
                {.check_races = true}};
     runtime_guard const in{rt};
     auto& machine = rt.get().machine();
-    auto& judge = *driver::check::control_of(machine);
+    auto& judge = dynamic_cast<driver::check::test_control&>(*machine.checker());
     auto& clocks = rt.get().part<clock::clocks>();
     std::mt19937_64 draw(seed);
     auto const below = [&](std::uint64_t n) { return draw() % n; };

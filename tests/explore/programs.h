@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "simulator/checker/race_checker.h"
 #include "simulator/threads/thread_scheduler.h"
 #include "tests/explore/ahead_program.h"
 #include "tests/explore/capture_program.h"
@@ -36,7 +37,7 @@ struct explored {
     if (how == watched::by_a_checker) {
       o.around = [](std::unique_ptr<driver::driver> m) { return driver::check::wrap(std::move(m)).machine; };
       o.judge = [](trial& t) {
-        for (auto const& f : driver::check::control_of(t.machine())->findings())
+        for (auto const& f : t.machine().checker()->findings())
           t.fail("the checker: " + std::string(driver::check::name_of(f.what)) + ": " + f.text);
       };
     }

@@ -14,11 +14,11 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
+#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/observe/history.h"
 #include "runtime/observe/span_recorder.h"
-#include "simulator/checker/race_checker.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "streams/pinned/pinned_memory.h"

@@ -11,8 +11,8 @@
 #include <optional>
 
 #include "runtime/core/parts.h"
+#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
-#include "simulator/checker/race_checker.h"
 #include "simulator/machine/machine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "tests/faults/heap.h"
@@ -107,7 +107,7 @@ class life {
     in_.emplace(*own_);
     (void)parts().part<heap_until_here>();
     machine().watch(&eyes);
-    if (auto* const checker = driver::check::control_of(parts().machine())) {
+    if (auto* const checker = parts().machine().checker()) {
       (void)checker->findings();  // takes the findings, so that weir prints none
       checker->on_finding([reports = reports_](driver::check::finding const& f) { reports->push_back(f); });
     }

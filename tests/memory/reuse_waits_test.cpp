@@ -148,7 +148,7 @@ TEST(reuse_waits, a_piece_of_the_exact_size_is_waited_for) {
 }
 
 TEST(reuse_waits, a_wait_for_own_blocks_is_reported_to_a_checker) {
-  driver::check::control* checker = nullptr;
+  driver::check::test_control* checker = nullptr;
   auto const checked = [&](std::unique_ptr<driver::driver> m) {
     auto both = driver::check::wrap(std::move(m));
     checker = both.control;

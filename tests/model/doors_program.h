@@ -37,7 +37,7 @@ class doors_program {
     } catch (std::exception const& e) {
       wrong_.note(check::answers, e.what());
     }
-    for (auto const& f : driver::check::control_of(owned_.rt->get().machine())->findings())
+    for (auto const& f : owned_.rt->get().machine().checker()->findings())
       wrong_.note(check_of(f.what), f.text);
     for (auto const& asked : owned_.watch->asked_of_the_dead())
       wrong_.note(check::answers, "an ended stream was asked: " + asked);

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "runtime/memory/heap/fast_path.h"
+#include "simulator/checker/race_checker.h"
 #include "tests/model/painted.h"
 #include "tests/model/policies.h"
 #include "tests/model/verdict.h"
@@ -40,11 +41,7 @@ class memory_program {
     bench_.emplace(like, o, [&](std::unique_ptr<driver::driver> m) {
       if (!maps_)
         m = std::make_unique<no_mapping>(std::move(m));
-      if (!watched)
-        return m;
-      auto both = driver::check::wrap(std::move(m));
-      checker_ = both.control;
-      return std::move(both.machine);
+      return watched ? driver::check::wrap(std::move(m)).machine : std::move(m);
     });
     if (what == about::drawn_policies && idle_goes(o, seed))
       let_idle_go(*bench_, devices_);
@@ -516,10 +513,9 @@ class memory_program {
   }
 
   void judge_by_checker() {
-    if (!checker_)
-      return;
-    for (auto const& f : checker_->findings())
-      wrong_.note(check_of(f.what), f.text);
+    if (auto* const checker = machine().checker())
+      for (auto const& f : checker->findings())
+        wrong_.note(check_of(f.what), f.text);
   }
   void end_machine() {
     for (int i = 0; i < static_cast<int>(lines_.size()); ++i) {
@@ -556,7 +552,7 @@ class memory_program {
   std::vector<piece_of_memory> blocks_;
   std::vector<clock::stream_clock*> lines_;
   std::optional<memory_bench> bench_;
-  driver::check::control* checker_ = nullptr;  // null: no checker
+
  public:
   std::uint64_t allocations = 0, ooms = 0;
 };

@@ -4,6 +4,7 @@
 #pragma once
 #include <random>
 
+#include "simulator/checker/race_checker.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
 
@@ -12,7 +13,7 @@ namespace weir::tests {
 inline verdict run_over_wait(std::uint64_t seed) {
   std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + 7);
   auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  driver::check::control* checker = nullptr;
+  driver::check::test_control* checker = nullptr;
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = seed + 1},
                      {}, [&](std::unique_ptr<driver::driver> m) {
                        auto both = driver::check::wrap(std::move(m));

@@ -44,7 +44,7 @@ class traffic_program {
     } catch (error const& e) {
       wrong_.note(check::answers, std::string(e.operation()) + ": " + std::string(e.operands()));
     }
-    if (auto* const checker = driver::check::control_of(machine_->driver())) {
+    if (auto* const checker = machine_->driver().checker()) {
       for (auto const& f : checker->findings())
         checked_.note(check_of(f.what), f.text);
     }

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "simulator/checker/race_checker.h"
+#include "runtime/driver/race_control.h"
 
 namespace weir::tests {
 

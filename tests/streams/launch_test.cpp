@@ -9,7 +9,6 @@
 
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
-#include "simulator/checker/race_checker.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
@@ -85,7 +84,7 @@ float read_after_reuse(simulation& sim, bool declared) {
 // On another stream.
 TEST_F(launch_by_hand, a_declared_use_keeps_memory_until_complete) {
   EXPECT_EQ(read_after_reuse(sim, true), 1);
-  if (driver::check::control_of(machine.get().machine()))
+  if (machine.get().machine().checker())
     return;  // then what is undeclared is out of reach
   EXPECT_EQ(read_after_reuse(sim, false), 2)
       << "undeclared, the place is taken again at once: this test could not fail";

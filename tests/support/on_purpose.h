@@ -2,7 +2,7 @@
 // checked) and fail for reports that remain. These take theirs.
 // Threads: as race_reports().
 #pragma once
-#include "simulator/checker/race_checker.h"
+#include "runtime/driver/race_control.h"
 #include "weir/observe.h"
 
 namespace weir::tests {
@@ -12,7 +12,7 @@ inline void reported_on_purpose() {
   (void)race_reports();
 }
 inline void reported_on_purpose(driver::driver& machine) {
-  if (auto* const checker = driver::check::control_of(machine))
+  if (auto* const checker = machine.checker())
     (void)checker->findings();
 }
 

@@ -9,7 +9,7 @@ failed=0
 
 fresh() {  # a tree without violations
   rm -rf "$work/t"
-  mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,peer/link,peer/collective,tensor,tests/clock}
+  mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,simulator/machine,peer/link,peer/collective,tensor,tests/clock}
   cp "$root/tools/floors.txt" "$work/t/tools/"
   cd "$work/t"
   echo '#include <string>' > include/weir/types.h
@@ -20,6 +20,7 @@ fresh() {  # a tree without violations
   printf '#include "../base/sync.h"\nint gizmo;  // whatnot, gizmos\n' > runtime/driver/driver.h
   printf '#include <cuda.h>\n#include "runtime/driver/driver.h"\n' > runtime/driver/cuda/work.cpp
   printf '#include "runtime/base/sync.h"\n// std::mutex, mmap( and #include <thread> in a comment\nchar const* s = "std::mutex thread_local"; /* steady_clock\n mmap(0) */ int x = os::mmap(1) + d.mmap(2); char q = 0x27; std::chrono::nanoseconds n;\n' > runtime/clock/stream_clock.h
+  echo '#include "runtime/driver/driver.h"' > simulator/machine/machine.h
   echo '#include <nccl.h>' > peer/collective/nccl_library.h
   echo '#include "weir/stream.h"' > peer/link/links.h
   echo '#include <cublas_v2.h>' > tensor/ops.cu
@@ -52,6 +53,7 @@ kept "a tree without a broken rule passes"
 broken "a back edge between folders" runtime/clock/fence.cpp 'floor 20 includes peer/link/links.h of floor 70' '#include "peer/link/links.h"'
 broken "a back edge beside the file" runtime/base/os.cpp 'floor 0 includes runtime/clock/stream_clock.h of floor 20' '#include "../clock/stream_clock.h"'
 broken "a back edge to a public header" runtime/clock/fence.cpp 'floor 20 includes include/weir/stream.h of floor 60' '#include <weir/stream.h>'
+broken "a room that reaches into the simulated machine" peer/link/route.cpp 'simulator/machine/machine.h is included; weir asks a machine' '#include "simulator/machine/machine.h"'
 broken "the longest prefix decides" include/weir/types.h 'floor 0 includes include/weir/stream.h' '#  include "weir/stream.h"'
 broken "an include that names nothing" runtime/clock/fence.cpp 'names no file' '#include "runtime/clock/absent.h"'
 broken "a file that no floor covers" runtime/elsewhere/a.h 'no prefix' 'int a;'

@@ -125,7 +125,7 @@ if [ -x "$2/bin/weir" ]; then
 fi
 
 # Every CMake option has a row in docs/how-to/install.md, and no row is of another one.
-(cd "$root" && cat CMakeLists.txt cmake/*.cmake) | sed -nE 's/^ *option\((WEIR_[A-Z_]+)( .*)?$/\1/p; s/^ *set\((WEIR_[A-Z_]+) .* CACHE STRING( .*)?$/\1/p' | sort > "$work/options"
+(cd "$root" && cat CMakeLists.txt cmake/*.cmake) | sed -nE 's/^ *(cmake_dependent_)?option\((WEIR_[A-Z_]+)( .*)?$/\2/p; s/^ *set\((WEIR_[A-Z_]+) .* CACHE STRING( .*)?$/\1/p' | sort > "$work/options"
 sed -n '/^## CMake options/,/^## A container/s/^| \(`WEIR_[^|]*\) |.*/\1/p' "$root/docs/how-to/install.md" | grep -o 'WEIR_[A-Z_]*' | sort > "$work/rows"
 [ -s "$work/options" ] && diff "$work/options" "$work/rows" || fail "the options of CMake (<) are not the rows of docs/how-to/install.md (>)"
 
@@ -178,8 +178,8 @@ for page in sys.argv[1:]:
     if page == "README.md" and re.search(r"\b[0-9a-f]{7,10}\b", prose):
         print("README.md names a commit"); broken = True
 print(f"{total} words, {sum(sentences) / len(sentences):.1f} a sentence")
-if total > 25785:
-    print("25785 words at most"); broken = True
+if total > 25816:
+    print("25816 words at most"); broken = True
 sys.exit(broken)
 END
 fi

@@ -4,13 +4,11 @@
 
 #include "runtime/base/text.h"
 #include "runtime/core/parts.h"
-#include "simulator/checker/race_checker.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "simulator/threads/thread_scheduler.h"
 #include "streams/stream/context.h"
 #include "streams/stream/stream_pool.h"
-#include "weir/observe.h"
 #include "weir/sim.h"
 
 namespace weir {
@@ -169,47 +167,6 @@ std::uint64_t simulation::trace_hash() const noexcept {
 }
 std::vector<std::string> simulation::findings() const {
   return controls_->findings();
-}
-
-// The findings of the race checker (weir/observe.h) --------------------------------------------------------
-
-namespace {
-using driver::check::finding;
-race_report public_report(finding const& f) {
-  return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
-}
-driver::check::control* checker(source_location at) {
-  return driver::check::control_of(streams::current_runtime(at).machine());
-}
-}  // namespace
-
-std::vector<race_report> race_reports(source_location at) {
-  std::vector<race_report> all;
-  if (auto* const c = checker(at)) {
-    for (finding const& f : c->findings())
-      all.push_back(public_report(f));
-  }
-  return all;
-}
-
-std::string races_not_judged(source_location at) {
-  auto* const c = checker(at);
-  return c ? c->unseen().text() : std::string();
-}
-
-void require_no_races(source_location at) {
-  auto const all = race_reports(at);
-  if (!all.empty())
-    throw race_found(all.front().text, all.front().first, all.front().second);
-}
-
-void on_race(std::function<void(race_report const&)> f, source_location at) {
-  auto* const c = checker(at);
-  if (!c)
-    return;
-  if (!f)
-    return c->on_finding(nullptr);
-  c->on_finding([f = std::move(f)](finding const& found) { f(public_report(found)); });
 }
 
 }  // namespace weir

@@ -1,0 +1,46 @@
+// The words of a race checker's findings, and the checkers of the process.
+// Threads: any.
+#include "runtime/driver/race_control.h"
+
+#include "runtime/base/text.h"
+
+namespace weir::driver::check {
+
+constinit base::atomic<detail::all_checkers const*> detail::checkers{nullptr};
+
+std::string_view name_of(finding::kind k) noexcept {
+  return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
+                        "source changed", "host too early", "undeclared use", "stuck"},
+                       k);
+}
+
+unjudged& unjudged::operator+=(unjudged const& more) noexcept {
+  direct_work |= more.direct_work;
+  streams += more.streams;
+  events += more.events;
+  program_streams += more.program_streams;
+  host_pointers |= more.host_pointers;
+  return *this;
+}
+
+std::string unjudged::text() const {
+  auto const count = [](std::uint64_t n, char const* what) {
+    return std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
+  };
+  std::string text;
+  if (direct_work) {
+    text = "work given to CUDA itself (";
+    if (streams)
+      text += "on " + count(streams, "stream") + " handed out by native(), ";
+    if (events)
+      text += "with " + count(events, "event") + " handed out by native(), ";
+    if (program_streams)
+      text += "on " + count(program_streams, "stream") + " of the program, ";
+    text += text.back() == '(' ? "without a stream)" : "or without a stream)";
+  }
+  if (host_pointers)
+    text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
+  return text.empty() ? text : "Not judged: " + text;
+}
+
+}  // namespace weir::driver::check

@@ -1,0 +1,49 @@
+// The findings of the race checker, as weir/observe.h shows them.
+// Threads: any.
+#include "runtime/core/parts.h"
+#include "runtime/driver/race_control.h"
+#include "streams/stream/context.h"
+#include "weir/observe.h"
+
+namespace weir {
+
+namespace {
+using driver::check::finding;
+race_report public_report(finding const& f) {
+  return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
+}
+driver::check::control* checker(source_location at) {
+  return streams::current_runtime(at).machine().checker();
+}
+}  // namespace
+
+std::vector<race_report> race_reports(source_location at) {
+  std::vector<race_report> all;
+  if (auto* const c = checker(at)) {
+    for (finding const& f : c->findings())
+      all.push_back(public_report(f));
+  }
+  return all;
+}
+
+std::string races_not_judged(source_location at) {
+  auto* const c = checker(at);
+  return c ? c->unseen().text() : std::string();
+}
+
+void require_no_races(source_location at) {
+  auto const all = race_reports(at);
+  if (!all.empty())
+    throw race_found(all.front().text, all.front().first, all.front().second);
+}
+
+void on_race(std::function<void(race_report const&)> f, source_location at) {
+  auto* const c = checker(at);
+  if (!c)
+    return;
+  if (!f)
+    return c->on_finding(nullptr);
+  c->on_finding([f = std::move(f)](finding const& found) { f(public_report(found)); });
+}
+
+}  // namespace weir
