@@ -121,6 +121,7 @@ class atomic {
   atomic(atomic const&) = delete;
   atomic& operator=(atomic const&) = delete;
   T load(std::memory_order order = memory_order_seq_cst) const noexcept { return here().load(order); }
+  T seen() const noexcept { return value_.load(std::memory_order_relaxed); }  // for rules (rule.h): no switch point
   void store(T value, std::memory_order order = memory_order_seq_cst) noexcept { here().store(value, order); }
   T exchange(T value, std::memory_order order = memory_order_seq_cst) noexcept { return here().exchange(value, order); }
   bool compare_exchange(T& expected, T desired, std::memory_order order = memory_order_seq_cst) noexcept {

@@ -6,6 +6,7 @@
 
 #include "runtime/base/process.h"
 #include "runtime/base/room.h"
+#include "runtime/base/rule.h"
 
 namespace weir::clock {
 pooled_event::~pooled_event() {
@@ -123,6 +124,7 @@ void fence_list::publish(fence_ref f, dropped& out) {
   // two threads may record at once; nearly always the end
   while (at != list_.begin() && (*std::prev(at))->n > f->n)
     --at;
+  WEIR_RULE(at == list_.begin() || (*std::prev(at))->n < f->n, "the fences are not in ascending order");
   list_.insert(at, std::move(f));
   if (list_.size() <= most)
     return;
@@ -137,6 +139,7 @@ void fence_list::publish(fence_ref f, dropped& out) {
       list_[left - 1] = std::move(list_[i]);
   }
   list_.resize(left);
+  WEIR_RULE(list_.size() <= most, "there are more fences than `most`");
 }
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {

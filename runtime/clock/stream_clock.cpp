@@ -2,6 +2,7 @@
 // Threads: any; no lock is held over a driver call.
 #include "runtime/clock/stream_clock.h"
 
+#include "runtime/base/rule.h"
 #include "runtime/clock/shared_state.h"
 #include "runtime/core/log.h"
 
@@ -119,6 +120,7 @@ void stream_clock::publish(fence_ref const& f) {
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
   try {
+    WEIR_RULE(f->n < next_.seen(), "a fence has a number that `next` has not reached");
     if (!f->event->given_away())
       fences_.publish(f, dropped);
   } catch (...) {}  // no memory: only the caller knows this fence
@@ -164,6 +166,7 @@ result<fence_ref> stream_clock::fence_for(std::uint64_t n) {
     base::lock_guard const hold(lock_);
     return result<fence_ref>{{}, fences_.covering(n, dropped)};
   });
+  WEIR_RULE(!listed.value || listed.value->n >= n, "a fence does not cover the stamp that it is for");
   return !listed.ok() || listed.value ? listed : record_fence(true);
 }
 
@@ -193,6 +196,7 @@ void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
     stream_clock const* const there = find(e.stream);
     return e.stream == id() || !there || there->is_complete_up_to(e.n);
   };
+  WEIR_RULE(f.n < from.next_.seen(), "the frontier names a fence that was not begun");
   snapshot old;  // released after the lock
   base::lock_guard const hold(lock_);
   try {
@@ -281,6 +285,7 @@ void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
       if (stream_clock* const there = find(e.stream))
         there->done_.raise(e.n);
   }
+  WEIR_RULE(n < next_.seen(), "`done` is not below `next`");
   done_.raise(n);  // done only grows
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);

@@ -78,6 +78,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // The stamp of all work so far. No driver call. Ensures: read after the caller's earlier actions (acquire).
   stamp now() const noexcept { return {id(), number()}; }
   std::uint64_t number() const noexcept { return next_.load(base::memory_order_acquire); }  // of that stamp
+  std::uint64_t newest_number() const noexcept { return next_.seen(); }                     // the same, for rules
   // The registration has ended and all work is complete: records about this stream have no meaning any more.
   bool is_over() const noexcept {
     return alive() == life::retired && is_complete_up_to(last_.load(base::memory_order_acquire));

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/base/rule.h"
 #include "runtime/base/sync.h"
 #include "runtime/observe/shared_levels.h"
 #include "runtime/observe/stat_math.h"
@@ -359,12 +360,14 @@ class device_counters {
   }
   void gave(std::size_t bytes, std::size_t refused) {  // Requires: both were charged
     lock_guard hold(lock_);
+    WEIR_RULE(under_way_ >= bytes + refused, "charged bytes fall below zero");
     under_way_ -= bytes + refused;
     if (bytes)
       add(now_.reserved_bytes, false, as(bytes));
   }
   void refund(std::size_t bytes) {  // released to the driver
     lock_guard hold(lock_);
+    WEIR_RULE(now_.reserved_bytes.all.current >= as(bytes), "charged bytes fall below zero");
     add(now_.reserved_bytes, false, -as(bytes));
   }
   void handle_mapped() {

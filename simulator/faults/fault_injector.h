@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/held_door.h"
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver_front.h"
 
@@ -97,6 +98,7 @@ class fault_injector : public driver_front<fault_injector> {
   template <class Behind>
   status with_work(call, work const&, Behind&& behind);
   status refusal(call c, call_subject subject) {
+    WEIR_RULE(!base::held_door::by_this_thread(), "a driver call is made under a heap's lock");
     calls_.fetch_add(1, base::memory_order_relaxed);
     if (watcher* const w = watcher_.load(base::memory_order_acquire)) [[unlikely]]
       w->comes(c);

@@ -111,5 +111,29 @@ TEST(driver_calls, hold_no_lock_when_a_segment_goes_back) {
   }
 }
 
+#ifndef NDEBUG
+// A planted defect cannot show it: it rebuilds one source, and the doors are counted in all.
+TEST(driver_calls, end_the_process_behind_a_door) {
+  tests::memory_bench bench(simulated{.devices = 1, .memory = 64_MiB});
+  clock::stream_clock& s = bench.stream(0);
+  source_location const at = source_location::current();
+  auto& d = static_cast<memory::device_allocator&>(bench.on(0));
+  d.deallocate(d.allocate(s, 1000, 0, at), nullptr, at);
+  memory::stream_heap& heap = d.heaps().index[0];
+  EXPECT_DEATH(
+      {
+        memory::session const in(heap);
+        (void)s.query();
+      },
+      "a driver call is made under a heap's lock");
+  EXPECT_DEATH(
+      {
+        memory::session const in(heap);
+        memory::quiet_session const again(heap);
+      },
+      "a thread holds two doors to heaps");
+}
+#endif
+
 }  // namespace
 }  // namespace weir::faults

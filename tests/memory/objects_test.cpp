@@ -168,6 +168,7 @@ TEST(physical_memory, charges_what_the_driver_would_not_take) {
   auto const h = d.bench.machine().create(0, page);
   memory::physical_memory::batch out;
   ASSERT_TRUE(h.ok() && d.of.counts.charge(page));
+  d.of.counts.gave(page, 0);
   (void)d.bench.control->fail_call("release", 1, driver::code::failed);
   d.memory.release(h.value, page, out);
   EXPECT_EQ(out.orphaned, page);

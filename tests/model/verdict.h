@@ -23,6 +23,7 @@ enum class check {
   host,        // the checker: the host used pinned memory that a copy was using, or changed its source
   over_wait,   // weir's waits cover more than they must
   places,      // the same calls gave other places on another machine, despite the promise
+  rule,        // the library asserted a rule (runtime/base/rule.h)
   crash,       // the process crashed or hung
 };
 
@@ -41,6 +42,7 @@ inline std::string_view name_of(check c) {
     case check::host: return "host";
     case check::over_wait: return "over-wait";
     case check::places: return "places";
+    case check::rule: return "rule";
     case check::crash: return "crash";
   }
   return "?";

@@ -25,6 +25,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/rule.h"
 #include "tests/explore/programs.h"
 #include "tests/planted/prover.h"
 #include "tests/stress/programs.h"
@@ -47,6 +48,8 @@ struct found {              // shared with the child
   char program[160] = "";
   char what[400] = "";
 };
+
+found* of_child = nullptr;
 
 struct stated {
   std::string by;
@@ -255,6 +258,14 @@ int keep(stated const& s) {
 
 }  // namespace
 
+// In the place of the library's. A broken rule ends the child, as a crash does, and is a finding of its own.
+void weir::base::rule_broken(char const* words, char const*, int line) noexcept {
+  of_child->by = check::rule;
+  std::string const program = of_child->program;
+  std::snprintf(of_child->what, sizeof of_child->what, "%s: %s (line %d)", program.c_str(), words, line);
+  ::_exit(0);
+}
+
 int main(int argc, char** argv) {
   stated const s = read(argc, argv);
   if (!s.program.empty())
@@ -269,6 +280,7 @@ int main(int argc, char** argv) {
   if (child < 0)
     return 2;
   if (child == 0) {
+    of_child = &f;
     std::optional<weir::tests::one_processor> here;  // unless several threads run at a time
     if (std::ranges::none_of(weir::tests::programs_in_threads, [&](auto const& p) { return s.of == p.name; }))
       here.emplace();

@@ -43,15 +43,20 @@ void arena::stock_up(std::size_t blocks) {
 
 [[gnu::always_inline]] inline void arena::absorb_previous(heap_block& p) noexcept {
   heap_block* const gone = p.before;
+  WEIR_RULE(gone->end() == p.at, "a block does not begin where the block before it ends");
   p.at = gone->at;
   p.bytes += gone->bytes;
   p.freed = std::max(p.freed, gone->freed);
   p.before = gone->before;
   (p.before ? p.before->after : p.in->first) = &p;
+  WEIR_RULE(p.freed >= gone->freed, "a block that was merged has an older free stamp than a part of it");
+  WEIR_RULE(is_spare(*gone), "a spare block node is in use or listed");
   spare_.push_back(gone);
 }
 
 heap_block* arena::split(heap_block& p, address at) {
+  WEIR_RULE(at > p.at && at < p.end() && at % bins::unit == 0,
+            "a block does not begin and end at a multiple of the unit");
   stock(1);
   heap_block* const right = make(*p.in, at, p.end() - at, p.is);
   right->freed = p.freed;
@@ -65,6 +70,8 @@ heap_block* arena::split(heap_block& p, address at) {
 }
 
 void arena::enlist(heap_block& p) noexcept {
+  WEIR_RULE(p.is == state::free, "a bin holds a block that is not free");
+  WEIR_RULE(is_spare(p), "a free block has a home, a mark or a slab, or is listed twice");
   bool const large = is_large(p);
   large ? p.in->large->insert(p) : list_of(p).insert(p);
   whole_handles_.insert(p, large);
@@ -73,6 +80,7 @@ void arena::enlist(heap_block& p) noexcept {
 
 // Requires: nothing of the block has changed yet.
 void arena::delist(heap_block& p) noexcept {
+  WEIR_RULE(p.is == state::free && listed_ > 0, "a free block is in no bin");
   whole_handles_.erase(p);
   p.leaf == heap_block::no_leaf ? list_of(p).erase(p) : p.in->large->erase(p);
   --listed_;
@@ -99,6 +107,7 @@ void arena::change_lists(heap_block& p) noexcept {
     list.erase(p);
     list.insert(p, q);
   }
+  WEIR_RULE(bins::bin_of(p.bytes) == p.bin, "a free block is in the bin of another size");
   if (whole_handle_index::concerns(p) || p.sorted != heap_block::index_state::no)
     whole_handles_.after_change(p, false);
 }
@@ -120,10 +129,13 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
   if (opening_index* const all = rooms_of(p))
     all->open(p);
   p.is = state::free;
+  WEIR_RULE(p.in->page(p.at), "an unmapped block has a handle, or another block has none");
   heap_block* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
   heap_block* const right = p.after && p.after->is == state::free && !apart(*p.after) ? p.after : nullptr;
-  if (!left && !right)
+  if (!left && !right) {
+    check_place(p);
     return enlist(p);
+  }
   if (left && right)
     delist(*right);
   heap_block& stays = left ? *left : *right;
@@ -135,6 +147,7 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
   } else {
     absorb_previous(*right);
   }
+  check_place(stays);
   after_change(stays);
 }
 
@@ -143,6 +156,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
     all->open(p);
   p.is = state::unmapped;
   p.freed = 0;
+  WEIR_RULE(!p.in->page(p.at), "an unmapped block has a handle, or another block has none");
   heap_block* self = &p;
   if (p.before && p.before->is == state::unmapped && !apart(p)) {
     self = p.before;
@@ -153,10 +167,12 @@ void arena::put_unmapped(heap_block& p) noexcept {
     erase_unmapped(*self->after);
     absorb_next(*self);
   }
+  check_place(*self);
   insert_unmapped(*self);
 }
 
 [[gnu::always_inline]] inline heap_block* arena::cut_out(heap_block* p, address at, std::size_t bytes) {
+  WEIR_RULE(p->is == state::free && at >= p->at && at + bytes <= p->end(), "a block is cut out of what is not free");
   // Both cuts may allocate, so this comes before anything changes.
   stock(2);
   if (at > p->at) [[unlikely]] {
@@ -209,6 +225,9 @@ heap_block* arena::carve_inside(heap_block& p, address at, std::size_t bytes) no
 }
 
 void arena::give(heap_block& p, std::uint64_t freed) noexcept {
+  WEIR_RULE(p.is == state::live || p.is == state::pending || p.is == state::slab,
+            "a block that is not in use is given back");
+  WEIR_RULE(p.is == state::slab || p.in->table.starting_near(p.at) == &p, "a block is not found by its addresses");
   p.is == state::slab ? p.in->table.leave(p) : p.in->table.leave_block(p.at);
   p.freed = freed;
   newest_given_ = std::max(newest_given_, freed);
@@ -249,6 +268,7 @@ void arena::place(places how) {
 void arena::drop_region(region& r) noexcept {
   heap_block* const p = r.first;
   p->is == state::free ? delist(*p) : erase_unmapped(*p);
+  WEIR_RULE(is_spare(*p), "a spare block node is in use or listed");
   spare_.push_back(p);
   r.first = nullptr;
   std::erase(regions_, &r);
@@ -282,6 +302,7 @@ heap_block* arena::commit(growth_plan& g) {
 
 void arena::end_reservation(heap_block& reserved) noexcept {
   heap_block* p = &reserved;
+  WEIR_RULE(p->is == state::reserved, "a reservation ends that is none");
   region& r = *p->in;
   address const end = p->end();
   for (address a = p->at; a < end;) {  // ranges of mapped, and of unmapped pages

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/rule.h"
 #include "runtime/memory/blocks/alias_table.h"
 #include "runtime/memory/blocks/opening_index.h"
 #include "runtime/memory/blocks/whole_handle_index.h"
@@ -358,11 +359,13 @@ class arena {
   void link_before(heap_block& right, heap_block& left) noexcept;
   void absorb_next(heap_block& p) noexcept {  // merges the next block into this one
     heap_block* const gone = p.after;
+    WEIR_RULE(gone->at == p.end(), "a block does not begin where the block before it ends");
     p.bytes += gone->bytes;
     p.freed = std::max(p.freed, gone->freed);
     p.after = gone->after;
     if (p.after)
       p.after->before = &p;
+    WEIR_RULE(is_spare(*gone), "a spare block node is in use or listed");
     spare_.push_back(gone);
   }
   void absorb_previous(heap_block&) noexcept;
@@ -493,9 +496,26 @@ class arena {
   static bool is_unused(heap_block const& p) noexcept {
     return !p.home && !p.in_slab && !p.requested && p.users.empty();
   }
+  static bool is_spare(heap_block const& p) noexcept {
+    return is_unused(p) && p.leaf == heap_block::no_leaf && p.sorted == heap_block::index_state::no;
+  }
   static bool apart(heap_block const& right) noexcept {
     return right.at == right.in->runs;
   }  // never merged to the left
+  // Whether it ends where its neighbours begin, and no neighbour of its own part is free or unmapped as it is.
+  static bool is_in_place(heap_block const& p) noexcept {
+    return p.bytes && (p.before ? p.before->end() == p.at && p.before->after == &p : p.at == p.in->base) &&
+           (p.after ? p.end() == p.after->at && p.after->before == &p : p.end() == p.in->base + p.in->bytes);
+  }
+  static bool is_merged(heap_block const& p) noexcept {
+    return (!p.before || p.before->is != p.is || apart(p)) && (!p.after || p.after->is != p.is || apart(*p.after));
+  }
+  static void check_place(heap_block const& p) noexcept {  // of one that is free or unmapped now
+    WEIR_RULE(is_in_place(p), "a block does not begin where the block before it ends");
+    WEIR_RULE(is_merged(p), "two neighbouring free or unmapped blocks were not merged");
+    WEIR_RULE(!p.before || p.at >= p.in->runs || p.end() <= p.in->runs,
+              "a block lies on both sides of the start of the runs");
+  }
   bins& list_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& unmapped_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? unmapped_runs_ : unmapped_; }
 

@@ -128,10 +128,7 @@ class arena::audit {
   }
 
   void look_at_spares() {
-    bool const all_unused = std::ranges::all_of(of_.spare_, [](heap_block const* p) {
-      return is_unused(*p) && p->leaf == heap_block::no_leaf && p->sorted == heap_block::index_state::no;
-    });
-    if (!all_unused)
+    if (!std::ranges::all_of(of_.spare_, [](heap_block const* p) { return is_spare(*p); }))
       say("a spare block node is in use or listed", 0);
   }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/rule.h"
 #include "runtime/clock/stream_clock.h"
 #include "runtime/memory/blocks/region.h"
 
@@ -197,6 +198,7 @@ class bins_by {
   }
   void insert(heap_block& p) noexcept { insert(p, bin_of(By::size(p))); }
   void insert(heap_block& p, int q) noexcept {  // Requires: q is its bin
+    WEIR_RULE(q == bin_of(By::size(p)), "a listed block is in the bin of another size");
     By::bin(p) = static_cast<std::uint16_t>(q);
     By::before(p) = nullptr;
     By::after(p) = heads_[at(q)];
@@ -209,6 +211,8 @@ class bins_by {
   }
   void erase(heap_block& p) noexcept {
     std::size_t const q = By::bin(p);
+    WEIR_RULE(size_ > 0 && (By::before(p) ? By::after(*By::before(p)) : heads_[q]) == &p,
+              "a listed block is in no bin");
     if (By::before(p)) {
       By::after(*By::before(p)) = By::after(p);
     } else {

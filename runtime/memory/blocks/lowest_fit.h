@@ -63,6 +63,7 @@ class lowest_by {
   [[gnu::always_inline]] void change(heap_block& p) noexcept {
     leaf& l = leaves_[By::leaf(p)];
     std::size_t const page = By::index(p), r = l.rank;
+    WEIR_RULE(is_seated(l, p), "a large free block is not listed at its first address");
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
       return erase(p), insert(p);
     set(l, By::seat(p), p, page);
@@ -242,7 +243,9 @@ class lowest_by {
     set(l, By::seat(p), p, page);
     most_[r] = std::max(most_[r], units(By::bytes(p)));
   }
+  static bool is_seated(leaf const& l, heap_block& p) noexcept { return By::seat(p) < l.n && l.at[By::seat(p)] == &p; }
   static void take_out(leaf& l, heap_block& p) noexcept {  // the last block moves to its seat
+    WEIR_RULE(is_seated(l, p), "a large free block is not listed at its first address");
     std::uint32_t const seat = By::seat(p), last = --l.n;
     heap_block& moved = *l.at[last];
     l.at[seat] = &moved;

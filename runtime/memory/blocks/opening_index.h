@@ -43,6 +43,8 @@ class opening_index {
     if (!left)
       left = &floor_;
     heap_block& right = *left->solid_after;
+    WEIR_RULE(right.solid_before == left, "a block is not linked to its solid neighbour");
+    WEIR_RULE(left->end() <= p.at && p.end() <= right.at, "the room behind a block is wrong");
     p.solid_before = left, p.solid_after = &right;
     left->solid_after = right.solid_before = &p;
     left->room = p.at - left->end(), p.room = right.at - p.end();
@@ -54,6 +56,7 @@ class opening_index {
   [[gnu::always_inline]] void open(heap_block& p) noexcept {
     heap_block& left = *p.solid_before;
     heap_block& right = *p.solid_after;
+    WEIR_RULE(left.solid_after == &p && right.solid_before == &p, "a block is not linked to its solid neighbour");
     left.solid_after = &right, right.solid_before = &left;
     left.room = right.at - left.end();
     p.room = 0;

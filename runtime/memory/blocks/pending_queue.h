@@ -268,6 +268,7 @@ class pending_queue {
     return in.insert(std::move(made)).position->second;
   }
   void enter(node& n, node_list& queue) noexcept {
+    WEIR_RULE(!n.stamps.empty(), "a pending block waits for nothing");
     n.sequence = ++last_sequence_;
     queue.push_back(n);
     by_sequence_.push_back(n);
@@ -282,6 +283,7 @@ class pending_queue {
     by_sequence_.erase(by_sequence_.iterator_to(b));
     if (b.block)
       by_size_.erase(by_size_.iterator_to(b));
+    WEIR_RULE(size_ > 0 && bytes_ >= b.bytes, "the bytes of pending blocks differ from those in the queue");
     bytes_ -= b.bytes;
     bytes_in_slots_ -= b.in_slab ? b.bytes : 0;
     --size_;

@@ -81,6 +81,7 @@ void slabs::unlist(slab& s) noexcept {
 }
 
 std::uint32_t slabs::take_bit(slab& s) noexcept {
+  WEIR_RULE(s.listed && s.free > 0, "it is listed without a free slot, or has one and is not listed");
   if (s.empty())
     --empties_[static_cast<std::size_t>(s.size_class)];
   while (!s.free_bits[s.hint])
@@ -88,6 +89,8 @@ std::uint32_t slabs::take_bit(slab& s) noexcept {
   std::uint64_t& word = s.free_bits[s.hint];
   auto const i = s.hint * 64 + static_cast<std::uint32_t>(std::countr_zero(word));
   word &= word - 1;
+  WEIR_RULE(s.at(i) == slot::free && !s.has_gone(i), "the free bit and the state of a slot differ");
+  WEIR_RULE(free_bytes_ >= s.size, "the counted bytes of runs, or of their free slots, are wrong");
   free_bytes_ -= s.size;
   if (--s.free == 0)
     unlist(s);
@@ -127,18 +130,24 @@ std::size_t slabs::take_for_cache(int c, std::span<cached_slot> out) noexcept {
 }
 
 bool slabs::give(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
-  if (s.at(i) == slot::pending)
+  if (s.at(i) == slot::pending) {
+    WEIR_RULE(s.pending > 0, "slots != free + live + pending + cached + gone");
     --s.pending;
+  }
   s.forget(i);
   return set_free(s, i, freed);
 }
 
 bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
+  WEIR_RULE(s.at(i) != slot::free && !(s.free_bits[i / 64] >> (i % 64) & 1),
+            "the free bit and the state of a slot differ");
+  WEIR_RULE(!s.has_note(i), "a freed slot has a note or a mark");
   s.set(i, slot::free);
   s.freed = std::max(s.freed, freed), newest_freed_ = std::max(newest_freed_, freed);
   s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.hint = std::min(s.hint, i / 64);
   ++s.free;
+  WEIR_RULE(s.free + s.pending + s.gone <= s.slots, "slots != free + live + pending + cached + gone");
   free_bytes_ += s.size, ++freed_;
   if (!s.listed)
     list(s);
@@ -150,11 +159,13 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
 
 void slabs::hold(slab& s, std::uint32_t i) noexcept {
   s.forget(i);
+  WEIR_RULE(s.at(i) == slot::live || s.at(i) == slot::cached, "a slot that is not in use becomes pending");
   s.set(i, slot::pending);
   ++s.pending;
 }
 
 slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket) {
+  WEIR_RULE(run.is == state::reserved, "a run is made of a block that is not reserved");
   if (spare_.empty()) {
     all_.push_back(std::make_unique<slab>());
     spare_.reserve(all_.size());
@@ -193,6 +204,7 @@ slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket)
 }
 
 heap_block* slabs::forget(slab& s) noexcept {
+  WEIR_RULE(s.empty(), "a run goes whose slots are in use");
   unlist(s);
   free_bytes_ -= std::size_t{s.free} * s.size, words_ -= words_of(s);
   --counts_[static_cast<std::size_t>(s.size_class)];
@@ -233,6 +245,7 @@ void slabs::drop(slab& s, stretch idle, address from, address to) noexcept {
   for (std::uint32_t i = std::max(idle.first, s.index(from)); i < idle.first + idle.slots && s.start(i) < to; ++i) {
     if (s.has_gone(i))
       continue;
+    WEIR_RULE(s.at(i) == slot::free, "a slot in use has gone");
     s.free_bits[i / 64] &= ~(std::uint64_t{1} << i % 64);
     s.byte(i).set(slot_bits::gone);
     --s.free, ++s.gone;

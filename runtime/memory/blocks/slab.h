@@ -305,12 +305,14 @@ class slabs {
   void hold(slab&, std::uint32_t index) noexcept;  // live -> pending
   // pending -> live, for the stream whose use it waits for. Requires: fits_byte
   void take_back(slab& s, std::uint32_t index, std::size_t requested) noexcept {
+    WEIR_RULE(s.at(index) == slot::pending && s.pending > 0, "slots != free + live + pending + cached + gone");
     --s.pending;
     s.set_live(index, requested);
   }
   std::size_t take_for_cache(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
   // cached -> free; as give
   bool return_from_cache(slab& s, std::uint32_t index, std::uint64_t freed) noexcept {
+    WEIR_RULE(s.at(index) == slot::cached, "a slot in a thread cache is not in state cached");
     return set_free(s, index, freed);
   }
   // A class with many slabs gets runs of up to a 40th of what they hold: each run costs some 700 B of host

@@ -45,6 +45,7 @@ class whole_handle_index {
  public:
   static bool concerns(heap_block const& p) noexcept { return p.bytes >= p.in->page_bytes; }
   void insert(heap_block& p, bool large) noexcept {  // large: lowest_fit.h has it, and arena calls sort()
+    WEIR_RULE(p.sorted == heap_block::index_state::no, "the whole-handle index has the wrong state of a free block");
     if (!concerns(p))
       return;
     if (large) {
@@ -67,6 +68,7 @@ class whole_handle_index {
       by_age_.erase(by_age_.iterator_to(p));
       by_place_.erase(p);
     } else if (p.sorted == heap_block::index_state::unsorted) {
+      WEIR_RULE(unsorted_ > 0, "the count of unsorted large blocks is wrong");
       --unsorted_;
     }
     p.sorted = heap_block::index_state::no;

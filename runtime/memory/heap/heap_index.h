@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/base/rule.h"
 #include "runtime/base/sync.h"
 
 namespace weir::memory {
@@ -55,7 +56,9 @@ class heap_index {
     std::uint64_t const bit = std::uint64_t{1} << (number % 64);
     for (rows left = was ^ now; left; left &= left - 1) {
       auto& word = g.bits[static_cast<std::size_t>(std::countr_zero(left))];
-      if (now & left & (~left + 1))
+      bool const enters = (now & left & (~left + 1)) != 0;
+      WEIR_RULE(((word.seen() & bit) == 0) == enters, "its row in the heap index differs from its own copy");
+      if (enters)
         word.fetch_add(bit, base::memory_order_release);  // the bit was clear
       else
         word.fetch_sub(bit, base::memory_order_release);

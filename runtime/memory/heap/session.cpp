@@ -90,6 +90,7 @@ void* session::lend(alloc_request const& r, clock::stream_clock& to, std::size_t
   }
   heap_block* const p = heap_.blocks_.take_if(
       bytes, alignment, [&](heap_block const& f) { return of.count_search(1), f.freed <= up_to; });
+  WEIR_RULE(!p || p->freed <= up_to, "a block is lent to a stream that its last use is not ordered before");
   return p ? heap_.hand_out(*p, r, &to) : nullptr;
 }
 
@@ -131,6 +132,8 @@ bool session::fence_of_others_is_due(std::size_t bytes) noexcept {
 void session::put_pending(block_ref const& b, std::span<clock::stamp const> stamps, std::uint64_t since) noexcept {
   sizes const its = sizes_of(b);
   heap_block* const whole = b.in_slab ? nullptr : b.block;
+  WEIR_RULE(!whole || whole->is == state::live, "a block that is not live becomes pending");
+  WEIR_RULE(since <= heap_.home_.seen()->newest_number(), "the stamp of a pending block is ahead of its stream");
   heap_.pending_.push({whole, b.in_slab, b.index, its.rounded, {}, since}, stamps);
   heap_.of_.record_pending(observe::action::free_pending, b.start, its.rounded, stamps.front().stream);
   if (b.in_slab) {

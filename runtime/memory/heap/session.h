@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 
+#include "runtime/base/held_door.h"
 #include "runtime/memory/blocks/block_ref.h"
 #include "runtime/memory/heap/stream_heap.h"
 
@@ -121,6 +122,9 @@ class excluded {
  protected:
   explicit excluded(stream_heap& m) noexcept : heap_(m) {}
   stream_heap& heap_;
+
+ private:
+  [[no_unique_address]] base::held_door const held_{};
 };
 
 class quiet_session : public excluded {

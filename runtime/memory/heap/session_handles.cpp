@@ -147,17 +147,20 @@ clock::stamp session::newest_freed() const noexcept {
 }
 
 void session::fall_asleep() noexcept {
+  WEIR_RULE(!heap_.asleep_.get() && heap_.pending_.empty(), "a heap falls asleep twice, or with pending blocks");
   heap_.pool().add_asleep(heap_.count_asleep(true));
   heap_.asleep_.set(true);
 }
 
 void session::wake_up() noexcept {
+  WEIR_RULE(heap_.asleep_.get(), "a heap wakes up that is not asleep");
   heap_.asleep_.set(false);
   heap_.count_asleep(false);
 }
 
 void session::put_asleep(address at) noexcept {
   aliased_handle& h = heap_.handles_.at(at);
+  WEIR_RULE(!h.asleep && !h.alias_count.get(), "a handle falls asleep twice, or with an alias");
   heap_.note_unmapped(h);
   h.physical = driver::memory_handle::none;
   h.asleep = true;

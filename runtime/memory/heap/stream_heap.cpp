@@ -82,6 +82,7 @@ void* stream_heap::take_anywhere(alloc_request const& r) {
 }
 
 void* stream_heap::hand_out(heap_block& p, alloc_request const& r, clock::stream_clock* other_home) {
+  WEIR_RULE(p.is == state::live && !asleep_.get(), "a block is handed out that is not live, or asleep");
   p.home = other_home ? other_home : &home();
   p.requested = r.bytes;
   counts_.allocated(observe::size_pool::large, p.bytes, r.bytes);
@@ -236,6 +237,7 @@ void stream_heap::note_mapped(handle const& h) noexcept {
 }
 
 void stream_heap::note_unmapped(handle const& h) noexcept {
+  WEIR_RULE(peer_bytes_ >= of_.open_bytes(h), "bytes open to peers fall below zero");
   peer_bytes_ -= of_.open_bytes(h);
   of_.counts.handle_gone();
   counts_.mapped(-static_cast<std::int64_t>(h.bytes));

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "runtime/base/rule.h"
 #include "runtime/base/sync.h"
 
 namespace weir::memory {
@@ -49,6 +50,7 @@ class memory_pool {
   }
   void refund(std::size_t bytes) noexcept {
     base::lock_guard const hold(lock_);
+    WEIR_RULE(charged_ >= bytes, "bytes charged to a pool fall below zero");
     charged_ -= bytes;
   }
   void take_over(std::size_t bytes) noexcept {  // from another pool, past the limit
@@ -71,6 +73,7 @@ class memory_pool {
   }
   bool let_go() noexcept {
     base::lock_guard const hold(lock_);
+    WEIR_RULE(holders_ > 0, "a pool is let go that nobody holds");
     return --holders_ == 0;
   }
   void close() noexcept {  // the program's object ends: guards have no effect from now on
@@ -108,6 +111,7 @@ class memory_pool {
   }
   bool free_asleep() noexcept {  // a block. True: it was the last one
     base::lock_guard const hold(lock_);
+    WEIR_RULE(asleep_blocks_ > 0, "a sleeping pool has a block that it does not count");
     return --asleep_blocks_ == 0;
   }
   bool has_asleep() const noexcept {
