@@ -121,7 +121,7 @@ std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
 // All members open one sent buffer, then send their own over their own channels. Buffers of the pool share
 // handles. Each receiver reads and releases them.
 std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
-  runtime own{simulated{.devices = 2, .memory = 128_MiB}};
+  runtime own{simulated{.devices = 2, .memory = 128_MiB}, {.widest_epsilon = 0.5}};
   runtime_guard const in(own);
   constexpr std::size_t bytes = 20'000;
   share_pool pool({.on = 0, .handle_bytes = 2_MiB});
