@@ -15,13 +15,3 @@ function(weir_part_of variable part parts)
   set(${part} ${k} PARENT_SCOPE)
   set(${parts} ${n} PARENT_SCOPE)
 endfunction()
-
-# weir_is_of_part(variable number result): sets result to whether number modulo N is K, for its value K/N.
-function(weir_is_of_part variable number result)
-  weir_part_of(${variable} part parts)
-  math(EXPR left "${number} % ${parts}")
-  set(${result} OFF PARENT_SCOPE)
-  if(left EQUAL part)
-    set(${result} ON PARENT_SCOPE)
-  endif()
-endfunction()

@@ -73,7 +73,6 @@ macro(weir_test_folder file result)
   endif()
 endmacro()
 
-set(WEIR_CHECKED_PART "" CACHE STRING "K/N: once more with the checker of every N tests the one whose number leaves K; all when empty")
 set(WEIR_TEST_PART "" CACHE STRING
   "K/N: with a sanitizer, part K of N parts of the test programs; all when empty")
 option(WEIR_TSAN_ALL "With the thread sanitizer, build also the tests of one thread, or of threads that run one at a time" OFF)
@@ -120,8 +119,7 @@ function(weir_test_runs program label)
   # Repeats the tests with the race checker on every runtime. Some programs create no runtime, and those of
   # interop read device memory on the host, as other libraries do.
   if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|interop|stress)$")
-    weir_part_of(WEIR_CHECKED_PART index parts)
-    weir_test_entry(checked.${program} ${program} ${index} ${parts} WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
+    weir_test_entry(checked.${program} ${program} 0 1 WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
     set_tests_properties(checked.${program} PROPERTIES TIMEOUT 300 COST 100 LABELS checked)
   endif()
 endfunction()

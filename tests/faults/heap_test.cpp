@@ -327,6 +327,35 @@ TEST(a_collective_without_memory, goes_on_after_its_ranks_met) {
   }
 }
 
+// A device wait finds the block, and then the report needs a line for it.
+TEST(an_allocation_without_memory, loses_no_block_that_a_step_found) {
+  if (std::getenv("WEIR_CHECK_RACES"))
+    GTEST_SKIP() << "the checker does not go on without memory";
+  constexpr source_location at{"a test", "a test", 1};
+  std::uint64_t refused = 1;
+  for (std::uint64_t k = 0; k <= 1 || refused; ++k) {  // 0: what the process and the thread keep
+    SCOPED_TRACE("allocation " + std::to_string(k));
+    tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
+                              options{.device_limit = 4 << 20});
+    clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
+    auto& device = bench.on(0);
+    void* const first = device.allocate(a, 3 << 20, 0, at);
+    auto const gate = bench.machine().hold(0, a.handle());
+    ASSERT_TRUE(gate.ok());
+    device.deallocate(first, nullptr, at);
+    void* second = nullptr;
+    heap::fail(k, 0);
+    bool const made = succeeds([&] { second = device.allocate(b, 3 << 20, 0, at); });
+    refused = heap::stop();
+    EXPECT_EQ(device.statistics().allocated_bytes.all.current, made ? 3 << 20 : 0);
+    if (made)
+      device.deallocate(second, nullptr, at);
+    ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
+    EXPECT_TRUE(bench.control->run());
+    EXPECT_EQ(device.validate(), std::vector<std::string>{});
+  }
+}
+
 // Segments without memory are dropped; the last few stay for threads that may still look them up.
 TEST(segments_without_memory, are_dropped_all_the_same) {
   tests::memory_bench bench({.devices = 1, .memory = 1_MiB});

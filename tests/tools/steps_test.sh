@@ -10,8 +10,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 before_in_code() { sed -n '/block_reuse::steps\[\] = {/,/^};/s/^ *{"\([^"]*\)".*/\1/p' "$1"; }
-# Row 0 is asked before the table is, row 8 is growth itself, and row 9 is the other table.
-before_on_page() { sed -n 's/^| \([D1-7]\) | \([^|]*\) |.*/\2/p' "$1" | sed 's/ *$//'; }
+# Row 0 is asked before the table is, row G is growth itself, and the row after it is the other table.
+before_on_page() { sed -nE 's/^\| (D|[1-9][0-9]*) \| ([^|]*) \|.*/\2/p' "$1" | sed 's/ *$//'; }
 recovery_in_code() { sed -n '/ascent::recoveries\[\] = {/,/^};/s/^ *{"\([^"]*\)".*/\1/p' "$1"; }
 recovery_on_page() { sed -n 's/^| R[0-9]* | \([^|]*\) |.*/\1/p' "$1" | sed 's/ *$//'; }
 counted_in_code() { sed -n '/ recovery_steps{/,/};/p' "$1" | grep -o '"[^"]*"' | tr -d '"' | sed '$d'; }

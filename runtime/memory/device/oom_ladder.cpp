@@ -158,6 +158,7 @@ void* oom_ladder::ascent::run() {
   }
   if (is_short_)
     warn();
+  climbed_.reserve(recovery_steps.size());  // a step that has found a block needs no host memory for its line
   // once: a stamp of now would need a new fence at each query
   if (!of_.space.maps())
     collectives_ = of_.clocks.collectives_given();

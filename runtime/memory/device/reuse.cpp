@@ -452,6 +452,9 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
+  // order_behind would refuse each wait, after a search for nothing.
+  if (mine.home().carries_collectives())
+    return nullptr;
   gave = own_after_a_wait(mine, r);
   if (gave)
     return nullptr;
