@@ -123,10 +123,6 @@ class communicator {
   // timed_out (all may call again), driver_error.
   void register_pool(pool const&, source_location = source_location::current());
 
-  // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
-  // 25600 KiB". Empty if there was none.
-  std::string explain_last() const;
-
   // Waits for the threads of all ranks, not for devices. Blocks: the host.
   // Throws: timed_out, naming the missing ranks. This rank then counts as not arrived and may call again.
   void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10},

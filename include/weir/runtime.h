@@ -96,9 +96,6 @@ struct options {
   // order is fixed, every run has the same addresses, relative to the device's first. Costs memory and
   // overlap.
   bool deterministic = false;
-  // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: from where they
-  // are faster, on simulated devices never. Such a call waits for all ranks (docs/reference/collectives.md).
-  size_t copy_collectives_from = 0;
   // After a first copy between two devices or enable_peer_access, opens all their memory to each other if the
   // link test passed: the memory held then, and each later handle before a block of it is handed out.
   // enable_peer_access() does the same explicitly. Such memory is not moved: docs/reference/copies.md

@@ -308,10 +308,6 @@ std::optional<communicator> communicator::split(int color, int key, source_locat
   made->all = std::move(mine.in), made->rank = mine.rank;
   return communicator(std::move(made));
 }
-
-std::string communicator::explain_last() const {
-  return state_->all->said(state_->rank);
-}
 void communicator::abort() noexcept {
   if (!process_was_forked())
     state_->all->abort(state_->rank, peer::by_its_program);

@@ -107,7 +107,7 @@ std::string placed_text(std::uint64_t placed);  // of collective_request::placed
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 
-// Carries out a collective that all ranks agreed on: by NCCL, simulated streams, or copies if large.
+// Carries out a collective that all ranks agreed on: by NCCL, or by simulated streams.
 class collective_backend {
  public:
   virtual ~collective_backend() = default;
@@ -133,14 +133,8 @@ class collective_backend {
   virtual bool idle(int /*rank*/) { return true; }
   virtual void abort() noexcept = 0;          // Threads: any. Idempotent. Ensures: no stream waits for a rank
   virtual void leave(int rank) noexcept = 0;  // ends a rank. Requires: the other ranks issued all that it issued
-  // Path of the rank's last collective with a root, and why. Threads: the rank's
-  virtual std::string said(int /*rank*/) const { return {}; }
 };
 std::unique_ptr<collective_backend> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
-// Carries large broadcasts, scatters and gathers by copies, all else by the given backend, `name`.
-std::unique_ptr<collective_backend> carried_in_chains(runtime::impl&, std::vector<int> const& devices,
-                                                      std::unique_ptr<collective_backend>, char const* name,
-                                                      source_location);
 // Throws: not_supported, driver_error
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location);
 // One rank of several processes. `id`: nccl_id() of rank 0. `gives_up`: why to wait no longer; empty: wait.
@@ -190,7 +184,6 @@ class group {
   }
   // Requires: a registered one
   void register_pool(int rank, clock::stream_clock& on, memory::allocator&, memory::memory_pool&, source_location);
-  std::string said(int rank) const { return backend_->said(rank); }
   virtual void barrier(int rank, base::time_limit, source_location) = 0;
   // The rank's place among those of its color, by key and rank. Without one: communicator::no_color
   virtual seat split(int rank, int color, int key, source_location) = 0;

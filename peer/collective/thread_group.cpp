@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "peer/collective/group.h"
+#include "peer/link/links.h"
 #include "runtime/core/parts.h"
 
 namespace weir::peer {
@@ -447,7 +448,9 @@ std::vector<int> members_of(int color, std::span<color_and_key const> colors) {
 std::shared_ptr<group> group_of_threads(runtime::impl& owner, std::vector<int> devices, source_location at) {
   bool const simulated = owner.machine().simulated();
   auto by = simulated ? carried_by_streams(owner, devices) : carried_by_nccl(owner, devices, at);
-  by = carried_in_chains(owner, devices, std::move(by), simulated ? "parts on each stream" : "NCCL", at);
+  // Links are not tested while collectives are under way, which later may always be so.
+  if (!simulated && devices.size() > 1)
+    owner.part<links>().prove_all(devices, at);
   auto all = shared_by_ranks(std::make_unique<thread_group>(owner, std::move(devices), std::move(by)));
   add_to(owner, all);
   return all;

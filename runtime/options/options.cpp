@@ -67,9 +67,6 @@ constexpr option_row table[] = {
     {"deterministic", &options::deterministic, "", nullptr,
      "Addresses of device blocks depend on the program's calls alone, not on when work completes. The exception is "
      "short memory during collectives. Costs memory and overlap: see docs/decisions/reuse.md."},
-    {"copy_collectives_from", &options::copy_collectives_from, "as measured; simulated devices: never", nullptr,
-     "Total bytes from which weir's own copies, not NCCL, run a broadcast, scatter or gather. Such a call waits "
-     "until all ranks have called. 1: always; 1024TiB: never. See docs/reference/collectives.md."},
     {"peer_access", &options::peer_access, "", nullptr,
      "From the first copy or collective between two devices on, each device can access all memory of the other, "
      "later memory included. A handle costs about 0.15 ms more, and 50 us for each further peer. Open handles are "

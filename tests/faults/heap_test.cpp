@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -290,40 +291,35 @@ TEST(a_collective_without_memory, leaves_no_trace_or_ends_all) {
   EXPECT_GT(ended, 0);
 }
 
-// Ranks that may use chain copies meet on the host. One that fails after that tries again alone.
-TEST(a_collective_without_memory, goes_on_after_its_ranks_met) {
+// The rank that comes last makes the parts. Every rank is told, and the next try is as the first.
+TEST(a_split_without_memory, tells_every_rank_and_changes_nothing) {
   if (std::getenv("WEIR_CHECK_RACES"))
     GTEST_SKIP() << "the checker does not go on without memory";
-  runtime own(simulated{.devices = 2, .memory = 64_MiB}, {.copy_collectives_from = 1});
+  runtime own(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(own);
-  buffer const a(1000, {.on = device(0)}), b(1000, {.on = device(1)});
+  auto ranks = communicator::create_all(std::vector{device(0), device(1)});
   std::uint64_t refused = 1;
   for (std::uint64_t k = 0; k <= 1 || refused; ++k) {  // 0: what the process keeps
     SCOPED_TRACE("allocation " + std::to_string(k));
-    auto ranks = communicator::create_all(std::vector{device(0), device(1)});
-    base::atomic<int> done{0};
-    auto const act = [&](communicator& c, buffer const& x, bool fails) {
-      runtime_guard const too(own);
-      auto const call = [&] { c.broadcast({x.data(), 250, int32}, 0); };
-      if (fails)
-        heap::fail(k, 0);
-      bool const made = succeeds(call);
-      if (fails)
-        refused = heap::stop();
-      if (!made && c.failure().empty())
-        (void)succeeds(call);
-      done.fetch_add(1);
+    std::array<bool, 2> made{};
+    auto const both_split = [&](std::uint64_t fails) {
+      std::thread other([&] {
+        runtime_guard const too(own);
+        made[1] = succeeds([&] { EXPECT_TRUE(ranks[1].split(0).has_value()); });
+      });
+      heap::fail(fails, 0);
+      made[0] = succeeds([&] { EXPECT_TRUE(ranks[0].split(0).has_value()); });
+      refused = heap::stop();
+      other.join();
     };
-    std::thread first([&] { act(ranks[0], a, true); }), second([&] { act(ranks[1], b, false); });
-    auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (done.load() < 2 && std::chrono::steady_clock::now() < end)
-      ::usleep(100);
-    bool const all_came = done.load() == 2;
-    if (!all_came)
-      ranks[0].abort();
-    first.join(), second.join();
-    ASSERT_TRUE(all_came) << "a rank waits for others that do not come";
-    ASSERT_TRUE(come_to_rest({device(0), device(1)}));
+    both_split(k);
+    std::uint64_t const refused_first = refused;
+    if (!made[0] || !made[1]) {
+      EXPECT_TRUE(ranks[0].failure().empty());
+      both_split(0);
+      EXPECT_TRUE(made[0] && made[1]);
+    }
+    refused = refused_first;
   }
 }
 

@@ -36,7 +36,6 @@ std::string outlived_by_a_communicator();  // afterwards
 std::string captured_and_launched_twice();
 std::string freed_first_in_a_capture();
 std::string shared_with_oneself();
-std::string collectives_by_copies();
 std::string pinned_pages_go_back();
 std::string asleep_and_awake();
 std::string pools_that_take_turns();

@@ -1,5 +1,4 @@
-// Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies
-// (copy_collectives_from), and pinned pages that are returned after an idle time (pinned_idle).
+// Programs in which time passes: pinned pages that are returned after an idle time (pinned_idle).
 // Threads: a thread a rank, the caller the first, switched by
 // the seed where it moves the machine; else the system's.
 #include <atomic>
@@ -9,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "peer/collective/copy_chains.h"
 #include "runtime/base/sync.h"
 #include "runtime/core/parts.h"
 #include "tests/faults/heap.h"
@@ -85,45 +83,6 @@ std::vector<device> devices(int n) {
 }
 
 }  // namespace
-
-std::string collectives_by_copies() {
-  constexpr int n = 3;
-  constexpr std::int64_t part = 3000;  // three chunks
-  runtime::current().get().part<peer::chains>().set_chunk(1000);
-  auto ranks = communicator::create_all(devices(n));
-  std::vector<buffer> parts, wholes;
-  for (int d = 0; d < n; ++d) {
-    device_guard const on(d);
-    for (auto* all : {&parts, &wholes}) {
-      all->emplace_back(all == &parts ? part : n * part);
-      fill(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
-      try {
-        for (int other = 0; other < n; ++other)
-          enable_peer_access(all->back().data(), device(other));
-      } catch (not_supported const&) {}  // then by the backend behind
-    }
-  }
-  on_threads(
-      n,
-      [&](int k) {
-        device_guard const on(k);
-        auto const r = static_cast<std::size_t>(k);
-        device_span const mine{parts[r].data(), part, uint8}, whole{wholes[r].data(), n * part, uint8};
-        ranks[r].broadcast(mine, 1);
-        ranks[r].gather(whole, mine, 2);
-        ranks[r].scatter(mine, whole, 0);
-        if (k == 1)
-          fill(mine.data, std::byte{9}, part / 2);
-        ranks[r].gather(whole, mine, 0);
-      },
-      [&] { ranks[0].abort(); });
-  std::string seen;
-  for (auto const* all : {&parts, &wholes}) {
-    for (auto const& b : *all)
-      seen += bytes_of(b.data(), b.size());
-  }
-  return seen;
-}
 
 std::string pinned_pages_go_back() {
   std::string seen;

@@ -110,12 +110,9 @@ TEST(group, gives_the_bits_of_single_calls) {
 TEST(simulated_group, gives_the_bits_of_single_calls_on_8_devices) {
   for (std::uint64_t const seed : tests::seeds("groups of 8", 10)) {
     for (int const n : {1, 2, 4, 8}) {
-      for (bool const copies : {false, true}) {
-        runtime machine(simulated{.devices = 8, .memory = 16_MiB},
-                        copies ? options{.copy_collectives_from = 1} : options{});
-        runtime_guard const in(machine);
-        compare_with_singles(machine, n, seed);
-      }
+      runtime machine(simulated{.devices = 8, .memory = 16_MiB});
+      runtime_guard const in(machine);
+      compare_with_singles(machine, n, seed);
     }
   }
 }

@@ -1,7 +1,6 @@
 // Communicators split among the threads of one process, on the machine at hand and on simulated ones.
 #include <future>
 
-#include "peer/collective/copy_chains.h"
 #include "runtime/core/parts.h"
 #include "tests/peer/ranks.h"
 #include "weir/sim.h"
@@ -116,26 +115,6 @@ TEST(split, ends_with_an_abort_or_a_missing_rank) {
     std::string const text = said.get();
     EXPECT_NE(text.find(aborts ? "rank 1 aborted" : "rank 1's communicator is destroyed"), std::string::npos) << text;
   }
-}
-
-// Every rank is told, and the parent works on.
-TEST(split, that_cannot_be_made_changes_nothing) {
-  runtime machine(simulated{.devices = 4, .memory = 64_MiB});
-  runtime_guard const in(machine);
-  machine.get().part<peer::chains>().carry_from(1);
-  auto ranks = communicator::create_all(first_devices(4));
-  for (std::uint64_t const k : {1u, 3u}) {
-    simulation::of(machine).fail_call("create_stream", k);
-    on_each(machine, ranks, [&](communicator& c) {
-      std::string const text = refusal<driver_error>([&] { (void)c.split(c.rank() / 2); });
-      EXPECT_NE(text.find("failed"), std::string::npos) << text;
-      EXPECT_EQ(sum_of(c, 1), 4);
-    });
-  }
-  on_each(machine, ranks, [&](communicator& c) {
-    auto part = c.split(c.rank() / 2);
-    EXPECT_EQ(sum_of(*part, 1), 2);
-  });
 }
 
 TEST(split, of_a_seeded_machine_is_the_same_under_every_seed) {

@@ -4,10 +4,10 @@
 #include "tests/model/aliases_program.h"
 #include "tests/model/bound_program.h"
 #include "tests/model/buckets_program.h"
-#include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/doors_program.h"
+#include "tests/model/exchange_program.h"
 #include "tests/model/groups_program.h"
 #include "tests/model/idle_program.h"
 #include "tests/model/legacy_program.h"
@@ -43,7 +43,7 @@ std::span<kind_of_program const> programs() {
       {"places", [](std::uint64_t seed) { return run_places(seed); }},
       {"bound", [](std::uint64_t seed) { return seed % 8 ? bound_program(seed).run() : aliases_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
-      {"chains", [](std::uint64_t seed) { return chain_program(seed).run(); }},
+      {"exchanges", [](std::uint64_t seed) { return exchange_program(seed).run(); }},
       {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},
       {"handed over among threads", [](std::uint64_t seed) { return by_seed(seed, "handed_over"); }},
       {"history among threads", [](std::uint64_t seed) { return by_seed(seed, "history"); }},

@@ -112,10 +112,6 @@ TEST(options, code_is_checked_as_text_is) {
 TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
   EXPECT_FALSE(parse_options("").peer_access);
   EXPECT_TRUE(parse_options("peer_access:true").peer_access);
-  EXPECT_EQ(parse_options("").copy_collectives_from, 0u);
-  EXPECT_EQ(parse_options("copy_collectives_from:256MiB").copy_collectives_from, 256_MiB);
-  EXPECT_EQ(parse_options("copy_collectives_from:1").copy_collectives_from, 1u);
-  EXPECT_TRUE(has(refused([] { parse_options("copy_collectives_from:large"); }), "\"large\" is not a size"));
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {

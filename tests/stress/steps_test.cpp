@@ -9,7 +9,6 @@
 #include <numeric>
 #include <optional>
 
-#include "peer/collective/copy_chains.h"
 #include "peer/collective/group.h"
 #include "peer/link/links.h"
 #include "peer/share/exports.h"
@@ -424,28 +423,6 @@ struct two_devices {
   base::thread_scheduler& threads = *bench.control->host_threads();
   std::vector<int> const both{0, 1};
 };
-
-TEST(unordered_steps, the_last_rank_to_leave_gives_its_lanes_back) {
-  for (auto const seed : orders()) {
-    two_devices rig(seed);
-    auto& chains = rig.bench.core.part<peer::chains>();
-    chains.carry_from(1);
-    rig.bench.core.part<peer::links>().prove_all(rig.both, source_location::current());
-    rig.machine->idle = true;
-    auto* const lanes = chains.lease(rig.both, source_location::current());
-    for (int turn = 0; turn < 10; ++turn) {
-      chains.give_back(lanes);
-      auto others = peer::carried_by_streams(rig.bench.core, rig.both);
-      auto const all =
-          peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", source_location::current());
-      for (int const rank : rig.both)
-        rig.threads.spawn("leaves", [&all, rank] { all->leave(rank); });
-      EXPECT_EQ(rig.threads.join(), "");
-      ASSERT_EQ(chains.lease(rig.both, source_location::current()), lanes) << "seed " << seed << ", turn " << turn;
-    }
-    rig.machine->idle = false;
-  }
-}
 
 TEST(unordered_steps, every_part_counts_despite_abort) {
   for (auto const seed : orders()) {

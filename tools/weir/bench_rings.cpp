@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "bench_copy.h"
-#include "peer/collective/copy_chains.h"
+#include "peer/collective/group.h"
 #include "runtime/core/parts.h"
 #include "streams/stream/context.h"
 #include "weir/collective.h"
@@ -15,12 +15,7 @@ namespace weir::tool {
 
 // One communicator and maximum-size buffers, shared by all rows: peers get access only once.
 struct rings {
-  // usual: simulated machines default to no chains, as one thread may enqueue all ranks. Here each rank has one.
-  explicit rings(rig& r)
-      : bytes(r.broadcast),
-        chains(runtime::current().get().part<peer::chains>()),
-        usual(chains.ever() ? peer::chains::as_usual : 1) {
-    chains.carry_from(usual);
+  explicit rings(rig& r) : bytes(r.broadcast) {
     std::vector<device> devices;
     for (int i = 0; i < r.devices; ++i) {
       devices.emplace_back(i);
@@ -37,12 +32,7 @@ struct rings {
       ranks = communicator::create_all(devices);
     } catch (not_supported const& e) {
       why_not = std::string("; ") + e.what();
-      return;
     }
-    chains.carry_from(1);
-    for (int i = 0; i < 3; ++i)
-      once(collective::broadcast, bytes);  // until weir grants peer access
-    chains.carry_from(usual);
   }
 
   using collective = peer::collective;
@@ -92,34 +82,14 @@ struct rings {
            1e-9;
   }
 
-  // Returns: a function that measures GB/s summed over the receivers. from: the smallest size that chains of
-  // copies carry; chunk: bytes per chunk, 0 for the default.
-  std::function<double()> by(collective what, size_t part, size_t from, size_t chunk = 0) {
+  // Returns: a function that measures GB/s summed over the receivers
+  std::function<double()> by(collective what, size_t part) {
     if (ranks.empty())
       return {};
-    return [this, what, part, from, chunk] {
-      chains.carry_from(from);
-      chains.set_chunk(chunk);
+    return [this, what, part] {
       double const seconds = once(what, part);
-      chains.carry_from(usual);
-      chains.set_chunk(0);
       return static_cast<double>(part) * large_copies * receivers() / seconds * 1e-9;
     };
-  }
-
-  void open_for(collective what) {  // parts that add up to a buffer's size
-    chains.carry_from(1);
-    for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i)
-      once(what, bytes / ours.size());
-    chains.carry_from(usual);
-  }
-
-  // Runs the collective once more. Returns: how it was carried.
-  std::string said(collective what, size_t part) {
-    if (ranks.empty())
-      return "";
-    once(what, part);
-    return "; " + ranks[1].explain_last();
   }
 
   // The hand-written chain, with `streams` streams per hop.
@@ -175,8 +145,6 @@ struct rings {
   }
 
   size_t const bytes;
-  peer::chains& chains;
-  size_t usual;
   std::vector<buffer> ours;
   std::vector<std::unique_ptr<raw_calls::memory>> theirs;
   std::vector<stream> lanes, extras;  // two per device; one on the first device per other device
@@ -209,6 +177,7 @@ rings& shared(rig& r) {
 }
 
 using collective = peer::collective;
+constexpr size_t chunks_by_hand = 16;
 
 // Makes a row that needs at least two devices.
 maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
@@ -232,47 +201,17 @@ std::vector<std::pair<std::string, maker>> ring_rows() {
   };
   add("broadcast", "gpu:0 to all others, summed over receivers; raw: a chain by hand",
       [](rig& r, rings& all, row& out) {
-        out.weir = all.by(collective::broadcast, all.bytes, all.usual);
-        out.raw = all.by_hand(r, all.bytes, all.chains.chunk_for(all.bytes, all.ours.size() - 1), 1);
-        out.note += all.said(collective::broadcast, all.bytes);
+        out.weir = all.by(collective::broadcast, all.bytes);
+        out.raw = all.by_hand(r, all.bytes, std::max<size_t>(1, all.bytes / chunks_by_hand), 1);
       });
-  add("broadcast_others", "the same; raw: as NCCL does it, on simulated devices parts on each stream",
-      [](rig&, rings& all, row& out) {
-        out.weir = all.by(collective::broadcast, all.bytes, all.usual);
-        out.raw = all.by(collective::broadcast, all.bytes, peer::chains::never);
-      });
-  for (size_t const part : {4, 16, 64}) {
-    add("broadcast_" + std::to_string(part) + "th", "that part of it, by own copies; raw: NCCL",
-        [part](rig&, rings& all, row& out) {
-          out.bytes = std::max<size_t>(1, all.bytes / part);
-          out.weir = all.by(collective::broadcast, out.bytes, 1);
-          out.raw = all.by(collective::broadcast, out.bytes, peer::chains::never);
-        });
-  }
-  for (size_t const chunks : {16, 32, 64, 128}) {
-    add("broadcast_x" + std::to_string(chunks), "own copies in that many chunks; raw: by hand with two streams a hop",
-        [chunks](rig& r, rings& all, row& out) {
-          size_t const chunk = std::max<size_t>(1, all.bytes / chunks);
-          out.weir = all.by(collective::broadcast, all.bytes, 1, chunk);
-          out.raw = all.by_hand(r, all.bytes, chunk, 2);
-        });
-  }
   for (bool const gathers : {false, true}) {
-    std::string const name = gathers ? "gather" : "scatter";
     collective const what = gathers ? collective::gather : collective::scatter;
-    add(name, "a part of each other's; raw: copies by hand, side by side", [=](rig& r, rings& all, row& out) {
-      out.bytes = all.bytes / all.ours.size();
-      all.open_for(what);
-      out.weir = all.by(what, out.bytes, all.usual);
-      out.raw = all.side_by_side(r, out.bytes, gathers);
-      out.note += all.said(what, out.bytes);
-    });
-    add(name + "_others", "the same by own copies; raw: NCCL", [=](rig&, rings& all, row& out) {
-      out.bytes = all.bytes / all.ours.size();
-      all.open_for(what);
-      out.weir = all.by(what, out.bytes, 1);
-      out.raw = all.by(what, out.bytes, peer::chains::never);
-    });
+    add(gathers ? "gather" : "scatter", "a part of each other's; raw: copies by hand, side by side",
+        [=](rig& r, rings& all, row& out) {
+          out.bytes = all.bytes / all.ours.size();
+          out.weir = all.by(what, out.bytes);
+          out.raw = all.side_by_side(r, out.bytes, gathers);
+        });
   }
   return rows;
 }

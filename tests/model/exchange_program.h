@@ -1,10 +1,9 @@
-// Random collectives by weir's own copies, and sends and receives, against a model: one byte array per buffer,
-// changed in program order.
+// Random collectives with a root, sends and receives against a model: one byte array per buffer, changed in program
+// order.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <random>
 
-#include "peer/collective/copy_chains.h"
 #include "tests/model/verdict.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/observe.h"
@@ -13,16 +12,14 @@
 namespace weir::tests {
 
 // Every rank does its part of all steps on one stream: collectives, writes and replacements of buffers.
-class chain_program {
+class exchange_program {
  public:
-  explicit chain_program(std::uint64_t seed)
+  explicit exchange_program(std::uint64_t seed)
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 3)),
         bytes_(1 + random_() % 3000),
         m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
            {.check_races = seed % 2 == 0}) {
-    m_.get().part<peer::chains>().carry_from(1);
-    m_.get().part<peer::chains>().set_chunk(1 + random_() % bytes_);
     std::vector<device> who;
     for (int k = 0; k < size_; ++k)
       who.emplace_back(k);
@@ -90,16 +87,10 @@ class chain_program {
 
   int next(int rank) const { return (rank + 1) % size_; }
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
-  // A buffer on the current stream that every rank may access. Made before the
-  // threads begin, or by a rank that may use the fallback backend.
+  // A buffer on the current stream.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
     fill(one.memory.data(), std::byte{value}, bytes);
-    for (auto const& c : ranks_) {
-      try {
-        enable_peer_access(one.memory.data(), c.device());
-      } catch (not_supported const&) {}  // the link failed its trial: the fallback copies
-    }
     return one;
   }
 
