@@ -84,6 +84,19 @@ TEST_P(graphs, freed_inside_it_serves_again_inside) {
   }
 }
 
+TEST_P(graphs, an_allocation_inside_makes_one_driver_call) {
+  driver::fault_injector const& machine = *driver::fault_injector_of(rt.get().machine());
+  graph const g = graph::capture(s, [&] {
+    for (std::size_t const bytes : {std::size_t{512}, std::size_t{64_KiB}, std::size_t{2_MiB}}) {
+      { buffer const first(s, bytes); }
+      std::uint64_t const before = machine.calls_so_far();
+      for (int i = 0; i < 100; ++i)
+        buffer const b(s, bytes);
+      EXPECT_EQ(machine.calls_so_far() - before, 100u) << bytes << " B";
+    }
+  });
+}
+
 TEST_P(graphs, a_fork_gets_what_is_ordered_before_it) {
   constexpr std::size_t bytes = 3_MiB;  // t has no room of its own for a second one
   (void)graph::capture(s, [&] {

@@ -224,12 +224,16 @@ void device_allocator::end(memory_pool& p) noexcept {
 }
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
-  auto const inside = home.captured();
-  if (inside.is.what == driver::code::invalid)
-    return nullptr;  // a stream that does not exist captures nothing
-  if (inside.ok() && !inside.value)
-    return nullptr;
-  auto const lane = inside.ok() ? home.lane() : driver::result<clock::stream_clock*>{inside.is, nullptr};
+  // Of a stream that is captured, one call says whether it still is, and in which capture.
+  driver::result<bool> inside{{}, true};
+  if (!home.seen_captured())
+    inside = home.captured();
+  driver::result<clock::stream_clock*> lane{inside.is};
+  if (inside.ok() && inside.value)
+    lane = home.lane();
+  // A stream that does not exist captures nothing.
+  if (lane.ok() || lane.is.what == driver::code::invalid)
+    return lane.value;
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
   if (inside.ok() && lane.is.what == driver::code::not_permitted) {
     throw invalid_use("allocate", what + ", whose capture is spoiled",
