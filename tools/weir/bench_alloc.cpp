@@ -21,11 +21,14 @@
 #include "runtime/base/os_library.h"
 #include "runtime/base/os_numa.h"
 #include "runtime/base/text.h"
+#include "runtime/core/parts.h"
 #include "runtime/options/options.h"
 #include "weir/device.h"
+#include "weir/graph.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/pool.h"
+#include "weir/stream.h"
 
 namespace weir::tool {
 namespace {
@@ -33,12 +36,36 @@ namespace {
 using patterns::measured;
 
 struct of_weir {
-  stream_ref on, other;
+  stream_ref on, other, third;
   size_t alignment = default_alignment;
   void* take(size_t bytes) const { return allocate(on, bytes, alignment); }
-  void record_use(void* p) const { record_stream(p, other); }
+  void record_use(void* p, int by) const { record_stream(p, by ? third : other); }
   void give(void* p) const { deallocate(p); }
   void give_after_use(void* p) const { deallocate(on, p); }
+};
+
+// A stream that weir was not told of.
+struct foreign_stream {
+  driver::driver& machine = runtime::current().get().machine();
+  driver::stream_handle const made = machine.create_stream(0, driver::stream_kind::independent, 0).value;
+  CUstream_st* handle() const {
+    return reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(made));  // NOLINT(performance-no-int-to-ptr)
+  }
+  foreign_stream() = default;
+  foreign_stream(foreign_stream const&) = delete;
+  ~foreign_stream() { (void)machine.destroy_stream(0, made); }
+};
+struct of_registered {
+  std::shared_ptr<foreign_stream> theirs = std::make_shared<foreign_stream>();
+  std::shared_ptr<external_stream> on = std::make_shared<external_stream>(0, theirs->handle());
+  void* take(size_t bytes) const { return allocate(*on, bytes); }
+  void give(void* p) const { deallocate(p); }
+};
+// By its handle at each call.
+struct of_borrowed {
+  std::shared_ptr<foreign_stream> on = std::make_shared<foreign_stream>();
+  void* take(size_t bytes) const { return allocate(borrow_stream(0, on->handle()), bytes); }
+  void give(void* p) const { deallocate(borrow_stream(0, on->handle()), p); }
 };
 
 // In a pool, with one guard for all blocks or one for each.
@@ -65,13 +92,13 @@ struct of_malloc {
     asm volatile("" : "+r"(p) : : "memory");  // keeps the compiler from removing the unused block
     return p;
   }
-  void record_use(void*) const {}
+  void record_use(void*, int) const {}
   void give(void* p) const { std::free(p); }
   void give_after_use(void* p) const { std::free(p); }
 };
 
 static_assert(
-    requires(of_weir w, of_malloc m, void* p) { w.record_use(p), m.record_use(p); }, "pattern marked");
+    requires(of_weir w, of_malloc m, void* p) { w.record_use(p, 0), m.record_use(p, 0); }, "pattern marked");
 
 // The driver's stream-ordered allocator. Symbols are looked up at run time, so the build needs no CUDA header
 // or library.
@@ -148,10 +175,13 @@ std::vector<pattern> all_patterns() {
   return all;
 }
 
-// Patterns that run only by name: `marked` uses a block on another stream; `pool512` and `guard512` are `pair512`
-// under a pool's guard, and with a guard for each allocation; the others split up the time of `threadsN`.
+// Patterns that run only by name: `marked` uses a block on another stream, `marked2` on two; `pool512` and `guard512` are
+// `pair512` under a pool's guard, and with a guard for each allocation; `registered*` and `borrowed*` are pairs on a stream
+// that other code made; `capture*` are pairs under capture; the others split up the time of `threadsN`.
 std::vector<pattern> more_patterns() {
-  std::vector<pattern> all{{"marked"}, {"pool512"}, {"guard512"}};
+  std::vector<pattern> all{{"marked"},        {"marked2"},      {"pool512"},     {"guard512"},
+                           {"registered64K"}, {"registered8M"}, {"borrowed64K"}, {"borrowed8M"},
+                           {"capture512"},    {"capture64K"},   {"capture8M"}};
   for (int t = 2; t <= most_threads; t *= 2) {
     all.push_back({"beside" + std::to_string(t), 1, t, patterns::threads_work::beside_arithmetic});
     all.push_back({"turns" + std::to_string(t), 1, t, patterns::threads_work::in_turn});
@@ -170,11 +200,13 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
                                 int live_alignment) {
   using allocator = decltype(make(0));
   auto const one = make(0);
-  if (p.name == "pair512" || p.name == "pool512" || p.name == "guard512")
+  // beside weir's patterns of other streams, the same pairs
+  auto const ends = [&](char const* size) { return p.name.ends_with(size) && !p.name.starts_with("churn"); };
+  if (ends("512"))
     return std::make_unique<patterns::pairs<allocator>>(one, 512);
-  if (p.name == "pair64K")
+  if (ends("64K"))
     return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
-  if (p.name == "pair8M")
+  if (ends("8M"))
     return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
   if (p.name == "churn16-4K")
     return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
@@ -182,9 +214,9 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
     return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
   if (p.name == "churn64K-64M")
     return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
-  if (p.name == "marked") {
-    if constexpr (requires { one.record_use(nullptr); })
-      return std::make_unique<patterns::marked<allocator>>(one);
+  if (p.name == "marked" || p.name == "marked2") {
+    if constexpr (requires { one.record_use(nullptr, 0); })
+      return std::make_unique<patterns::marked<allocator>>(one, p.name == "marked" ? 1 : 2);
     return nullptr;  // no marks
   }
   if (p.name == "handoff")
@@ -212,17 +244,35 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   return enter_threads(p, make);
 }
 
+// Patterns that weir alone has. Null: another one
+std::unique_ptr<measured> enter_of_weir(std::string const& name, of_weir const& from) {
+  auto const is = [&](char const* kind) { return name.starts_with(kind); };
+  size_t const bytes = name.ends_with("8M") ? size_t{8} << 20 : name.ends_with("64K") ? size_t{64} << 10 : 512;
+  auto const within = std::make_shared<pool const>("bench");
+  if (is("guard"))
+    return std::make_unique<patterns::pairs<of_pool>>(of_pool{from, within}, bytes);
+  if (is("pool"))
+    return std::make_unique<patterns::pairs<within_guard>>(within_guard{from, within}, bytes);
+  if (is("registered"))
+    return std::make_unique<patterns::pairs<of_registered>>(of_registered{}, bytes);
+  if (is("borrowed"))
+    return std::make_unique<patterns::pairs<of_borrowed>>(of_borrowed{}, bytes);
+  if (!is("capture"))
+    return nullptr;
+  auto const capture = [on = from.on](std::function<void()> const& work) { (void)graph::capture(on, work); };
+  return std::make_unique<patterns::captured<of_weir, decltype(capture)>>(from, bytes, capture);
+}
+
 std::vector<contender> contenders(std::vector<stream> const& streams) {
   std::vector<contender> all;
-  auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref(), streams.back().ref()}; };
+  auto const ours = [&streams](int t) {
+    return of_weir{streams[static_cast<size_t>(t)].ref(), streams.back().ref(), streams[streams.size() - 2].ref()};
+  };
   auto const held = [] { return static_cast<size_t>(memory_stats(0).reserved_bytes.all.current); };
   all.push_back({"weir", [=](pattern const& p, figures& f) -> std::unique_ptr<measured> {
                    empty_cache();
-                   auto const within = std::make_shared<pool const>("bench");
-                   if (p.name == "guard512")
-                     return std::make_unique<patterns::pairs<of_pool>>(of_pool{ours(0), within}, 512);
-                   if (p.name == "pool512")
-                     return std::make_unique<patterns::pairs<within_guard>>(within_guard{ours(0), within}, 512);
+                   if (auto own = enter_of_weir(p.name, ours(0)))
+                     return own;
                    return enter(p, f, ours, held, 16);
                  }});
   all.push_back({"malloc", [](pattern const& p, figures& f) {

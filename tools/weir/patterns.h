@@ -66,11 +66,35 @@ class pairs final : public measured {
   std::size_t bytes_, n_;
 };
 
-// The same with a block that is marked as used by another stream before its free.
+// The same on a stream that is captured meanwhile: `capture(work)` does the work inside.
+template <class Allocator, class Capture>
+class captured final : public measured {
+ public:
+  captured(Allocator a, std::size_t bytes, Capture capture) : from_(a), bytes_(bytes), capture_(capture) {
+    capture_([this] { n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); }); });
+  }
+  double round() override {
+    double ns = 0;
+    capture_([&] { ns = ns_each(n_, [this](std::size_t n) { run(n); }); });
+    return ns;
+  }
+
+ private:
+  void run(std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i)
+      from_.give(from_.take(bytes_));
+  }
+  Allocator from_;
+  std::size_t bytes_, n_ = 0;
+  Capture capture_;
+};
+
+// The same with a block that is marked as used by other streams before its free.
 template <class Allocator>
 class marked final : public measured {
  public:
-  explicit marked(Allocator a) : from_(a), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
+  marked(Allocator a, int marks)
+      : from_(a), marks_(marks), n_(pairs_for(round_ns, [this](std::size_t n) { run(n); })) {}
   double round() override {
     return ns_each(n_, [this](std::size_t n) { run(n); });
   }
@@ -79,11 +103,13 @@ class marked final : public measured {
   void run(std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) {
       void* const p = from_.take(512);
-      from_.record_use(p);
+      for (int by = 0; by < marks_; ++by)
+        from_.record_use(p, by);
       from_.give(p);
     }
   }
   Allocator from_;
+  int marks_;
   std::size_t n_;
 };
 
