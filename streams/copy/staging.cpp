@@ -25,6 +25,9 @@ constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
 constexpr std::size_t fetch_last = std::size_t{8} << 20;  // the last chunks
 constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
+// A smaller copy passes through one slot, and one thread copies it: the caller, or the driver's for host functions. A
+// worker wakes in the time in which one thread copies half a MiB, and each host function delays the stream.
+constexpr std::size_t least_shared = std::size_t{3} << 19, least_shared_later = std::size_t{4} << 20;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
 constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
@@ -203,7 +206,10 @@ struct staging::state {
   }
 
   // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
-  std::size_t chunk_for(std::size_t bytes, tuning const& how, copy_workers const& workers) const {
+  std::size_t chunk_for(std::size_t bytes, tuning const& how, copy_workers const& workers,
+                        std::size_t least = least_shared) const {
+    if (bytes < least)
+      return bytes;
     std::size_t const active = static_cast<std::size_t>(workers.threads()) + 1;
     std::size_t const shares = how.grain < how.chunk ? few_shares : 2 * active;
     std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
@@ -274,7 +280,8 @@ class staging::state::upload {
         how_(*my.to_fill.lock()),
         workers_(my.workers_near(stream)),
         chunk_(my.chunk_for(bytes, how_, *workers_)),
-        rising_(std::min(how_.first, chunk_)),
+        first_(chunk_ == bytes ? bytes : std::min(how_.first, chunk_)),
+        rising_(first_),
         by_(chunk_ >= least_past_caches ? how_.by : stores::plain),
         window_(std::min(2 * (static_cast<std::size_t>(workers_->threads()) + 1), how_.budget / how_.chunk)) {}
   // On every exit no copy worker reads the source any more.
@@ -300,7 +307,7 @@ class staging::state::upload {
 
   void fill_ahead() {
     while (next_ < bytes_ && filling_.size() < window_) {
-      std::size_t const wanted = size_within(rising_, bytes_ - next_, how_.first);
+      std::size_t const wanted = size_within(rising_, bytes_ - next_, first_);
       std::optional<slot> s = slot_to_fill(wanted);
       if (!s)
         return;
@@ -362,7 +369,7 @@ class staging::state::upload {
   source_location const where_;
   tuning const how_;
   std::shared_ptr<copy_workers> const workers_;
-  std::size_t chunk_, rising_;  // bytes of the largest slot, and of the next one
+  std::size_t chunk_, first_, rising_;  // bytes of the largest slot, of the first and of the next one
   stores const by_;
   std::size_t const window_;  // slots filled ahead; the engine uses the rest of the room
   std::size_t next_ = 0;      // offset of the bytes without a slot
@@ -389,7 +396,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   tuning how = *my.to_fetch.lock();
   how.chunk = std::clamp(how.budget / least_fetch_slots, finest_chunk, fetch_chunk);
   auto const workers = my.workers_near(stream);
-  std::size_t chunk = my.chunk_for(bytes, how, *workers);
+  std::size_t chunk = my.chunk_for(bytes, how, *workers, least_shared_later);
   std::vector<slot> slots = my.slots_for(stream, stream.device(), bytes,
                                          std::clamp<std::size_t>(how.budget / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
@@ -498,7 +505,8 @@ class staging::state::awaited_download {
     copy_workers::task& empty = emptying_[k];
     // this task was finished before its slot was refilled: no thread reads it
     empty = {at(dst_, chunk * chunk_), slots_[k].memory(), size_of_chunk(chunk), how_.by, how_.grain};
-    workers_->submit(empty);
+    // The caller empties a single slot itself.
+    chunks_ == 1 ? workers_->finish(empty) : workers_->submit(empty);
   }
 
   void refuse_failed(driver::status s) const {
