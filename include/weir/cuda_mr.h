@@ -46,7 +46,7 @@ class basic_resource {
   static_assert(Kind != memory_kind::pageable, "streams cannot use pageable memory: see weir/pmr.h");
 
  public:
-  static constexpr size_t default_alignment = 256;  // bytes, as cudaMalloc's
+  static constexpr size_t default_alignment = 256;  // bytes, as cudaMalloc's; whatever less is asked for
 
   basic_resource() noexcept = default;
   // `gpu` is weir's current device of now. Throws: invalid_use (cpu, no such device)
@@ -63,9 +63,9 @@ class basic_resource {
     return translated(bytes, [&]() -> void* {
       stream_ref const home = detail::stream_of(device_, s.get(), at);
       if constexpr (Kind == memory_kind::device)
-        return weir::allocate(home, bytes, alignment, at);
+        return weir::allocate(home, bytes, raised(alignment), at);
       else
-        return pinned_block(bytes, alignment, at);  // it is handed out idle
+        return pinned_block(bytes, raised(alignment), at);  // it is handed out idle
     });
   }
   // The memory serves others after the work enqueued on the stream so far, which may be of another device.
@@ -92,10 +92,10 @@ class basic_resource {
     return translated(bytes, [&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
         (void)detail::device_of_call(device_, at);  // one is current in CUDA from now on, as after cudaMallocHost
-        return pinned_block(bytes, alignment, at);
+        return pinned_block(bytes, raised(alignment), at);
       } else {
         stream_ref const home = default_stream(detail::device_of_call(device_, at), at);
-        buffer b(home, bytes, alignment, at);
+        buffer b(home, bytes, raised(alignment), at);
         home.synchronize(at);
         return b.release();
       }
@@ -128,6 +128,11 @@ class basic_resource {
  private:
   // CCCL 3.2 and 3.3 take the addresses of the _sync functions: they have no parameter for the caller's line.
   static constexpr source_location in_cccl{"a memory resource", "", 0};
+  // RMM's adaptors ask for 1 and rely on 256. What is no power of two is left to be refused.
+  static constexpr size_t raised(size_t alignment) noexcept {
+    bool const is_power = (alignment & (alignment - 1)) == 0;
+    return is_power && alignment < default_alignment ? default_alignment : alignment;
+  }
   static void* pinned_block(size_t bytes, size_t alignment, source_location at) {
     return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned, .alignment = alignment}, at).release();
   }

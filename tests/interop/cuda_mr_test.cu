@@ -116,6 +116,24 @@ TEST_F(cuda_mr, pinned_memory_is_written_by_the_host) {
   EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
 }
 
+TEST_F(cuda_mr, alignment_is_256_whatever_less_is_asked_for) {
+  mr::device_resource r;
+  mr::pinned_resource host;
+  for (size_t const asked : {size_t{1}, size_t{2}, size_t{16}, size_t{128}}) {
+    for (size_t const bytes : {size_t{1}, size_t{100}, size_t{300}, size_t{5000}, size_t{1} << 20}) {
+      void* const all[] = {r.allocate(legacy, bytes, asked), r.allocate(legacy, bytes, asked),
+                           r.allocate_sync(bytes, asked)};
+      void* const pinned = host.allocate(legacy, bytes, asked);
+      for (void* const p : all) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u) << bytes << " B, asked for " << asked;
+        r.deallocate(legacy, p, bytes, asked);
+      }
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pinned) % 256, 0u) << bytes << " B, asked for " << asked;
+      host.deallocate(legacy, pinned, bytes, asked);
+    }
+  }
+}
+
 TEST_F(cuda_mr, alignment_is_256_at_every_size) {
   mr::device_resource r;
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{4}, size_t{100}, size_t{300}, size_t{5000}, size_t{1} << 20}) {
