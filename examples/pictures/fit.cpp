@@ -45,7 +45,7 @@ void moves(std::ostream& out) {
 // Blocks of 1 to 6 MiB come and go, 300 requests with a moving target; then the same where no memory may move.
 void bound(std::ostream& out) {
   for (bool const may_move : {true, false}) {
-    weir::runtime machine(still_device(512_MiB), {.deterministic = !may_move});
+    weir::runtime machine(still_device(512_MiB), {.widest_epsilon = 0, .deterministic = !may_move});
     weir::runtime_guard const in(machine);
     weir::stream const s;
     std::mt19937 draw(7);

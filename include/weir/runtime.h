@@ -76,8 +76,8 @@ struct options {
   // memory instead of growing. Smaller: less idle memory, more moves (docs/explanation/memory.md).
   double epsilon = 0.0195;
   // How far the share may widen while the device has room and moves are frequent (docs/decisions/bound-width.md).
-  // Not above epsilon: never.
-  double widest_epsilon = 0;
+  // 1: up to twice the peak. Not above epsilon: never.
+  double widest_epsilon = 1;
 
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
   bool poll_on_miss = true;  // a miss queries the driver for complete work

@@ -45,7 +45,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   int const seeds = tests::sanitized ? 4 : 12;
   for (unsigned seed = 1; seed <= seeds; ++seed) {
     memory_bench bench(
-        simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed});
+        simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed},
+        options{.widest_epsilon = 0});
     auto& home = bench.stream(0);
     auto& memory = bench.on(0);
     std::minstd_rand random(seed);

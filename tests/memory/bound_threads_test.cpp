@@ -46,7 +46,7 @@ class bound_among_threads {
       : t_(t),
         told_(n),
         epsilon_(std::array{0.0, 0.01, 0.027, 0.25}[t.draw(4)]),
-        bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_})) {
+        bench_(t.bench({.devices = 1, .memory = 32 << 20}, options{.epsilon = epsilon_, .widest_epsilon = 0})) {
     for (std::uint32_t i = 0, lines = 1 + t.draw(3); i < lines; ++i)
       lines_.push_back(&t.stream(0));
     largest_ = std::size_t{128 << 10} << t.draw(4);

@@ -75,7 +75,7 @@ class bound_program {
         written_(below(3) == 0) {
     bench_.emplace(
         simulated{.devices = 1, .memory = capacity, .schedule = simulated::scheduling::seeded, .seed = seed + 1},
-        options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
+        options{.epsilon = epsilon_, .widest_epsilon = 0}, [this](std::unique_ptr<driver::driver> m) {
           auto made = std::make_unique<mapped_handles>(std::move(m));
           mapped_ = made.get();
           return made;

@@ -123,7 +123,7 @@ class churn final : public measured {
                                                 std::log2(static_cast<double>(most)));
     for (auto& s : steps_)
       s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
-    run(8 * live);  // fills the set and maps its memory
+    run(64 * live);  // fills the set, maps its memory, and lets what an allocator learns settle
     n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
   }
   ~churn() override {

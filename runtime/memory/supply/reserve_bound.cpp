@@ -9,14 +9,15 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t fetched_ahead = 8;  // heaps
-// Parts of the way from epsilon to options::widest_epsilon. The first is small: many programs need no more.
-constexpr double widths[] = {0, 0.1, 0.25, 0.5, 1};
+// Parts of the way from epsilon to options::widest_epsilon. The first are small: many programs need no more.
+constexpr double widths[] = {0, 0.01, 0.02, 0.04, 0.1, 0.2, 0.5, 1};
 // The part of a device that a width leaves free: another library fails before weir hears of its need.
 constexpr std::size_t margin = 8;
 // A move takes as long as some thousand allocations. One among so many costs a program that works a percent or less.
 constexpr std::int64_t price = 32;
-// Moves without an allocation between them that make a step. A first iteration has bursts that do not come again.
-constexpr std::int64_t first_patience = 512, later_patience = 256;
+// Moves without an allocation between them that make a step. A first iteration has bursts that do not come again; a
+// program that has bought a step is known to move.
+constexpr std::int64_t first_patience = 512, later_patience = 64;
 }  // namespace
 
 // All streams' counters, in one walk without a lock. What thread caches hold is counted as taken there; only
