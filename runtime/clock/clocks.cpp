@@ -69,6 +69,8 @@ struct clocks::state {
   std::vector<awaited> begin_on(int device);         // of every stream there. Throws: bad_alloc
   std::vector<stream_clock*> living_on(int device);  // Throws: bad_alloc
   static bool is_any_captured(std::span<stream_clock* const>);
+  std::vector<stream_clock*> take_lanes(std::uint64_t capture) noexcept;
+  void ask_the_captured() noexcept;  // those that were captured when they were last asked
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -287,11 +289,30 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   return *its;
 }
 
+std::vector<stream_clock*> clocks::state::take_lanes(std::uint64_t capture) noexcept {
+  auto lanes = captures.lock()->extract(capture);
+  return lanes ? std::move(lanes.mapped()) : std::vector<stream_clock*>();
+}
+
+void clocks::end_capture_of(std::span<stream_clock* const> lanes) noexcept {
+  end_lanes(lanes);
+  if (!lanes.empty())
+    state_->ask_the_captured();
+}
+
 void clocks::capture_ended(std::uint64_t capture) noexcept {
-  std::vector<stream_clock*> over;
-  if (auto const lanes = state_->captures.lock()->extract(capture))
-    over = std::move(lanes.mapped());
-  end_lanes(over);
+  end_capture_of(state_->take_lanes(capture));
+}
+
+// Nobody gives a stream that joined to another capture before this call has returned.
+driver::result<driver::graph_handle> clocks::end_capture(stream_clock& s, std::uint64_t capture) noexcept {
+  auto const kept = state_->shared->machine.end_capture(s.device(), s.handle());
+  auto const over = state_->take_lanes(capture);
+  s.saw_captured(false);
+  for (stream_clock const* const lane : over)
+    lane->stands_for()->saw_captured(false);
+  end_capture_of(over);
+  return kept;
 }
 
 void clocks::let_go(stream_clock& keeper) noexcept {
@@ -409,6 +430,19 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   }
   return false;
 }
+
+// Not borrowed ones, which may exist no more.
+void clocks::state::ask_the_captured() noexcept try {
+  std::vector<stream_clock const*> seen;
+  {
+    auto const all = lines.lock();
+    for (auto const& t : *all)
+      if (t->seen_captured() && (t->alive() == life::own || t->alive() == life::foreign))
+        seen.push_back(t.get());
+  }
+  for (stream_clock const* const t : seen)
+    (void)t->captured();
+} catch (std::bad_alloc const&) {}  // their next calls ask
 
 std::vector<clocks::state::awaited> clocks::state::begin_on(int device) {
   std::vector<awaited> begun;
