@@ -308,20 +308,20 @@ block_ref free_path::must_start_at(session const&, void* p, region* r, source_lo
                     error_id{159});
 }
 
-// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.
+// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does. It knows
+// those that have ended from their marks.
 void free_path::announce_free(session const& in, block_ref const& b, clock::stream_clock& its,
                               clock::stream_clock* last_use, source_location at) const {
-  std::vector<driver::allocation_observer::user> users, ended;
+  std::vector<driver::allocation_observer::user> users;
   bool const asleep = in.heap().is_asleep();
   auto const add = [&](clock::stream_clock const* t) {
-    if (t && !asleep)
-      (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
+    if (t && !asleep && t->alive() != clock::life::retired && !t->has_no_stream())
+      users.push_back({t->device(), t->handle()});
   };
   add(&its);
   b.each_user(add);
   add(last_use);
-  of_.runtime.observer()->freed(b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested, {users, ended},
-                                at);
+  of_.runtime.observer()->freed(b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested, users, at);
 }
 
 void free_path::fence_what_came_free(clock::stream_clock& home) noexcept try {
