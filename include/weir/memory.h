@@ -21,7 +21,8 @@ inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_align
                       source_location = source_location::current());
 // Frees a device or pinned block. Null does nothing.
 // Throws: invalid_use (freed twice, foreign, interior), naming what the address is; driver_error (inside a
-// capture, whose graph cannot keep the block). Nothing has changed then.
+// capture, whose graph cannot keep the block; in a host function, while a capture may use it). Nothing has
+// changed then.
 inline void deallocate(void*, source_location = source_location::current());
 // The same, after declaring that `last_use` has used the block up to this call.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());

@@ -422,19 +422,18 @@ std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t b
 
 void exports::begun(exported& b, clock::stream_clock& home, source_location at) noexcept {
   auto const first = reinterpret_cast<driver::address>(b.data());
-  if (auto* const w = runtime_.observer()) [[unlikely]]
+  if (auto* const w = runtime_.observer()) [[unlikely]] {
     w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
+    w->marked({home.device(), home.handle()}, first);
+  }
   books_.taken(first, b.rounded(), b.bytes, at);
 }
 
-// Tells the race checker which work the next owner is ordered after.
+// The race checker knows from the marks which work the next owner is ordered after.
 void exports::tell_freed(exported& b) noexcept {
   constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // there is no caller's line
   try {
-    std::vector<driver::allocation_observer::user> behind;
-    for (auto const& user : b.users)
-      behind.push_back({user.stream->device(), user.stream->handle()});
-    runtime_.observer()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
+    runtime_.observer()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {}, its_end);
   } catch (...) {}  // the checker is not told
 }
 

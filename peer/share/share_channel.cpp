@@ -6,6 +6,7 @@
 
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
+#include "runtime/driver/allocation_observer.h"
 #include "streams/stream/context.h"
 
 namespace weir {
@@ -83,6 +84,8 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   is_->last_uses.reserve(users.size() + 1);
   stream.note_mark();
   users.push_back(peer::exported::user(stream));
+  if (auto* const w = stream.owner().observer()) [[unlikely]]
+    w->marked({stream.device(), stream.handle()}, reinterpret_cast<driver::address>(is_->data()));
 }
 
 // Opened ----------------------------------------------------------------------------------------------------

@@ -11,28 +11,38 @@ using driver::status;
 result<bool> stream_clock::captured() const {
   // An answer that another thread's answer has overtaken may be out of date: the driver is asked again.
   for (;;) {
+    std::uint64_t const last = last_capture();
     std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
     auto const is = common_->machine.capturing(device_, handle());
     if (!is.ok())
       return {note(is.is), false};
-    if (note_captured(is.value, seen))
-      return is;
+    if (!note_captured(is.value, seen))
+      continue;
+    if (last && !is.value)
+      runtime_.part<clocks>().capture_ended(last);
+    return is;
   }
+}
+
+// Read before a question: the answer that the stream is not captured means that this one has ended.
+std::uint64_t stream_clock::last_capture() const noexcept {
+  stream_clock const* const lane = lane_.load(base::memory_order_acquire);
+  return lane ? lane->capture() : 0;
 }
 
 result<stream_clock*> stream_clock::lane() {
   for (;;) {
+    std::uint64_t const last = last_capture();
     std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
     auto const number = common_->machine.capture_of(device_, handle());
     if (!number.ok())
       return {note(number.is), nullptr};
     if (!note_captured(number.value != 0, seen))
       continue;
-    auto& all = runtime_.part<clocks>();
     if (number.value)
-      return {{}, &all.lane_of(*this, number.value)};
-    if (stream_clock const* const over = lane_.load(base::memory_order_acquire))
-      all.capture_ended(over->capture());
+      return {{}, &runtime_.part<clocks>().lane_of(*this, number.value)};
+    if (last)
+      runtime_.part<clocks>().capture_ended(last);
     return {{}, nullptr};
   }
 }

@@ -1,80 +1,18 @@
-// The stream clocks of one runtime, and the table that finds one by its id.
+// The stream clocks of one runtime.
 // Threads: any, except construction and destruction.
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <utility>
 
-#include "runtime/base/lasting.h"
-#include "runtime/base/os.h"
 #include "runtime/base/room.h"
 #include "runtime/clock/shared_state.h"
 
 namespace weir::clock {
 
-namespace detail {
-base::atomic<base::atomic<stream_clock*>*> directory[chunks];
-
 namespace {
-using entry = base::atomic<stream_clock*>;
-base::mutex& growing() noexcept {
-  static base::lasting<base::mutex> m;
-  return *m;
-}
-std::uint16_t* entries_gone[chunks];  // by page of a mapped chunk; under growing()
-
-std::uint64_t entries_a_page() noexcept {
-  return os::page_size() / sizeof(entry);
-}
-// Small chunks stay. Of a larger one, pages come when they are touched, and go when no entry is left.
-bool is_mapped(int chunk) noexcept {
-  return first_chunk << chunk >= 4 * entries_a_page();
-}
-
-entry* make_chunk(int number) {  // Throws: bad_alloc
-  std::uint64_t const n = first_chunk << number;
-  if (!is_mapped(number))
-    return new entry[n]{};
-  std::unique_ptr<std::uint16_t[]> gone(new std::uint16_t[n / entries_a_page()]{});
-  void* const got = os::map_memory(n * sizeof(entry));
-  if (!got)
-    throw std::bad_alloc();
-  entries_gone[number] = gone.release();
-  return static_cast<entry*>(got);  // zeroed: null pointers
-}
-
-void enter(std::uint64_t id, stream_clock* t) {
-  auto const at = place(id);
-  entry* chunk = directory[at.chunk].load(base::memory_order_acquire);
-  if (!chunk) {
-    base::no_switch const one_step;  // a scheduled run must not depend on how many ids this process has used
-    base::lock_guard const hold(growing());
-    chunk = directory[at.chunk].load(base::memory_order_acquire);
-    if (!chunk) {
-      chunk = make_chunk(at.chunk);
-      directory[at.chunk].store(chunk, base::memory_order_release);
-    }
-  }
-  chunk[at.index].store(t, base::memory_order_release);
-}
-
-// Requires: entered once. No id is used twice.
-void leave(std::uint64_t id) noexcept {
-  auto const at = place(id);
-  entry* const chunk = directory[at.chunk].load(base::memory_order_acquire);
-  chunk[at.index].store(nullptr, base::memory_order_release);
-  if (!is_mapped(at.chunk))
-    return;
-  base::no_switch const one_step;
-  base::lock_guard const hold(growing());
-  std::uint64_t const page = at.index / entries_a_page();
-  if (++entries_gone[at.chunk][page] == entries_a_page())
-    (void)os::advise(chunk + page * entries_a_page(), os::page_size(), os::advice::not_needed);
-}
-
 base::atomic<std::uint64_t> next_id{1};
-}  // namespace
-}  // namespace detail
+}
 
 // First in, first out, linked through the objects: retire() may run without host memory.
 class clocks::chain {
@@ -107,7 +45,7 @@ struct clocks::state {
         over(static_cast<std::size_t>(r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<stream_clock::common> shared;
-  std::uint64_t const before = detail::next_id.load() - 1;  // ids used by other runtimes
+  std::uint64_t const before = next_id.load() - 1;  // ids used by other runtimes
   base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
   base::atomic<bool> any_ended{false};
   base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
@@ -131,6 +69,8 @@ struct clocks::state {
   std::vector<awaited> begin_on(int device);         // of every stream there. Throws: bad_alloc
   std::vector<stream_clock*> living_on(int device);  // Throws: bad_alloc
   static bool is_any_captured(std::span<stream_clock* const>);
+  std::vector<stream_clock*> take_lanes(std::uint64_t capture) noexcept;
+  void ask_the_captured() noexcept;  // those that were captured when they were last asked
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -147,7 +87,7 @@ clocks::~clocks() {
 }
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
-  std::uint64_t const id = detail::next_id.fetch_add(1);
+  std::uint64_t const id = next_id.fetch_add(1);
   if (l != life::captured)
     state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
@@ -349,11 +289,30 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   return *its;
 }
 
+std::vector<stream_clock*> clocks::state::take_lanes(std::uint64_t capture) noexcept {
+  auto lanes = captures.lock()->extract(capture);
+  return lanes ? std::move(lanes.mapped()) : std::vector<stream_clock*>();
+}
+
+void clocks::end_capture_of(std::span<stream_clock* const> lanes) noexcept {
+  end_lanes(lanes);
+  if (!lanes.empty())
+    state_->ask_the_captured();
+}
+
 void clocks::capture_ended(std::uint64_t capture) noexcept {
-  std::vector<stream_clock*> over;
-  if (auto const lanes = state_->captures.lock()->extract(capture))
-    over = std::move(lanes.mapped());
-  end_lanes(over);
+  end_capture_of(state_->take_lanes(capture));
+}
+
+// Nobody gives a stream that joined to another capture before this call has returned.
+driver::result<driver::graph_handle> clocks::end_capture(stream_clock& s, std::uint64_t capture) noexcept {
+  auto const kept = state_->shared->machine.end_capture(s.device(), s.handle());
+  auto const over = state_->take_lanes(capture);
+  s.saw_captured(false);
+  for (stream_clock const* const lane : over)
+    lane->stands_for()->saw_captured(false);
+  end_capture_of(over);
+  return kept;
 }
 
 void clocks::let_go(stream_clock& keeper) noexcept {
@@ -471,6 +430,19 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   }
   return false;
 }
+
+// Not borrowed ones, which may exist no more.
+void clocks::state::ask_the_captured() noexcept try {
+  std::vector<stream_clock const*> seen;
+  {
+    auto const all = lines.lock();
+    for (auto const& t : *all)
+      if (t->seen_captured() && (t->alive() == life::own || t->alive() == life::foreign))
+        seen.push_back(t.get());
+  }
+  for (stream_clock const* const t : seen)
+    (void)t->captured();
+} catch (std::bad_alloc const&) {}  // their next calls ask
 
 std::vector<clocks::state::awaited> clocks::state::begin_on(int device) {
   std::vector<awaited> begun;

@@ -8,6 +8,11 @@
 
 namespace weir::clock {
 
+namespace detail {
+void enter(std::uint64_t id, stream_clock*);  // Throws: bad_alloc
+void leave(std::uint64_t id) noexcept;        // Requires: entered once. No id is used twice
+}  // namespace detail
+
 struct stream_clock::common {
   common(driver::driver& m, int devices)
       : machine(m),

@@ -206,6 +206,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   driver::status record_outside(clock::fence&, fence_ref const& before);
   driver::status wait_inside(clock::fence const&, stream_clock& from);
   stream_clock* lane_or_none() noexcept;                 // null also without host memory
+  std::uint64_t last_capture() const noexcept;           // in which it was last seen; 0: none
   driver::status usable() const;                         // open for work and not under capture
   driver::result<fence_ref> fence_for(std::uint64_t n);  // a fence that covers n; recorded if there is none
   driver::result<fence_ref> record_fence(bool asked);
@@ -323,7 +324,10 @@ class clocks {
   void note_complete(stream_clock&, fence_ref const&);
   // The lane of the stream in the capture of that number. Throws: bad_alloc
   stream_clock& lane_of(stream_clock&, std::uint64_t capture);
-  // That capture has ended, whole or not: its lanes are retired, their stamps complete. Idempotent.
+  // Ends the capture of that number, which the stream began. Ensures: all its streams are known not to be captured
+  driver::result<driver::graph_handle> end_capture(stream_clock&, std::uint64_t capture) noexcept;
+  // That capture has ended, whole or not: its lanes are retired, their stamps complete. Streams that were seen
+  // captured are asked again, but for borrowed ones. Idempotent.
   void capture_ended(std::uint64_t capture) noexcept;
   // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
   stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
@@ -345,6 +349,7 @@ class clocks {
  private:
   void end(stream_clock&);
   void end_lanes(std::span<stream_clock* const>) noexcept;
+  void end_capture_of(std::span<stream_clock* const> lanes) noexcept;
   // Null: no stream has been over for long enough.
   stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;

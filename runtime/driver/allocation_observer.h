@@ -16,18 +16,17 @@ class allocation_observer {
     int device = -1;
     stream_handle stream = stream_handle::none;
   };
-  struct waits_for {
-    std::span<user const> behind;   // the block's next use comes after all work enqueued there so far
-    std::span<user const> counted;  // use that an exact stamp waits for
-  };
 
   // The program has made this stream, or leased it from the runtime's pool.
   virtual void stream_made(user, source_location) = 0;
   // These bytes are now a block of `home`. stream none: of no stream, and earlier use is complete; device -1:
   // host memory. Called before any other thread knows the block.
   virtual void allocated(user home, address, std::size_t bytes, source_location) = 0;
-  // The block is freed. Called before its memory can be reused, and before its stamps are taken.
-  virtual void freed(address, std::size_t bytes, waits_for, source_location) = 0;
+  // The block at this address, or around it, waits at its free for work of that stream.
+  virtual void marked(user, address) = 0;
+  // The block is freed: its next use comes after all work enqueued on streams `behind` so far, and after that of others
+  // it was marked for. Called before its memory can be reused, and before its stamps are taken.
+  virtual void freed(address, std::size_t bytes, std::span<user const> behind, source_location) = 0;
   // The program got the handle of this stream, or of an event, with which it can give work to CUDA itself.
   virtual void stream_handed_out(user) = 0;
   virtual void event_handed_out(event_handle) = 0;

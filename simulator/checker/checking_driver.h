@@ -83,7 +83,8 @@ class checking_driver final : public driver_front<checking_driver>, public test_
 
   void stream_made(user, source_location) override;
   void allocated(user home, address, std::size_t bytes, source_location) override;
-  void freed(address, std::size_t bytes, waits_for, source_location) override;
+  void marked(user, address) override;
+  void freed(address, std::size_t bytes, std::span<user const> behind, source_location) override;
   void stream_handed_out(user) override;
   void event_handed_out(event_handle) override;
   void handed_over(user to, address, std::size_t bytes, source_location) override;

@@ -146,24 +146,30 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
   known->allocated(without_stream ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
-void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_location where) {
+void checking_driver::marked(user by, address at) {
   if (process_was_forked())
     return;
-  boost::container::small_vector<stream_id, 4> behind, counted;
+  auto const known = judge_.lock();
+  if (auto const b = known->blocks.find(at, 1); b != known->blocks.end() && b->second.live)
+    b->second.marked.insert(known->order.find(by.device, by.stream));
+}
+
+void checking_driver::freed(address at, std::size_t bytes, std::span<user const> users, source_location where) {
+  if (process_was_forked())
+    return;
+  boost::container::small_vector<stream_id, 4> behind;
   bool stays = false;  // with a graph, whose launches use it still
   {
     auto const known = judge_.lock();
-    for (user const& u : r.behind)
+    for (user const& u : users)
       behind.push_back(known->order.find(u.device, u.stream));
-    for (user const& u : r.counted)
-      counted.push_back(known->order.find(u.device, u.stream));
     stays = known->blocks.is_of_graph(at, bytes) ||
             std::ranges::any_of(behind, [&](stream_id s) { return known->captured.of(s) != nullptr; });
   }
   if (sim::bytes_are_guarded && simulated() && !stays)
     inner_->block_given_back(at);
   auto const known = judge_.lock();
-  known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
+  known->freed(at, bytes, {behind.data(), behind.size()}, where);
 }
 
 void checking_driver::manages(void const* at, managed_block what) {

@@ -114,8 +114,7 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
 }
 
 // Forgets uses that are complete or ordered before the free. The next owner comes after `behind`.
-void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
-                      std::span<stream_id const> counted, source_location where) {
+void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind, source_location where) {
   if (bytes == 0)
     return;
   auto const b = blocks.find(at, bytes);
@@ -139,7 +138,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
              return order.ordered(e, m.at.stream, m.seen, trust::promised);
            });
   };
-  std::set<access const*> told;
+  std::set<access const*> told, stamped;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
       if (old.is_over() || old.all_epochs(is_over))
@@ -148,8 +147,12 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
         return true;  // the memory stays with the graph
       if (old.moves_a_pool)
         return true;  // no block gets the memory before the copy is complete
-      if (std::find(counted.begin(), counted.end(), old.stream) != counted.end())
+      // The next owner comes after it, as after the free.
+      if (old.stream == b->second.home || b->second.marked.contains(old.stream)) {
+        if (a && stamped.insert(&old).second)
+          a->also.push_back({old.stream, old.n});
         return true;
+      }
       if (told.insert(&old).second)
         report_freed_in_use(old, behind, b);
       return false;

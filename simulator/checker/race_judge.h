@@ -52,8 +52,7 @@ struct knowledge {
   void allocated_inside(recording&, stream_id home, blocks::map::iterator, base::site);
   bool freed_inside(blocks::map::iterator, std::span<stream_id const> behind, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, source_location);
-  void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted,
-             source_location);
+  void freed(address, std::size_t bytes, std::span<stream_id const> behind, source_location);
   void handed_over(stream_id to, address, std::size_t bytes, source_location);
   void wait_inserted(stream_id waiter, stream_id other, address, std::size_t bytes);
   void unmapped(places::region const&, address, base::site);

@@ -148,10 +148,8 @@ class capture_under_way {
  private:
   driver::result<graph_handle> close() noexcept {
     open_ = false;
-    auto const kept = stream_.owner().machine().end_capture(stream_.device(), stream_.handle());
+    auto const kept = stream_.owner().part<clock::clocks>().end_capture(stream_, number_);
     choices_.forget(number_);
-    stream_.saw_captured(false);
-    stream_.owner().part<clock::clocks>().capture_ended(number_);
     return kept;
   }
   void abandon() noexcept {

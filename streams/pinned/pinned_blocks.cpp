@@ -28,20 +28,18 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
 
 using fences_due = pinned_space::few<clock::stamp>;
 
-// Work of a retired stream is known by its count alone.
-void tell_observer(driver::allocation_observer& observer, driver::address block, pinned_space::range const& one,
-                   source_location at) {
+// Exact uses, and work of streams that have ended, are known from their marks.
+void tell_freed(driver::allocation_observer& observer, driver::address block, pinned_space::range const& one,
+                source_location at) {
   std::vector<driver::allocation_observer::user> behind;
-  std::vector<driver::allocation_observer::user> counted;
-  for (auto const& user : one.users) {
-    bool const retired = user.stream->alive() == clock::life::retired;
-    (retired ? counted : behind).push_back({user.stream->device(), user.stream->handle()});
-  }
-  for (auto const s : one.stamps) {
-    if (auto* const user = clock::find(s.stream))
-      counted.push_back({user->device(), user->handle()});
-  }
-  observer.freed(block, one.requested, {behind, counted}, at);
+  for (auto const& user : one.users)
+    if (user.stream->alive() != clock::life::retired && !user.stream->has_no_stream())
+      behind.push_back({user.stream->device(), user.stream->handle()});
+  observer.freed(block, one.requested, behind, at);
+}
+void tell_marked(driver::allocation_observer* observer, driver::address block, clock::stream_clock const* user) {
+  if (observer && user) [[unlikely]]
+    observer->marked({user->device(), user->handle()}, block);
 }
 
 void add_fences(fences_due& due, pinned_space::range const& one) {
@@ -77,7 +75,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
     pinned_uses::version().fetch_add(1);
     state::gather(*p, one);
     if (auto* const observer = state_->owner.observer()) [[unlikely]]
-      tell_observer(*observer, number(block), one, at);
+      tell_freed(*observer, number(block), one, at);
     for (auto const& user : one.users)
       join(one.stamps, user.stream->of_marks().now());
     one.users.clear();
@@ -116,6 +114,7 @@ void pinned_memory::record_use(void const* block, clock::stream_clock& user) noe
     user.note_mark();
     users.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
     state::make_entries(found->second);
+    tell_marked(state_->owner.observer(), found->first, &user);
   } catch (...) {
     found->second.use_forgotten = true;
   }
@@ -132,6 +131,7 @@ void pinned_memory::record_use(void const* block, clock::stamp s) noexcept {
     state::forget_ended(*p, found->second);
     join(found->second.stamps, s);
     state::make_entries(found->second);
+    tell_marked(state_->owner.observer(), found->first, clock::find(s.stream));
   } catch (...) {
     found->second.use_forgotten = true;
   }
@@ -151,6 +151,7 @@ pinned_spot const* pinned_memory::look(void const* at, std::size_t bytes, std::u
     return nullptr;
   try {
     spot.last = state::use_of(*p, found->second, stream);
+    tell_marked(state_->owner.observer(), found->first, clock::find(stream));
   } catch (...) {
     return nullptr;
   }

@@ -129,6 +129,9 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   }
   found->saw_captured(is.value.captured);
   clock::named_in_call const now(*found);
+  // A free that names no stream asks nothing: a block that the capture uses stays with the one that is known.
+  if (is.value.captured)
+    (void)found->lane();
   if (found->owes_fence() && !is.value.captured)
     (void)found->fence();
   if (!gone.empty())

@@ -59,9 +59,8 @@ struct bench : ::testing::Test {
   void begins(stream_handle home, address at, std::size_t n, int line) {
     witness->allocated({0, home}, at, n, {"program.cpp", "", static_cast<unsigned>(line)});
   }
-  void ends(std::vector<allocation_observer::user> behind, address at, std::size_t n, int line,
-            std::vector<allocation_observer::user> counted = {}) {
-    witness->freed(at, n, {behind, counted}, {"program.cpp", "", static_cast<unsigned>(line)});
+  void ends(std::vector<allocation_observer::user> behind, address at, std::size_t n, int line) {
+    witness->freed(at, n, behind, {"program.cpp", "", static_cast<unsigned>(line)});
   }
   std::vector<kind> kinds() {
     std::vector<kind> all;

@@ -124,6 +124,23 @@ TEST_F(checker, a_mark_counts_without_a_declared_use) {
   EXPECT_EQ(kinds(), (all{kind::handed_out_early})) << text();
 }
 
+// It is no error of the program, whichever streams the free names. weir has to wait for it.
+TEST_F(checker, a_mark_that_the_free_does_not_name_counts) {
+  auto const s = stream(), t = stream();
+  for (bool const waits : {true, false}) {
+    address const at = memory();
+    begins(s, at, 256, 10);
+    witness->marked({0, t}, at + 100);
+    order(s, t);
+    read(t, at);
+    ends({{0, s}}, at, 256, 11);
+    if (waits)
+      order(t, s);
+    begins(s, at, 256, 12);
+    EXPECT_EQ(kinds(), waits ? all{} : all{kind::handed_out_early}) << text();
+  }
+}
+
 TEST_F(checker, reuse_behind_order_or_completion_is_right) {
   address const at = memory();
   auto const s = stream(), t = stream(), u = stream();

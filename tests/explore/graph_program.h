@@ -105,6 +105,15 @@ class graphs_among_threads {
     void free(block const& b, clock::stream_clock* last_use = nullptr) {
       memory().deallocate(b.at, last_use, source_location::current());
     }
+    // False: it was refused, as a host function may ask no driver whether a graph uses the block.
+    bool free_in_host_function(block const& b) {
+      driver::inside_work const here;
+      try {
+        return free(b), true;
+      } catch (driver_error const&) {
+        return false;
+      }
+    }
     static block take(std::vector<block>& from, std::size_t i) {
       std::swap(from[i], from.back());
       block const b = from.back();
@@ -126,7 +135,10 @@ class graphs_among_threads {
         return;
       block const b = take(blocks_, some(blocks_));
       give(b.home, b, job::kind::look, "outside");
-      free(b);
+      if (!t_.coin(30))
+        free(b);
+      else if (!free_in_host_function(b))
+        t_.fail("a free in a host function was refused as in a capture, and answered not permitted");
     }
 
     // Inside ------------------------------------------------------------------------------------------------
@@ -165,6 +177,7 @@ class graphs_among_threads {
       auto const kept = machine().end_capture(0, line(0).handle());
       if (made.memory)
         choices.forget(begun.value->capture());
+      must(line(0).captured().is, "captured");  // so weir hears of the end
       if (!kept.ok())
         return t_.fail("a capture was spoiled");
       if (t_.coin(20)) {  // it is never launched
@@ -248,7 +261,8 @@ class graphs_among_threads {
       t_.say("inside, the free of a block from before");
       give(m, b, job::kind::look, "in a graph, freed inside");
       all.worked_there |= m == 1;
-      free(b);
+      if (!t_.coin(30) || !free_in_host_function(b))
+        free(b);
     }
 
     // Launches ----------------------------------------------------------------------------------------------

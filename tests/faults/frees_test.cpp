@@ -45,7 +45,8 @@ class listener final : public driver::fault_injector, public driver::allocation_
   weir::driver::allocation_observer* watching() noexcept override { return what_ == hears::observer ? this : nullptr; }
   void stream_made(user, source_location) override {}
   void allocated(user, weir::driver::address, std::size_t, source_location) override {}
-  void freed(weir::driver::address, std::size_t, waits_for, source_location) override { ++told_freed; }
+  void marked(user, weir::driver::address) override {}
+  void freed(weir::driver::address, std::size_t, std::span<user const>, source_location) override { ++told_freed; }
   void stream_handed_out(user) override {}
   void event_handed_out(weir::driver::event_handle) override {}
   void handed_over(user, weir::driver::address, std::size_t, source_location) override {}

@@ -274,11 +274,11 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
     slab::note* const n = b.in_slab->note_of(b.index);
     if (&user != (n && n->home ? n->home : home))
       b.in_slab->record_use(b.index, user);
-    return;
+  } else if (&user != b.block->home && !b.block->users.has(user)) {
+    b.block->users.add(user);
   }
-  auto& users = b.block->users;
-  if (&user != b.block->home && !users.has(user))
-    users.add(user);
+  if (auto* const w = of_.runtime.observer()) [[unlikely]]
+    w->marked({by.device(), by.handle()}, b.start);
 }
 
 void device_allocator::set_stream(void* p, clock::stream_clock& to, source_location at) {
@@ -355,7 +355,16 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
 
 allocator::range device_allocator::use(void const* p, clock::stream_clock& user) noexcept {
   region* const r = of_.space.find(p);
-  return r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
+  range const found = r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
+  auto* const w = found.base ? of_.runtime.observer() : nullptr;
+  if (!w) [[likely]]
+    return found;
+  try {
+    w->marked({user.device(), user.handle()}, reinterpret_cast<address>(found.base));
+  } catch (std::bad_alloc const&) {
+    return {};
+  }
+  return found;
 }
 
 allocator::range device_allocator::use_in(region& r, address a, clock::stream_clock& by) noexcept {

@@ -84,6 +84,17 @@ clock::stream_clock* free_path::busy_user(session const& in, block_ref const& b,
   return found;
 }
 
+// The driver did not say which capture the stream is in. Of one that is spoiled nothing will run. A host function
+// cannot ask at all.
+void free_path::refuse_in_host_function(clock::stream_clock const& s, source_location at) {
+  if (s.captured().is.what != driver::code::not_permitted)
+    return;
+  throw driver_error(0, "deallocate",
+                     base::text("a block that the capture of stream ", s.id(), " of gpu:", s.device(),
+                                " may use, in a host function, where CUDA lets no graph keep it"),
+                     "Free it after the function has returned, or on another thread", at, error_id{465});
+}
+
 // Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will
 // run, nor on a lost device. A graph that goes on and cannot keep the block would write freed memory at each launch.
 // Throws: driver_error, bad_alloc
@@ -91,15 +102,19 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   bool const exists = s.alive() == clock::life::own || s.alive() == clock::life::foreign ||
                       (s.alive() == clock::life::borrowed && clock::named_in_call::is(s));
   auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
-  // spoiled, or a handle that has gone
-  if (now.is.what == driver::code::not_permitted || now.is.what == driver::code::invalid)
-    return;
+  if (now.is.what == driver::code::invalid)
+    return;                                                                 // a handle that has gone
   clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();  // else as it was last seen
+  if (lane && graphs_.known(*lane).pool)
+    return;
+  if (now.is.what == driver::code::not_permitted)
+    return refuse_in_host_function(s, at);
   if (!lane)
     return;
   try {
     (void)graphs_.of(*lane, at);
   } catch (invalid_use const&) {  // spoiled meanwhile
+    refuse_in_host_function(s, at);
   } catch (device_lost const&) {
   } catch (driver_error const&) {
     // The handle of a borrowed stream that has ended names no stream, and a process that ends launches no graph.
@@ -293,20 +308,20 @@ block_ref free_path::must_start_at(session const&, void* p, region* r, source_lo
                     error_id{159});
 }
 
-// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.
+// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does. It knows
+// those that have ended from their marks.
 void free_path::announce_free(session const& in, block_ref const& b, clock::stream_clock& its,
                               clock::stream_clock* last_use, source_location at) const {
-  std::vector<driver::allocation_observer::user> users, ended;
+  std::vector<driver::allocation_observer::user> users;
   bool const asleep = in.heap().is_asleep();
   auto const add = [&](clock::stream_clock const* t) {
-    if (t && !asleep)
-      (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
+    if (t && !asleep && t->alive() != clock::life::retired && !t->has_no_stream())
+      users.push_back({t->device(), t->handle()});
   };
   add(&its);
   b.each_user(add);
   add(last_use);
-  of_.runtime.observer()->freed(b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested, {users, ended},
-                                at);
+  of_.runtime.observer()->freed(b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested, users, at);
 }
 
 void free_path::fence_what_came_free(clock::stream_clock& home) noexcept try {
