@@ -341,6 +341,8 @@ void thread_group::shared::speaks(int rank) noexcept {
     --silent;
 }
 
+// Returns: a rank that others wait for in vain, because more exceptions have ended owners of its communicator than had
+// when they made their calls, and it has made none since. -1: there is none.
 int thread_group::shared::awaited() const noexcept {
   if (silent == 0)
     return -1;
@@ -351,16 +353,17 @@ int thread_group::shared::awaited() const noexcept {
     std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
     if (place < open.size() && open[place].exceptions < its)
       return rank;
-    // One that has called the next collective is judged by it: both come to their other calls behind it.
-    auto const waits = [&](int other, std::uint64_t least) {
-      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && least < its;
+    // `at_its_call`: exceptions of the other rank then. One that has called the next collective is judged by it:
+    // both come to their other calls behind it.
+    auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
+      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && at_its_call < its;
     };
     for (auto const& [of, p] : pairs)
       if ((of[0] == rank || of[1] == rank) && !p.open.empty() &&
-          waits(p.open.front().first_rank, p.open.front().exceptions))
+          waits_in_vain(p.open.front().first_rank, p.open.front().exceptions))
         return rank;
     for (int other = 0; meets && !meets->came[r] && other < static_cast<int>(unwound.size()); ++other)
-      if (meets->came[static_cast<std::size_t>(other)] && waits(other, exceptions_of(other)))
+      if (meets->came[static_cast<std::size_t>(other)] && waits_in_vain(other, exceptions_of(other)))
         return rank;
   }
   return -1;

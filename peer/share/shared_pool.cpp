@@ -318,6 +318,7 @@ void shared_pool::add_handle(std::shared_ptr<exported> const& made, std::size_t 
 driver::status shared_pool::grow(std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
   driver::status is;
+  // Unless it is 0, charge() has counted this thread as in motion.
   std::size_t want = charge(least, s, is);
   if (want == 0)
     return is;
@@ -351,7 +352,7 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
   } catch (...) {
     refund(want);
     if (made)
-      exports_.keep(*made, false);
+      exports_.keep(*made, /*retiring*/ false);
     throw;
   }
 }

@@ -64,7 +64,7 @@ bool refused(call) noexcept;
 // Pages and addresses ---------------------------------------------------------------------------------------
 std::size_t page_size() noexcept;  // bytes
 
-// Addresses without memory; an access faults. Requires: alignment a power of two. Returns: null if none.
+// Addresses without memory; an access faults. Requires: whole pages; alignment a power of two. Returns: null if none.
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept;
 bool return_addresses(void* at, std::size_t bytes) noexcept;  // mapped or not
 enum class pages : std::uint8_t { when_touched, now };

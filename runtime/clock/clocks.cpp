@@ -431,7 +431,8 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   return false;
 }
 
-// Not borrowed ones, which may exist no more.
+// captured() notes the driver's answer, and ends a capture that is over. Borrowed streams are left out: they may exist no
+// more.
 void clocks::state::ask_the_captured() noexcept try {
   std::vector<stream_clock const*> seen;
   {

@@ -78,7 +78,7 @@ driver::result<fence_ref> event_pool::take_fence(int device) {
   struct with_event : fence {
     with_event(std::shared_ptr<event_pool> pool, int device, driver::event_handle h) noexcept
         : own(std::move(pool), device, driver::event_kind::order_only, h) {
-      event = event_ref(event_ref(), &own);
+      event = event_ref(event_ref(), &own);  // owns nothing: no copy of it outlives its fence
     }
     pooled_event own;
   };

@@ -73,7 +73,7 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
 struct fence {
   std::uint64_t n = 0;  // covers the stamps (stream, 1..n)
   event_ref event;
-  std::shared_ptr<void const> of;  // keeps the stream object of a weir::event's fence, see timeline::hold()
+  std::shared_ptr<void const> of;  // keeps the stream object of a weir::event's fence, see stream_clock::hold()
   snapshot seen;                   // the stream's frontier before the record
   // Recorded for a question or a wait: it covers all work up to that time, not just the work it is for.
   bool asked = false;

@@ -178,7 +178,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
 
  private:
   friend class clocks;
-  struct common;  // what the timelines of one runtime share
+  struct common;  // what the clocks of one runtime share
   stream_clock(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r,
                std::shared_ptr<common> c)
       : id_(id),
@@ -405,7 +405,7 @@ inline bool stream_clock::covers(stamp s) const {
     return true;
   if (seen_captured())
     return false;
-  // passed() comes last: a stamp that has completed meanwhile is no longer in the frontier.
+  // is_complete_up_to() comes last: a stamp that has completed meanwhile is no longer in the frontier.
   return knows({s.stream, there->last_wanted(s.n)}) || there->is_complete_up_to(s.n);
 }
 

@@ -127,30 +127,34 @@ void heap_counters::set_alone(bool to) noexcept {
 
 level_values heap_counters::current() const noexcept {
   level_values out;
+  auto const of = [&](level k) -> by_pool& { return out[static_cast<std::size_t>(k)]; };
   for (std::size_t p = 0; p < all; ++p) {
     auto const live_of = [&](value sums::*what) { return (taken_[p].*what).get() - (given_[p].*what).get(); };
-    out[0][p] = live_of(&sums::blocks);
-    out[1][p] = out[0][p] + pending_[p].blocks.get() - reclaimed_[p].blocks.get();
-    out[2][p] = live_of(&sums::bytes);
-    out[3][p] = out[2][p] + pending_[p].bytes.get() - reclaimed_[p].bytes.get();
-    out[4][p] = live_of(&sums::requested);
+    of(level::allocation)[p] = live_of(&sums::blocks);
+    of(level::active)[p] = of(level::allocation)[p] + pending_[p].blocks.get() - reclaimed_[p].blocks.get();
+    of(level::allocated_bytes)[p] = live_of(&sums::bytes);
+    of(level::active_bytes)[p] = of(level::allocated_bytes)[p] + pending_[p].bytes.get() - reclaimed_[p].bytes.get();
+    of(level::requested_bytes)[p] = live_of(&sums::requested);
   }
   constexpr std::size_t small = 0;  // thread caches hold only small blocks
-  auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) {
-    out[k][small] += live, out[k + 1][small] += active;
-  };
+  auto const add = [&](level k, std::int64_t n) { of(k)[small] += n; };
+  // One cache reports what its thread has. Of several the slots that they drew count as live, also those that lie free.
   if (alone_.get()) {
     std::int64_t const blocks = out_.blocks.get(), bytes = out_.bytes.get();
-    add(0, blocks - deferred_.blocks.get(), blocks);
-    add(2, bytes - deferred_.bytes.get(), bytes);
-    out[4][small] += out_.requested.get() - deferred_.requested.get();
+    add(level::allocation, blocks - deferred_.blocks.get());
+    add(level::active, blocks);
+    add(level::allocated_bytes, bytes - deferred_.bytes.get());
+    add(level::active_bytes, bytes);
+    add(level::requested_bytes, out_.requested.get() - deferred_.requested.get());
   } else {
     std::int64_t const blocks = drawn_[small].blocks.get() - returned_[small].blocks.get(),
                        bytes = drawn_[small].bytes.get() - returned_[small].bytes.get();
-    add(0, blocks, blocks + sent_.blocks.get());
-    add(2, bytes, bytes + sent_.bytes.get());
-    out[4][small] +=
-        bytes + out_.requested.get() - out_.bytes.get() + deferred_.bytes.get() - deferred_.requested.get();
+    add(level::allocation, blocks);
+    add(level::active, blocks + sent_.blocks.get());
+    add(level::allocated_bytes, bytes);
+    add(level::active_bytes, bytes + sent_.bytes.get());
+    add(level::requested_bytes,
+        bytes + out_.requested.get() - out_.bytes.get() + deferred_.bytes.get() - deferred_.requested.get());
   }
   for (by_pool& l : out)
     l[all] = l[0] + l[1];

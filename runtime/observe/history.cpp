@@ -70,8 +70,8 @@ struct history::book {
     std::uint32_t line = 0, stack = 0, thread = 0;
   };
 
-  std::span<event const> only;  // if one thread wrote
-  std::vector<event> batch;     // if several did
+  std::span<event const> gathered;  // the log of a single thread, or `batch`
+  std::vector<event> batch;         // of several threads, sorted
   boost::circular_buffer<event> ring;
   boost::unordered_flat_map<std::uintptr_t, live_entry> live;
   // ticks, of blocks whose beginning is gathered next time
@@ -245,7 +245,8 @@ void history::take_back(std::uintptr_t at) noexcept try {
   l.count.store(n - 1, base::memory_order_release);
 } catch (std::bad_alloc const&) {}  // this thread has no log: it has written nothing
 
-// Gathers all threads' events up to one moment, so that an event is never gathered before an earlier one.
+// Gathers all threads' events up to one moment, nearly in order: an event that its thread publishes late is gathered
+// next time. If it is the beginning of a block, `early_ends` has the block's end.
 void history::gather() {
   std::uint64_t const until = base::ticks();
   book& b = *book_;
@@ -261,18 +262,18 @@ void history::gather() {
     if (n == l->gathered)
       continue;
     if (++writers == 1)
-      b.only = std::span(l->events).subspan(l->gathered, n - l->gathered);
+      b.gathered = std::span(l->events).subspan(l->gathered, n - l->gathered);
     else
       b.batch.insert(b.batch.end(), l->events.begin() + l->gathered, l->events.begin() + n);
     l->gathered = n;
   }
   if (writers > 1) {
-    b.batch.insert(b.batch.begin(), b.only.begin(), b.only.end());
+    b.batch.insert(b.batch.begin(), b.gathered.begin(), b.gathered.end());
     std::stable_sort(b.batch.begin(), b.batch.end(), [](event const& x, event const& y) { return x.ticks < y.ticks; });
-    b.only = b.batch;
+    b.gathered = b.batch;
   }
   if (writers) {
-    for (event const& e : b.only)
+    for (event const& e : b.gathered)
       b.enter(e);
   }
   b.earlier_ends.clear();

@@ -107,7 +107,7 @@ std::size_t word_of(std::span<std::string_view const> words, std::string_view ke
     return static_cast<std::size_t>(found - words.begin());
   std::string meant = did_you_mean(value, words, std::string(key) + ":");
   if (!meant.empty())
-    meant.pop_back();
+    meant.pop_back();  // the blank behind the question
   refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words),
          meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at,
          error_id{167});
@@ -122,7 +122,7 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"expandable_segments", "Leave it out: weir always maps memory in segments that expand, if the driver can"},
     {"backend", "Leave it out: weir has one allocator"},
     {"per_process_memory_fraction", "Use device_limit:SIZE, or weir::set_per_process_memory_fraction"},
-    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock during driver calls"},
+    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock of a heap during driver calls"},
     {"pinned_use_cuda_host_register", "Leave it out: weir registers its pages with the driver"},
     {"pinned_num_register_threads", "Leave it out, and reserve pinned memory with weir::reserve_pinned_memory"},
     {"pinned_use_background_threads", "Leave it out: weir queries events in the calls that need memory"},
@@ -529,7 +529,7 @@ std::vector<std::string> unknown_variables() {
   static constexpr std::string_view ours[] = {"WEIR_CONF",        "WEIR_CONF_FILE",    "WEIR_DEVICES",
                                               "WEIR_CHECK_RACES", "WEIR_SIM_GUARD",    "WEIR_SIM_CENSUS",
                                               "WEIR_TORCH",       "WEIR_TORCH_LIBRARY"};  // the last two: interop/torch
-  static constexpr std::string_view of_tests_and_tools[] = {
+  static constexpr std::string_view prefixes_of_tests_and_tools[] = {
       "WEIR_TEST_",      "WEIR_KILL_",       "WEIR_MISHAP_",       "WEIR_PLANTED_",     "WEIR_PROVE_", "WEIR_FUZZ_",
       "WEIR_CHECKED_",   "WEIR_CHECK_LINES", "WEIR_CHECK_SECONDS", "WEIR_CONFORMANCE_", "WEIR_GPU_",   "WEIR_TRAINER_",
       "WEIR_WRITE_DOCS", "WEIR_SYSTEM_ROOT", "WEIR_DEPS",          "WEIR_TOOL",         "WEIR_MUTANT", "WEIR_STRESS_"};
@@ -538,11 +538,13 @@ std::vector<std::string> unknown_variables() {
     auto const begins = [&](std::string_view with) { return name.starts_with(with); };
     if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours))
       continue;
-    if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins))
+    if (std::any_of(std::begin(prefixes_of_tests_and_tools), std::end(prefixes_of_tests_and_tools), begins))
       continue;
-    std::string const meant = did_you_mean(name, ours);
+    std::string meant = did_you_mean(name, ours);
+    if (!meant.empty())
+      meant.pop_back();  // the blank behind the question
     lines.push_back("weir-112: weir does not read the variable " + in_quotes(name) + ". " +
-                    (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));
+                    (meant.empty() ? "It reads " + all_of(ours) : meant));
   }
   return lines;
 }

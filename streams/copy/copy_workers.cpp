@@ -129,17 +129,15 @@ std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
     return common_;
   try {
     auto all = known_.lock();
-    auto& its = all->near[node];
-    if (its)
-      return its;
+    if (auto const its = all->near.find(node); its != all->near.end())
+      return its->second;
     auto near = os::usable_processors_near(node);
-    its = common_;
-    if (near.size() < static_cast<std::size_t>(threads_) || all->stopped)
-      return its;
-    its = std::make_shared<copy_workers>(threads_, std::move(near));
-    if (all->how.threads)
-      its->work_by(all->how);
-    return its;
+    bool const enough = near.size() >= static_cast<std::size_t>(threads_) && !all->stopped;
+    auto const made = enough ? std::make_shared<copy_workers>(threads_, std::move(near)) : common_;
+    if (enough && all->how.threads)
+      made->work_by(all->how);
+    // Remembered, the common ones too, so that the system is asked once.
+    return all->near.emplace(node, made).first->second;
   } catch (...) {
     return common_;  // no memory for its own workers
   }

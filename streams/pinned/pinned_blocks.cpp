@@ -72,7 +72,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
     if (freed == p->space.end() || freed->first != number(block) || freed->second.is != state_of::live)
       refuse_free(p->space, block, freed, at);
     auto& one = freed->second;
-    pinned_uses::version().fetch_add(1);
+    pinned_uses::version().fetch_add(1);  // from here on no thread finds the block in its cache of uses
     state::gather(*p, one);
     if (auto* const observer = state_->owner.observer()) [[unlikely]]
       tell_freed(*observer, number(block), one, at);

@@ -223,6 +223,7 @@ memory_report pinned_memory::state::why_no_room(std::size_t bytes, std::size_t r
     r.largest_free = p->space.largest_free();
   }
   r.capacity = os::memory_of_host();
+  // Under a limit the host's own memory decides nothing: what it has left stays 0 in the report.
   if (auto const host = r.limit ? std::nullopt : os::memory_available()) {
     r.capacity = host->total;
     r.host_available = host->available, r.host_kept = state::left_to_others(*host);

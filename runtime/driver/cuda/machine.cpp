@@ -41,8 +41,8 @@ void cuda_driver::open_closed_gates() {
   g->closed.clear();
 }
 
-// They still name this driver. After a loss, other devices may wait forever for its events: then waits for a
-// limited time and drops what has not run.
+// Host functions that were enqueued still name this driver. After a loss, other devices may wait forever for its events:
+// then those that have not run in two seconds are dropped. One that runs is waited for, however long it takes.
 void cuda_driver::end_host_functions() {
   if (has_lost_any()) {
     auto p = pending_.lock();
@@ -58,7 +58,7 @@ void cuda_driver::end_host_functions() {
   {
     auto p = pending_.lock();
     call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that ran while their device was lost
-    droppers.swap(p->droppers);
+    droppers.swap(p->droppers);                                   // threads that drop_pending() started
   }
   for (auto& dropper : droppers)
     dropper.join();

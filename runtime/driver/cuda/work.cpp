@@ -247,6 +247,7 @@ status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void co
 
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   seen const ends = bytes ? look_at(dst, src, bytes) : seen{};
+  // The host copies, and enters the driver in copy_on_host. A range may leave its pinned block.
   if (ends.both_pinned) {
     if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst))
       return invalid;

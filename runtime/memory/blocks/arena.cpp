@@ -63,8 +63,8 @@ heap_block* arena::split(heap_block& p, address at) {
   p.bytes = at - p.at;
   link_after(p, *right);
   if (opening_index::is_solid(p)) {
-    if (opening_index* const all = rooms_of(p))
-      all->split(p, *right);
+    if (opening_index* const openings = rooms_of(p))
+      openings->split(p, *right);
   }
   return right;
 }
@@ -126,8 +126,7 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 [[gnu::always_inline]] inline void arena::put_free(heap_block& p) noexcept {
-  if (opening_index* const all = rooms_of(p))
-    all->open(p);
+  open_around(p);
   p.is = state::free;
   WEIR_RULE(p.in->page(p.at), "an unmapped block has a handle, or another block has none");
   heap_block* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
@@ -152,8 +151,7 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 void arena::put_unmapped(heap_block& p) noexcept {
-  if (opening_index* const all = rooms_of(p))
-    all->open(p);
+  open_around(p);
   p.is = state::unmapped;
   p.freed = 0;
   WEIR_RULE(!p.in->page(p.at), "an unmapped block has a handle, or another block has none");

@@ -3,7 +3,7 @@
 // place comes first, and pages follow (arena::places).
 // Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
-// Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap; every byte outside gap
+// Invariant (heap_block.h): region = live + pending + slab + free + reserved + unmapped; every byte outside unmapped
 // and reserved is mapped.
 #pragma once
 #include <algorithm>
@@ -134,10 +134,11 @@ class arena {
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for runs
   heap_block* commit(growth_plan&);                     // Requires: the block's range is mapped. Ensures: live
   heap_block* commit_run(growth_plan&);                 // As commit. Ensures: as take_run
-  void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }  // mapped pages become free, others gap
+  // Pages without a handle are unmapped again, the rest is free.
+  void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }
 
   // Reserves whole handles of free blocks whose free stamp is `complete`, one reserved block in each, until
-  // `want` bytes are found. Afterwards call release_done(): unmapped pages become gap, the rest free again.
+  // `want` bytes are found. Afterwards call release_done(): pages whose handles went are unmapped, the rest is free again.
   // Requires: if `which` is lowest, all stamps are complete.
   struct going {
     std::vector<released> all;
@@ -386,9 +387,14 @@ class arena {
   static opening_index* rooms_of(heap_block const& p) noexcept {
     return p.at < p.in->runs ? p.in->rooms.get() : nullptr;
   }
+  // A block goes or comes between two others: the opening around its place opens or closes.
+  static void open_around(heap_block& p) noexcept {
+    if (opening_index* const openings = rooms_of(p))
+      openings->open(p);
+  }
   [[gnu::always_inline]] static void close_around(heap_block& p) noexcept {
-    if (opening_index* const all = rooms_of(p))
-      all->close(p);
+    if (opening_index* const openings = rooms_of(p))
+      openings->close(p);
   }
   void put_free(heap_block&) noexcept;  // merges and enlists
   void enlist(heap_block&) noexcept;    // by size or, if large, by address; and for the search for whole handles

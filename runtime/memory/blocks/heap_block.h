@@ -1,8 +1,8 @@
 // A block of an arena: one address range in one state. The blocks of a region lie side by side without holes.
 // Threads: guarded by the lock of the stream_heap that owns the region.
 //
-// Invariant: region = live + pending + slab + free + reserved + gap, in bytes. In one part (blocks or runs)
-// no two neighbours are both free, or both gap.
+// Invariant: region = live + pending + slab + free + reserved + unmapped, in bytes. In one part (blocks or runs)
+// no two neighbours are both free, or both unmapped.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ enum class state : std::uint8_t {
   slab,      // the run of a slab
   free,      // mapped; all work that used it is ordered before the stamp (home, freed), so before home's next work
   reserved,  // held by a call that talks to the driver without the lock
-  unmapped,  // unmapped: addresses without physical memory
+  unmapped,  // addresses without physical memory
 };
 
 // A stream that a block is marked for.
@@ -98,7 +98,7 @@ struct alignas(64) heap_block {
   std::uint8_t seat = 0;
   std::uint16_t leaf = no_leaf;  // large and free: its leaf in lowest_fit.h
   std::uint16_t bin = 0;
-  heap_block* bin_before = nullptr;  // free, gap: links of its bin
+  heap_block* bin_before = nullptr;  // free, unmapped: links of its bin
   heap_block* bin_after = nullptr;
   std::uint64_t freed = 0;              // free: the number of its free stamp, on the arena's home
   clock::stream_clock* home = nullptr;  // live: the stream it was allocated for
@@ -110,7 +110,7 @@ struct alignas(64) heap_block {
   heap_block* span_after = nullptr;
   std::size_t span = 0;  // listed: bytes of the handles that lie wholly inside
   hook age;
-  hook place;  // listed or gap: by address
+  hook place;  // listed or unmapped: by address
   std::uint16_t span_bin = 0;
   // Neither free nor unmapped, below region::runs: the room behind it (opening_index.h).
   std::uint16_t room_leaf = no_leaf;

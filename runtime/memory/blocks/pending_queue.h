@@ -2,7 +2,7 @@
 // Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
 // Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor
-// complete. settle() examines one block a stream beyond those it reclaims: amortized O(1). A block of the
+// complete. reclaim() examines one block a stream beyond those it reclaims: amortized O(1). A block of the
 // arena is found by size in O(log n), the oldest block in O(1).
 #pragma once
 #include <algorithm>
@@ -136,7 +136,7 @@ class pending_queue {
       queue = queues_.insert(std::move(r.queue_)).position;
     enter(n, queue->second);
   }
-  // Removes each block whose stamps are all `passed(stamp, block)`, and calls `settled(block)`, which must
+  // Removes each block whose stamps are all `passed(stamp, block)`, and calls `reclaimed(block)`, which must
   // not throw. If the host has no memory to queue a block under its next stamp, the block stays as it is.
   template <class Passed, class Reclaimed>
   void reclaim(Passed passed, Reclaimed reclaimed) {
@@ -175,7 +175,7 @@ class pending_queue {
   }
   // The block freed first; null: empty.
   pending_block const* oldest() const noexcept { return by_sequence_.empty() ? nullptr : &by_sequence_.front(); }
-  // Removes the oldest block whatever it waits for, then calls `settled(block)`. Requires: not empty.
+  // Removes the oldest block whatever it waits for, then calls `reclaimed(block)`. Requires: not empty.
   template <class Reclaimed>
   void reclaim_oldest(Reclaimed reclaimed) {
     node& b = by_sequence_.front();

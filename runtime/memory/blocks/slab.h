@@ -61,7 +61,7 @@ enum class slot : std::uint8_t {
 // `exact` and `cached` are whole values of the byte; any other value needs a closer look.
 using slot_byte = base::single_writer<std::uint8_t>;
 struct slot_bits {
-  // noted: in `marks` or `notes`. A thread that sets it on a live slot changes no other bit
+  // noted: in `users` or `notes`. A thread that sets it on a live slot changes no other bit
   static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
   static constexpr int unused_shift = 3;  // small: all of size - requested; large: whether there is any
   static constexpr std::uint8_t some_unused = 1 << 3;

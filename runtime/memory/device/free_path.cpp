@@ -184,7 +184,8 @@ class free_path::attempt {
       of_.machine.block_given_back(block_.start);
   }
   bool has_to_wait() const noexcept { return !stamps_.empty(); }
-  // With the thread's other frees that wait for the same stream. False: not deferred
+  // With the thread's other frees that wait for the same stream. A block that waits for two streams, or has a note,
+  // becomes pending by itself. False: not deferred
   bool defer() {
     bool const may = stamps_.size() == 1 && cache_ && block_.in_slab && !note_ &&
                      in_.heap().may_defer_free(region_, reinterpret_cast<void*>(block_.start), *first_of_);
@@ -250,8 +251,9 @@ class free_path::attempt {
   slab::note const* const note_ = block_.in_slab ? block_.in_slab->note_of(block_.index) : nullptr;
   clock::stream_clock* its_ = nullptr;  // the block's home
   std::size_t const rounded_ = block_.in_slab ? block_.in_slab->size : block_.block->bytes;
-  boost::container::small_vector<clock::stamp, 4> stamps_;
-  boost::container::small_vector<clock::stream_clock*, 4> to_fence_;  // other than the home
+  // make_room() takes room for three streams beside the home without host memory.
+  boost::container::small_vector<clock::stamp, 8> stamps_;
+  boost::container::small_vector<clock::stream_clock*, 8> to_fence_;  // other than the home
   clock::stream_clock* at_home_ = nullptr;                            // the home, if a fence of it is due
   clock::stream_clock* first_of_ = nullptr;                           // the stream of the first stamp
   std::uint64_t since_ = 0;                                           // the home's own last use

@@ -40,8 +40,8 @@ class oom_callbacks::calling {
     in_.done_.notify_all();
   }
   calling(calling const&) = delete;
-  bool first() const noexcept { return first_; }
-  bool enter(std::uint64_t id) {  // false: an earlier callback has removed it
+  bool is_outermost() const noexcept { return first_; }  // not inside a callback of this thread
+  bool enter(std::uint64_t id) {                         // false: an earlier callback has removed it
     base::lock_guard hold(in_.lock_);
     bool const stands = std::any_of(in_.all_.begin(), in_.all_.end(), [&](entry const& a) { return a.id == id; });
     std::find_if(in_.running_.begin(), in_.running_.end(), [&](caller const& c) { return c.thread == me_; })->in =
@@ -74,9 +74,11 @@ bool oom_callbacks::call_each(memory_report const& r, kind is) {
   if (now.empty())
     return false;
   calling mine(*this);
+  if (!mine.is_outermost())
+    return false;
   bool freed = false;
   for (entry const& e : now) {
-    if (mine.first() && mine.enter(e.id))
+    if (mine.enter(e.id))
       freed |= e.run(e.state, r);
   }
   return freed;
@@ -94,7 +96,7 @@ bool oom_callbacks::spill(memory_report const& r) {
   if (!s)
     return false;
   calling const mine(*this);
-  return mine.first() && s->make_room(r);
+  return mine.is_outermost() && s->make_room(r);
 }
 
 }  // namespace weir::memory

@@ -51,7 +51,7 @@ class heap_table {
   memory_pool& add_pool(memory_pool::kind, std::string name, std::size_t limit);  // Throws: bad_alloc
   static constexpr std::size_t kept_ended = 64;  // pools whose objects no later pool gets yet
   void close_pool(memory_pool&) noexcept;        // guards of it have no effect from now on; its memory stays in it
-  // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
+  // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping_lock::exclusive
   void end_pool(memory_pool&) noexcept;
   std::vector<memory_pool*> ended_asleep() const;  // that heaps are in still. Throws: bad_alloc
   // Heaps with more than `page` bytes that ended pools left, in which no block is live. Throws: bad_alloc

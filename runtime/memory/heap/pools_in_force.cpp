@@ -21,7 +21,7 @@ void thread_caches::choose(choice& c) noexcept {
   base::thread_pointer<allocation_table, &no_allocations>::value = &c.table;
 }
 
-thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& p) {
+thread_caches::choice& thread_caches::choice_within(choice& before, pool_in_force const& p) {
   if (before.last_pool == p.number)
     return *before.last;
   std::vector<pool_in_force> pools = before.pools;
@@ -61,7 +61,7 @@ std::uint64_t thread_caches::enter(memory_pool& pool) {
   pool_in_force const p{pool.of, pool.number(), &pool};
   base::make_room(mine->entered_);
   choice& before = *mine->now_;
-  mine->choose(mine->with(before, p));
+  mine->choose(mine->choice_within(before, p));
   mine->entered_.push_back({mine->next_number_, p, &before});
   return mine->next_number_++;
 }
@@ -74,13 +74,14 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
   auto const gone = std::ranges::find(all, number, &entered::number);
   if (gone == all.end())
     return;
+  // The pools that were entered after it lead to other choices than before.
   choice* now = gone->before;
   for (auto later = all.erase(gone); later != all.end(); ++later) {
     later->before = now;
-    now = &mine->with(*now, later->pool);
+    now = &mine->choice_within(*now, later->pool);
   }
   mine->choose(*now);
-} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread leaves an older one
+} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread enters or leaves another one
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {

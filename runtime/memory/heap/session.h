@@ -253,7 +253,7 @@ class session : public excluded {
   arena::going reserve_handles(std::size_t want, arena::first which, Complete complete) {
     return heap_.blocks_.reserve_handles(want, which, complete);
   }
-  void release(released const& r) noexcept { heap_.blocks_.release_done(*r.place); }  // unmapped pages become gap
+  void release(released const& r) noexcept { heap_.blocks_.release_done(*r.place); }  // its pages are unmapped
   struct detached {
     handle_node node;
     clock::stamp last;  // use of it here
@@ -286,7 +286,7 @@ class session : public excluded {
   // Another stream or pool (heap_table). Requires: the table's lock, that no call is in it
   void move_to(memory_pool& p) noexcept { heap_.pool_.set(&p); }
   void move_to(clock::stream_clock& heir, std::uint64_t readers) noexcept;
-  void free_left_behind() noexcept { heap_.free_left_behind(); }  // Requires: mapping halts
+  void free_left_behind() noexcept { heap_.free_left_behind(); }  // Requires: mapping_lock::exclusive
 
  private:
   static constexpr int fences_when_sought = 4;

@@ -140,7 +140,7 @@ class alignas(64) stream_heap {
   void note_mapped(handle const&) noexcept;                            // counts and reports it
   void note_unmapped(handle const&) noexcept;                          // likewise
   void record_mapping(handle const&, observe::action) const noexcept;  // to the history
-  void free_left_behind() noexcept;                                    // the pool has ended. Requires: mapping halts
+  void free_left_behind() noexcept;  // the pool has ended. Requires: mapping_lock::exclusive
 
   bool holds_blocks() const;  // that live, or are pending
   // Counts its live blocks and runs as freed (yes) or as allocated again. Returns: how many blocks
@@ -188,10 +188,10 @@ class alignas(64) stream_heap {
   observe::cached_slots cached_before_;     // counts of caches that are gone
   std::size_t peer_bytes_ = 0;              // of handles that other devices may use
   heap_index::rows listed_ = 0;             // its rows in the index
-  base::single_writer<memory_pool*> pool_;  // changes with the lock, while mapping halts
+  base::single_writer<memory_pool*> pool_;  // changes with the lock, under mapping_lock::exclusive
   // Blocks of a sleeping heap keep their addresses and count as freed. Its unmapped memory serves no request.
   base::single_writer<bool> asleep_{false};
-  // Bits are set while mapping halts, and cleared at any time; both under heap_table's lock
+  // Bits are set under mapping_lock::exclusive, and cleared at any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers_{0};
   // Calls that found it as their stream's heap in their pool, and hold no lock meanwhile: it goes to no other stream
   // or pool (heap_table). Raised with the lock.

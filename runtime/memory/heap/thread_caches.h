@@ -116,7 +116,8 @@ class thread_caches {
     choice* before;
   };
   static memory_pool* outer(std::uint64_t heap_table) noexcept;
-  choice& with(choice& before, pool_in_force const&);  // Throws: bad_alloc
+  // The choice where that pool is in force, and else those of `before`. Made if there is none. Throws: bad_alloc
+  choice& choice_within(choice& before, pool_in_force const&);
   void choose(choice&) noexcept;
   static thread_caches* of_this_thread();  // Throws: bad_alloc. Null: its thread ends
 

@@ -66,7 +66,7 @@ struct device_context {
   std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says
   std::size_t const streams_with_pages;     // options::streams_with_pages
   std::size_t driver_reserve = 0;           // bytes; set once
-  base::guarded<std::size_t> unasked;       // bytes that may be taken before the driver is asked again
+  base::guarded<std::size_t> unasked;       // bytes that may be taken before the driver is asked, which holds this lock
   base::atomic<std::uint64_t> searched{0};  // blocks and streams examined for reuse, without those found
   observe::device_counters counts;
 

@@ -79,7 +79,7 @@ class mapping_lock {
   base::mutex lock_{base::quiet};
   base::condition changed_;
   int under_way_ = 0;        // under lock_
-  std::uint64_t ended_ = 0;  // under lock_: `flowing` sections that ended
+  std::uint64_t ended_ = 0;  // under lock_: `shared` sections that ended
   bool exclusive_ = false;   // under lock_
 };
 

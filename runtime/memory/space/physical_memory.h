@@ -1,5 +1,5 @@
 // One device's physical memory in transit: handles made for one growth, and those that the driver refused.
-// Threads: any. No lock is held over a driver call.
+// Threads: any. No heap's lock is held over a driver call.
 //
 // Invariant: charged = bytes of handles + bytes of growth under way + bytes of orphans.
 #pragma once
@@ -33,7 +33,7 @@ class physical_memory {
   std::size_t return_orphans();  // Returns: bytes that the driver has back
   std::size_t orphaned_bytes() const;
 
-  mapping_lock changes;  // flowing while handles change, halted while all are examined
+  mapping_lock changes;  // shared while handles change, exclusive while all are examined
 
  private:
   device_context& of_;

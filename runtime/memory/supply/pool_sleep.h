@@ -78,7 +78,7 @@ class pool_sleep {
   };
   pages_given give_pages(sleeper&, std::size_t& given);
   bool unmap(part const&, std::size_t& given);
-  void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
+  void return_what_is_free(stream_heap&);  // Requires: not mapping_lock::exclusive. Throws: bad_alloc
   bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   static void forget_free_handles(stream_heap&);
