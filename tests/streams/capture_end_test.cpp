@@ -87,6 +87,23 @@ TEST_P(ends_of_captures, a_host_function_leaves_the_graph_its_block) {
   }
 }
 
+// It is refused, too, and not as in a capture that is spoiled.
+TEST_P(ends_of_captures, an_allocation_in_a_host_function_says_so) {
+  deallocate(allocate(s, 64));  // the first one looks at the device
+  std::string said;
+  (void)graph::capture(s, [&] {
+    launch_host(of_functions, [&] {
+      try {
+        (void)allocate(s, 64);
+      } catch (invalid_use const& e) {
+        said = e.what();
+      }
+    });
+    of_functions.synchronize();
+  });
+  EXPECT_NE(said.find("called from a host function"), said.npos) << said;
+}
+
 // The owner's end throws nothing: the block stays, and can be freed later.
 TEST_P(ends_of_captures, an_owner_that_ends_there_leaves_its_block) {
   buffer before(s, 3_MiB);

@@ -235,7 +235,8 @@ clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_
   if (lane.ok() || lane.is.what == driver::code::invalid)
     return lane.value;
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
-  if (inside.ok() && lane.is.what == driver::code::not_permitted) {
+  // In a host function the other question is refused as well.
+  if (lane.is.what == driver::code::not_permitted && home.captured().ok()) {
     throw invalid_use("allocate", what + ", whose capture is spoiled",
                       "End the capture, and look for the call that it does not allow", r.at, error_id{386});
   }
