@@ -41,6 +41,8 @@ class two_nodes final : public os::nodes {
     return !refuses;
   }
   std::vector<int> near(int node) override {
+    if (throws)
+      throw std::bad_alloc();
     if (refuses)
       return {};
     return from_to(32 * node, 32 * node + 31);
@@ -69,7 +71,7 @@ class two_nodes final : public os::nodes {
     return -1;
   }
 
-  bool refuses = false;
+  bool refuses = false, throws = false;
   std::vector<int> may = from_to(0, 63);
 
  private:
@@ -201,6 +203,18 @@ TEST(nodes, the_common_crew_copies_without_a_usable_node) {
   EXPECT_EQ(unknown.of(0), unknown.of(-1)) << "the system does not know them";
   few.stop();
   EXPECT_EQ(few.of(1), few.of(-1)) << "none is made after the end";
+}
+
+// Regression: an empty entry stayed, and what follows called through it.
+TEST(nodes, a_node_that_is_not_known_for_memory_is_asked_again) {
+  two_nodes host;
+  host.throws = true;
+  streams::node_workers workers_by_node(3);
+  EXPECT_EQ(workers_by_node.of(0), workers_by_node.of(-1));
+  workers_by_node.work_by({.threads = 2});
+  host.throws = false;
+  EXPECT_NE(workers_by_node.of(0), workers_by_node.of(-1));
+  workers_by_node.stop();
 }
 
 TEST(nodes, a_system_that_refuses_costs_no_byte_and_no_page) {
