@@ -128,7 +128,7 @@ class external_stream {
   // different stream on every thread: borrow it. Simulated devices: see simulated_stream of weir/sim.h.
   // Throws: invalid_use (a stream of another device, the per-thread default), device_lost
   external_stream(weir::device, CUstream_st*, source_location = source_location::current());
-  ~external_stream();  // records a last event on the stream
+  ~external_stream();  // records a last event on the stream, and waits for calls of other threads that ask about it
   external_stream(external_stream const&) = delete;
   operator stream_ref() const noexcept { return ref_; }
 

@@ -202,6 +202,9 @@ bool clocks::retire(stream_clock& t) {
   if (!covered)
     (void)t.begin();
   end(t);
+  // From here on its owner may destroy the stream.
+  while (was == life::foreign && t.callers_.load())
+    base::yield_thread();
   let_go_of_ended(t);
   return covered;
 }
@@ -225,7 +228,7 @@ void clocks::set_aside(stream_clock& t) {
 void clocks::end(stream_clock& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
-  t.life_.store(life::retired, base::memory_order_release);
+  t.life_.store(life::retired);  // before a look at `callers_`, as they look at it behind their own step
   t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
@@ -424,9 +427,13 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
     if (t->alive() == life::borrowed) {
       if (t->seen_captured())
         return true;
-    } else if (auto const inside = t->captured(); inside.ok() && inside.value) {
-      return true;
+      continue;
     }
+    stream_clock::stay const here(*t);
+    if (!here)
+      continue;
+    if (auto const inside = t->captured(); inside.ok() && inside.value)
+      return true;
   }
   return false;
 }
@@ -441,8 +448,10 @@ void clocks::state::ask_the_captured() noexcept try {
       if (t->seen_captured() && (t->alive() == life::own || t->alive() == life::foreign))
         seen.push_back(t.get());
   }
-  for (stream_clock const* const t : seen)
-    (void)t->captured();
+  for (stream_clock const* const t : seen) {
+    if (stream_clock::stay const here(*t); here)
+      (void)t->captured();
+  }
 } catch (std::bad_alloc const&) {}  // their next calls ask
 
 std::vector<clocks::state::awaited> clocks::state::begin_on(int device) {

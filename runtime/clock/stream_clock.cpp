@@ -128,7 +128,8 @@ void stream_clock::publish(fence_ref const& f) {
 }
 
 result<fence_ref> stream_clock::record_fence(bool asked) {
-  if (!may_be_fenced())
+  stay const here(*this);
+  if (!here || !may_be_fenced())
     return {{alive() == life::retired ? code::invalid : code::not_permitted}, {}};
   if (auto const s = usable(); !s.ok())
     return {s, {}};
@@ -390,6 +391,9 @@ result<bool> stream_clock::query() {
 }
 
 status stream_clock::synchronize() {
+  stay const here(*this);
+  if (!here)
+    return {code::invalid};
   if (auto const s = usable(); !s.ok())
     return s;
   begun const b = begin();

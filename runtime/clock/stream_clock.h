@@ -117,6 +117,19 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
     while (seen_captured() != yes && !note_captured(yes, capture_seen_.load(base::memory_order_relaxed))) {}
   }
 
+  // A call that asks the driver about a stream that it was not given. Its stream exists to the end of this object: the
+  // end of its registration waits for that.
+  class stay {
+   public:
+    explicit stay(stream_clock const& s) noexcept : in_(s) { in_.callers_.fetch_add(1); }
+    ~stay() { in_.callers_.fetch_sub(1); }
+    stay(stay const&) = delete;
+    // False: it is gone, or may go. Borrowed streams exist in calls that name them.
+    explicit operator bool() const noexcept { return in_.life_.load() != life::retired; }
+
+   private:
+    stream_clock const& in_;
+  };
   // Whether this stream is under capture. captured() makes one driver call; seen_captured() makes none and
   // returns the last known answer, which every record and wait updates.
   driver::result<bool> captured() const;
@@ -263,6 +276,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> capture_{0};           // a lane's
   std::shared_ptr<void const> stands_for_held_;      // a lane's: so that no other stream gets that object
   stream_clock* after_ = nullptr;                    // the next one in clocks::chain
+  mutable base::atomic<std::uint32_t> callers_{0};   // with a `stay`
 };
 
 // A call of the program names this stream: until its end the stream exists, even if it is borrowed.

@@ -2,10 +2,10 @@
 // Threads: under the checker's lock.
 #pragma once
 #include <algorithm>
+#include <boost/container/flat_set.hpp>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 
 #include "runtime/base/byte_range.h"
 #include "simulator/checker/order_graph.h"
@@ -24,7 +24,7 @@ struct block {
   bool of_graph = false;  // a graph's memory: its launches may use it, whether it is freed or not
   source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
   // Its streams so far. weir itself forgets those whose work is over or is waited for with all work of the device.
-  std::set<stream_id> marked{};
+  boost::container::flat_set<stream_id> marked{};
   stream_id user = 0;                              // weir's stream that uses the parts of a managed block
   std::shared_ptr<managed_block const> manages{};  // null: the program alone uses it
 };

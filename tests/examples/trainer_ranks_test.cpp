@@ -172,7 +172,7 @@ void expect_near(std::vector<float> const& a, std::vector<float> const& b) {
 
 TEST_F(trained_by_ranks, losses_are_those_of_one_process) {
   told const one = train_on(1);
-  EXPECT_EQ(one.losses.size(), 12u);
+  ASSERT_EQ(one.losses.size(), 12u);
   EXPECT_LT(one.losses.back(), one.losses[0]);
   for (int const n : {2, 4}) {
     forget();

@@ -15,6 +15,7 @@
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/pool_program.h"
 #include "tests/explore/refused_program.h"
+#include "tests/explore/registration_program.h"
 #include "tests/explore/short_program.h"
 #include "tests/explore/spill_program.h"
 #include "tests/explore/thread_programs.h"
@@ -27,7 +28,7 @@ namespace weir::tests {
 struct explored {
   char const* name;
   void (*run)(trial&);
-  enum class watched : std::uint8_t { no, by_a_ledger, by_a_checker } how = watched::no;
+  enum class watched : std::uint8_t { no, by_a_ledger, by_a_checker, by_handles } how = watched::no;
 
   explore_options options() const {
     explore_options o;
@@ -40,6 +41,10 @@ struct explored {
         for (auto const& f : t.machine().checker()->findings())
           t.fail("the checker: " + std::string(driver::check::name_of(f.what)) + ": " + f.text);
       };
+    }
+    if (how == watched::by_handles) {
+      o.around = [](std::unique_ptr<driver::driver> m) { return std::make_unique<driver::handle_watch>(std::move(m)); };
+      o.judge = registrations_end_among_threads::judge;
     }
     return o;
   }
@@ -66,6 +71,7 @@ inline constexpr explored explored_programs[] = {
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
     {"opened", [](trial& t) { opened_among_threads run(t); }},
+    {"registrations", [](trial& t) { registrations_end_among_threads run(t); }, explored::watched::by_handles},
     {"spill", [](trial& t) { spill_among_threads(t).run(); }, explored::watched::by_a_checker},
 };
 

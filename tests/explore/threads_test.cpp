@@ -46,6 +46,9 @@ TEST(explore_threads, a_refusal_costs_no_memory_or_bytes) {
 TEST(explore_threads, pools_under_a_spill_keep_their_bytes) {
   tests::explore_program("spill", 300);
 }
+TEST(explore_threads, no_call_names_a_stream_that_has_gone) {
+  tests::explore_program("registrations", 400);
+}
 TEST(explore_threads, opened_blocks_stay_open_while_a_pool_sleeps) {
   tests::explore_program("opened", 300);
 }

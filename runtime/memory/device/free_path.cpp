@@ -99,8 +99,9 @@ void free_path::refuse_in_host_function(clock::stream_clock const& s, source_loc
 // run, nor on a lost device. A graph that goes on and cannot keep the block would write freed memory at each launch.
 // Throws: driver_error, bad_alloc
 void free_path::ask(clock::stream_clock& s, source_location at) const {
-  bool const exists = s.alive() == clock::life::own || s.alive() == clock::life::foreign ||
-                      (s.alive() == clock::life::borrowed && clock::named_in_call::is(s));
+  clock::stream_clock::stay const here(s);
+  bool const exists =
+      here && (s.alive() != clock::life::borrowed || clock::named_in_call::is(s)) && s.alive() != clock::life::captured;
   auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
   if (now.is.what == driver::code::invalid)
     return;                                                                 // a handle that has gone
