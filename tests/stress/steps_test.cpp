@@ -199,6 +199,22 @@ TEST(steps, fences_waits_questions_and_collectives_are_all_counted) {
   });
 }
 
+// The end of the registration waits until none is under way: it would wait forever for one that is not counted out.
+TEST(steps, calls_about_a_registered_stream_are_all_counted) {
+  each_way([](together& now) {
+    memory_bench bench(standing);
+    bench.core.open(0, "test", source_location::current());
+    auto const h = bench.machine().create_stream(0, driver::stream_kind::independent, 0).value;
+    clock::stream_clock& line = bench.clocks().enrol(0, h);
+    now.make(2, now.times(), [&](int) {
+      clock::stream_clock::stay const here(line);
+      EXPECT_TRUE(here);
+    });
+    EXPECT_TRUE(bench.clocks().leave(line));
+    EXPECT_FALSE(clock::stream_clock::stay(line));
+  });
+}
+
 TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   each_way([](together& now) {
     memory::heap_index all;
