@@ -175,9 +175,10 @@ std::vector<pattern> all_patterns() {
   return all;
 }
 
-// Patterns that run only by name: `marked` uses a block on another stream, `marked2` on two; `pool512` and `guard512` are
-// `pair512` under a pool's guard, and with a guard for each allocation; `registered*` and `borrowed*` are pairs on a stream
-// that other code made; `capture*` are pairs under capture; the others split up the time of `threadsN`.
+// Patterns that run only by name: `marked` uses a block on another stream, `marked2` on two. `pool512` and
+// `guard512` are `pair512` under a pool's guard, and with a guard for each allocation. `registered*` and
+// `borrowed*` are pairs on a stream that other code made, `capture*` pairs under capture. The others split up the
+// time of `threadsN`.
 std::vector<pattern> more_patterns() {
   std::vector<pattern> all{{"marked"},        {"marked2"},      {"pool512"},     {"guard512"},
                            {"registered64K"}, {"registered8M"}, {"borrowed64K"}, {"borrowed8M"},
@@ -194,20 +195,23 @@ std::unique_ptr<measured> enter_threads(pattern const& p, Make make) {
   return std::make_unique<patterns::threads<Make>>(make, os::processors_of_cores(), p.crew, p.how);
 }
 
+// Of a pattern that allocates and frees one block, whatever its stream; 0: another pattern
+size_t bytes_of_pair(std::string const& name) {
+  if (name.ends_with("512"))
+    return 512;
+  if (name.ends_with("64K"))
+    return size_t{64} << 10;
+  return name.ends_with("8M") ? size_t{8} << 20 : 0;
+}
+
 // make(t): the allocator for thread t. reserved(): bytes of device memory reserved; empty if not available.
 template <class Make>
 std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::function<size_t()> reserved,
                                 int live_alignment) {
   using allocator = decltype(make(0));
   auto const one = make(0);
-  // beside weir's patterns of other streams, the same pairs
-  auto const ends = [&](char const* size) { return p.name.ends_with(size) && !p.name.starts_with("churn"); };
-  if (ends("512"))
-    return std::make_unique<patterns::pairs<allocator>>(one, 512);
-  if (ends("64K"))
-    return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
-  if (ends("8M"))
-    return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
+  if (size_t const bytes = bytes_of_pair(p.name))
+    return std::make_unique<patterns::pairs<allocator>>(one, bytes);
   if (p.name == "churn16-4K")
     return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
   if (p.name == "churn512-1M")
@@ -247,12 +251,12 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
 // Patterns that weir alone has. Null: another one
 std::unique_ptr<measured> enter_of_weir(std::string const& name, of_weir const& from) {
   auto const is = [&](char const* kind) { return name.starts_with(kind); };
-  size_t const bytes = name.ends_with("8M") ? size_t{8} << 20 : name.ends_with("64K") ? size_t{64} << 10 : 512;
-  auto const within = std::make_shared<pool const>("bench");
+  size_t const bytes = bytes_of_pair(name);
   if (is("guard"))
-    return std::make_unique<patterns::pairs<of_pool>>(of_pool{from, within}, bytes);
+    return std::make_unique<patterns::pairs<of_pool>>(of_pool{from, std::make_shared<pool const>("bench")}, bytes);
   if (is("pool"))
-    return std::make_unique<patterns::pairs<within_guard>>(within_guard{from, within}, bytes);
+    return std::make_unique<patterns::pairs<within_guard>>(within_guard{from, std::make_shared<pool const>("bench")},
+                                                           bytes);
   if (is("registered"))
     return std::make_unique<patterns::pairs<of_registered>>(of_registered{}, bytes);
   if (is("borrowed"))
