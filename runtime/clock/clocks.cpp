@@ -307,7 +307,7 @@ void clocks::capture_ended(std::uint64_t capture) noexcept {
   end_capture_of(state_->take_lanes(capture));
 }
 
-// Nobody gives a stream that joined to another capture before this call has returned.
+// A stream that joined is given to no other capture before this call has returned.
 driver::result<driver::graph_handle> clocks::end_capture(stream_clock& s, std::uint64_t capture) noexcept {
   auto const kept = state_->shared->machine.end_capture(s.device(), s.handle());
   auto const over = state_->take_lanes(capture);
@@ -438,8 +438,8 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   return false;
 }
 
-// captured() notes the driver's answer, and ends a capture that is over. Borrowed streams are left out: they may exist no
-// more.
+// captured() notes the driver's answer, and ends a capture that is over. Borrowed streams are left out: they
+// may exist no more.
 void clocks::state::ask_the_captured() noexcept try {
   std::vector<stream_clock const*> seen;
   {

@@ -171,7 +171,7 @@ TEST_P(ends_of_captures, the_end_of_anothers_capture_is_told) {
   std::vector<void*> const blocks{allocate(s, 3_MiB), allocate(t, 3_MiB)};
   begin(s);
   EXPECT_TRUE(s.ref().is_capturing());
-  EXPECT_EQ(free_in_host_function({blocks[0]}), std::vector{blocks[0]}) << "nobody asked for the capture's number yet";
+  EXPECT_EQ(free_in_host_function({blocks[0]}), std::vector{blocks[0]}) << "the capture's number is not known yet";
   t.wait(s), s.wait(t);
   EXPECT_EQ(free_in_host_function(blocks), blocks);
   EXPECT_TRUE(machine.destroy_graph(end(s)).ok());

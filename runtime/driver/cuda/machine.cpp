@@ -41,8 +41,8 @@ void cuda_driver::open_closed_gates() {
   g->closed.clear();
 }
 
-// Host functions that were enqueued still name this driver. After a loss, other devices may wait forever for its events:
-// then those that have not run in two seconds are dropped. One that runs is waited for, however long it takes.
+// Host functions that were enqueued still name this driver. After a loss, other devices may wait forever for
+// its events: then those that have not run in two seconds are dropped. One that runs is waited for.
 void cuda_driver::end_host_functions() {
   if (has_lost_any()) {
     auto p = pending_.lock();

@@ -138,7 +138,7 @@ class arena {
   void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }
 
   // Reserves whole handles of free blocks whose free stamp is `complete`, one reserved block in each, until
-  // `want` bytes are found. Afterwards call release_done(): pages whose handles went are unmapped, the rest is free again.
+  // `want` bytes are found. Afterwards call release_done(): pages without a handle are unmapped, the rest is free.
   // Requires: if `which` is lowest, all stamps are complete.
   struct going {
     std::vector<released> all;
