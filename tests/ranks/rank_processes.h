@@ -100,7 +100,7 @@ class rank_processes {
             std::string("MASTER_ADDR=127.0.0.1"), "MASTER_PORT=" + port, "WEIR_TEST_RANK_ROLE=" + std::string(role),
             std::string("WEIR_DEVICES=sim:1:1")})
         own.push_back(v);
-      start(own);
+      start(own, on_gpus);
     }
   }
   ~rank_processes() {
@@ -155,9 +155,11 @@ class rank_processes {
   };
   one const& at(int rank) const { return all_[static_cast<std::size_t>(rank)]; }
 
-  void start(std::vector<std::string> words) {
+  void start(std::vector<std::string> words, bool on_gpus) {
     for (auto& v : tests::environment_of_a_child()) {
-      if (!v.starts_with("WEIR_DEVICES="))
+      // The GPUs that this process may see say nothing about the one simulated device of a rank.
+      bool const hides_devices = !on_gpus && v.starts_with("CUDA_VISIBLE_DEVICES=");
+      if (!v.starts_with("WEIR_DEVICES=") && !hides_devices)
         words.push_back(std::move(v));
     }
     std::vector<char*> environment;
