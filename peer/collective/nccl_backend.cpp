@@ -5,6 +5,8 @@
 #include "peer/collective/group.h"
 #include "peer/collective/nccl_library.h"
 #include "runtime/base/call_site.h"
+#include "runtime/base/process.h"
+#include "runtime/base/process_end.h"
 #include "runtime/core/parts.h"
 
 #if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
@@ -24,6 +26,30 @@ constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 // multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
 // Sums of float16 and bfloat16 stay: the kernels for windows round once.
 constexpr std::size_t slower_in_windows = std::size_t{32} << 20;
+
+// A thread that ends communicators inside NCCL. The watch of ranks may be one while the program ends. NCCL's exit
+// handlers destroy what it uses, so the process's end waits for it.
+class ending_call {
+ public:
+  ending_call() noexcept { under_way_.fetch_add(1); }
+  ~ending_call() { under_way_.fetch_sub(1); }
+  ending_call(ending_call const&) = delete;
+
+  // False while the process ends: the driver may be gone, and the system frees all.
+  bool may_begin() const noexcept { return !process_is_ending(); }
+
+  // Requires: process_is_ending()
+  static void wait_for_all() noexcept {
+    std::int64_t const until = base::now_ns() + longest_wait_ns;
+    while (under_way_.load() > 0 && base::now_ns() < until)
+      base::sleep_ns(1'000'000);
+  }
+
+ private:
+  static constexpr std::int64_t longest_wait_ns = 5'000'000'000;  // an abort takes some 2 s at most
+  static constinit base::atomic<int> under_way_;
+};
+constinit base::atomic<int> ending_call::under_way_{0};
 
 class nccl_backend final : public collective_backend {
  public:
@@ -264,8 +290,9 @@ class nccl_backend final : public collective_backend {
   // CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. Threads that were
   // inside NCCL, perhaps connecting to a rank that never comes, have left by then.
   void abort() noexcept override {
-    if (process_is_ending())
-      return;  // the driver may be gone: the system frees all
+    ending_call const call;
+    if (!call.may_begin())
+      return;
     base::lock_guard const one_by_one(aborts_);
     nccl().GroupStart();
     for (one& each : ranks_)
@@ -284,8 +311,9 @@ class nccl_backend final : public collective_backend {
 
   void leave(int rank) noexcept override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
-    if (process_is_ending()) {
-      mine.comm.store(nullptr);  // the driver may be gone: the system frees all
+    ending_call const call;
+    if (!call.may_begin()) {
+      mine.comm.store(nullptr);
       return;
     }
     driver::status done;
@@ -487,6 +515,7 @@ void require_nccl(char const* operation, std::string const& what, source_locatio
   if (std::string const& why = nccl().why; !why.empty())
     throw not_supported(operation, "NCCL for " + what + ": " + why,
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at, error_id{399});
+  run_at_process_end(ending_call::wait_for_all);  // NCCL is loaded: this runs before its exit handlers
 }
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The flags behind process.h. The exit handler runs before the destructors of statics made earlier.
+// The flags behind process.h. Exit handlers run before the destructors of statics made earlier.
 // Threads: any.
 #include "runtime/base/process.h"
 
@@ -13,12 +13,15 @@ namespace weir {
 namespace {
 constinit base::atomic<bool> ending{false};
 constinit base::atomic<bool> watching{false};
-constinit base::atomic<void (*)()> runs_first{nullptr};
+constinit base::atomic<void (*)()> run_at_end[2]{};  // null: free
 
 void begin_to_end() {
   ending.store(true);
-  if (auto const first = runs_first.load(); first && !process_was_forked())
-    first();
+  if (process_was_forked())
+    return;
+  for (auto& each : run_at_end)
+    if (auto const runs = each.exchange(nullptr))
+      runs();
 }
 }  // namespace
 
@@ -39,12 +42,20 @@ void watch_process() noexcept {
   (void)base::has_process_wide_fence();
 }
 
-void run_at_process_end(void (*first)()) noexcept {
-  runs_first.store(first);
+void run_at_process_end(void (*runs)()) noexcept {
+  for (auto& each : run_at_end) {
+    void (*found)() = nullptr;
+    if (each.compare_exchange(found, runs)) {
+      std::atexit(begin_to_end);
+      return;
+    }
+    if (found == runs)
+      return;
+  }
 }
 
 bool process_is_ending() noexcept {
-  return ending.load(base::memory_order_relaxed);
+  return ending.load();
 }
 
 }  // namespace weir

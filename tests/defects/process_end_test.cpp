@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/base/process.h"
+#include "runtime/base/process_end.h"
 #include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
@@ -98,6 +100,25 @@ TEST_F(process_end, while_simulated_products_run) {
       std::exit(7);
     });
   }
+}
+
+// Exit handlers run in the reverse order: what a library registered when it was loaded would come first.
+TEST_F(process_end, runs_a_function_before_what_was_registered_earlier) {
+  EXPECT_CLEAN_END({
+    static int handlers = 0;
+    (void)device_count();
+    std::atexit([] { ++handlers; });
+    run_at_process_end([] {
+      if (handlers != 0 || !process_is_ending())
+        std::_Exit(1);
+      ++handlers;
+    });
+    std::atexit([] {
+      if (handlers != 0 || process_is_ending())
+        std::_Exit(2);
+    });
+    std::exit(7);
+  });
 }
 
 // A kernel that never ends keeps no process on a GPU either; its end takes the time that running work is given.

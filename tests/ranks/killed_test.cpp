@@ -2,6 +2,7 @@
 // They resume with the program that starts again.
 // Threads: one; each rank is a process.
 #include <cstdio>
+#include <optional>
 #include <thread>
 
 #include "tests/peer/ranks.h"
@@ -48,6 +49,37 @@ WEIR_RANK_ROLE(adds_up) {
   } catch (driver_error const& e) {
     std::printf("%s\n", e.what());
     return named;
+  }
+}
+
+// A program that returns as soon as a rank has failed, and whose communicator lives until its exit handlers run.
+// The watch's thread may then still end NCCL's communicator.
+WEIR_RANK_ROLE(exits_when_one_has_failed) {
+  static std::optional<communicator> c;
+  try {
+    c.emplace(communicator::from_environment({.start = 30s}));
+    buffer const b = to_device(encode(int32, {1, 2, 3}));
+    for (int k = 0; c->failure().empty(); ++k) {
+      if (c->rank() == 1 && k == 4)
+        ::kill(::getpid(), SIGKILL);
+      c->all_reduce({b.data(), 3, int32});
+      current_stream().synchronize();
+    }
+  } catch (driver_error const& e) {
+    std::printf("%s\n", e.what());
+  }
+  while (c && c->failure().empty())
+    std::this_thread::sleep_for(100us);
+  std::fflush(nullptr);
+  std::exit(named);
+}
+
+TEST(ranks, may_exit_at_once_when_one_is_killed) {
+  for (int round = 0; round < 4; ++round) {
+    rank_processes all("exits_when_one_has_failed", 2, {}, rank_processes::machine::this_one);
+    EXPECT_EQ(all.end_of(1).signal, SIGKILL);
+    auto const e = all.end_of(0);
+    EXPECT_EQ(e.status, named) << "ended by signal " << e.signal << ": " << e.said;
   }
 }
 
