@@ -102,7 +102,7 @@ TEST_F(address_spaces, the_reservation_is_given_back_at_the_end) {
 TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
-  std::size_t const page = space.page_bytes(), much = 1 << 20;  // pages
+  std::size_t const page = space.page_bytes();
   // the pages of each handle under a block
   auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
     std::vector<std::size_t> out;
@@ -112,18 +112,32 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
     return out;
   };
   using handles = std::vector<std::size_t>;
-  EXPECT_EQ(pages_of(7, 16383, much, 0.02), (handles{1, 1, 1, 1, 1, 1, 1})) << "under 1/8192 of 16,384 pages";
-  EXPECT_EQ(pages_of(7, 16384, much, 0.02), (handles{2, 2, 2, 1}));
-  EXPECT_EQ(pages_of(7, 32768, much, 0), (handles{4, 2, 1})) << "whatever epsilon is";
-  EXPECT_EQ(pages_of(70, 1 << 20, much, 0), (handles{32, 32, 4, 2})) << "and never more than 32";
-  EXPECT_EQ(pages_of(19, 1000, much, 0.02).front(), 2u) << "a fifth of the block is 3 pages";
-  EXPECT_EQ(pages_of(21, 1000, much, 0.02).front(), 4u);
-  EXPECT_EQ(pages_of(21, 1000, 4 * 8192 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
-  EXPECT_EQ(pages_of(21, 1000, 8191, 0.02).front(), 1u);
-  EXPECT_EQ(pages_of(21, 1000, much, 0.01).front(), 2u);
-  EXPECT_EQ(pages_of(21, 1000, much, 0).front(), 1u);
-  EXPECT_EQ(pages_of(210, 511, much, 0.02).front(), 2u) << "a 128th of what is reserved";
-  EXPECT_EQ(pages_of(210, 512, much, 0.02).front(), 4u);
+  // An eighth of the capacity or more is reserved.
+  EXPECT_EQ(pages_of(7, 16383, 16383, 0.02), (handles{1, 1, 1, 1, 1, 1, 1})) << "under 1/8192 of 16,384 pages";
+  EXPECT_EQ(pages_of(7, 16384, 16384, 0.02), (handles{2, 2, 2, 1}));
+  EXPECT_EQ(pages_of(7, 32768, 32768, 0), (handles{4, 2, 1})) << "whatever epsilon is";
+  EXPECT_EQ(pages_of(70, 1 << 20, 1 << 20, 0), (handles{32, 32, 4, 2})) << "and never more than 32";
+  EXPECT_EQ(pages_of(19, 4096, 4 * 8192, 0.02).front(), 2u) << "a fifth of the block is 3 pages";
+  EXPECT_EQ(pages_of(21, 4096, 4 * 8192, 0.02).front(), 4u);
+  EXPECT_EQ(pages_of(21, 4096, 4 * 8192 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
+  EXPECT_EQ(pages_of(21, 4096, 8191, 0.02).front(), 1u);
+  EXPECT_EQ(pages_of(21, 4096, 4 * 8192, 0.01).front(), 2u);
+  EXPECT_EQ(pages_of(21, 4096, 4 * 8192, 0).front(), 1u);
+}
+
+TEST_F(address_spaces, handles_are_larger_where_there_is_room) {
+  address_space space(*machine, 0);
+  ASSERT_TRUE(space.open(info, 0).ok());
+  std::size_t const page = space.page_bytes();
+  auto const first_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
+    return space.handles_under(block * page, reserved * page, capacity * page, epsilon).next(block * page) / page;
+  };
+  EXPECT_EQ(first_of(210, 1000, 8001, 0), 2u) << "1/256 of what is reserved";
+  EXPECT_EQ(first_of(210, 1000, 8000, 0), 1u) << "an eighth of the capacity is reserved";
+  EXPECT_EQ(first_of(210, 1, 4 * 4096, 0.02), 4u) << "1/4096 of the capacity";
+  EXPECT_EQ(first_of(210, 1, 4 * 4096 - 1, 0.02), 2u);
+  EXPECT_EQ(first_of(21, 1, 1 << 20, 0.02), 4u) << "a fifth of the block";
+  EXPECT_EQ(first_of(210, 1 << 16, 1 << 20, 0.02), 32u) << "and never more than 32 pages";
 }
 
 }  // namespace

@@ -8,8 +8,15 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
-// handles in all of the memory: the free ends of some 40 blocks cost less than 0.5 %
-constexpr std::size_t ends_that_fit = 8192, largest_that_fit = 128, most_pages = 32;
+// A handle may be one part of so many: of what is reserved, of the capacity.
+struct handle_parts {
+  std::size_t of_reserved, of_capacity;
+};
+// The free ends of some 40 blocks cost less than 0.5 % of the memory.
+constexpr handle_parts where_room_is_short{8192, 8192};
+// Handles that are made while less than an eighth is reserved cost little of what a full device lacks later.
+constexpr handle_parts where_there_is_room{256, 4096};
+constexpr std::size_t room = 8, most_pages = 32;
 }  // namespace
 
 address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
@@ -50,8 +57,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
-  std::size_t const most =
-      std::max(reserved / ends_that_fit, std::min({of_block, capacity / ends_that_fit, reserved / largest_that_fit}));
+  handle_parts const& parts = reserved < capacity / room ? where_there_is_room : where_room_is_short;
+  std::size_t const most = std::max(reserved / parts.of_reserved, std::min(of_block, capacity / parts.of_capacity));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 

@@ -82,7 +82,7 @@ class growth::filling {
   // What is free in a graph's pool serves that graph alone, and the bound counts it as live. So it moves before
   // anything is made.
   bool moved_inside(address at, std::size_t left, std::size_t& n, driver::status& s) {
-    if (!move(at, left, n, s, whose::pool_s))
+    if (!move(at, left, n, s, whose::own_pool))
       return false;
     if (s.ok() || s.what == driver::code::lost)
       return true;
@@ -114,7 +114,7 @@ class growth::filling {
     driver::status s{driver::code::out_of_memory};
     short_ = passed_over_;
     if (short_ && !move(at, left, n, s, whose::any) && of_graph_)
-      (void)move(at, left, n, s, whose::pool_s);
+      (void)move(at, left, n, s, whose::own_pool);
     return s;
   }
   handle_sizes suitable() const {
@@ -125,9 +125,15 @@ class growth::filling {
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
     if (long_run_ && for_.bytes > page_)
       return {page_, for_.bytes};
-    std::size_t const limit = a_.of_.counts.limit();
-    return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
-                                      limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
+    std::size_t const reserved = a_.of_.counts.reserved() + for_.missing_bytes;
+    return a_.of_.space.handles_under(for_.bytes, reserved, capacity(reserved), a_.of_.epsilon);
+  }
+  // What the device, or a limit, lets weir reserve. Another process may have taken the rest.
+  std::size_t capacity(std::size_t reserved) const {
+    std::size_t all = a_.of_.space.info().total_memory;
+    for (std::size_t const limit : {a_.of_.counts.limit(), pool_.now().limit})
+      all = limit ? std::min(all, limit) : all;
+    return a_.of_.is_nearly_full() ? std::min(all, reserved) : all;
   }
   std::size_t within_pool(std::size_t bytes) const {  // of the pool's limit, at least a page
     return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
@@ -190,7 +196,7 @@ class growth::filling {
     return {};
   }
 
-  enum class whose : std::uint8_t { any, pool_s };  // handles of a graph move in its pool alone
+  enum class whose : std::uint8_t { any, own_pool };  // handles of a graph move in its pool alone
   // false: no handle is wholly free and complete.
   bool move(address to, std::size_t left, std::size_t& n, driver::status& s, whose handles) {
     stream_heap* from = nullptr;
@@ -219,13 +225,13 @@ class growth::filling {
     return true;
   }
 
-  // One to take: the largest that fits, of whichever stream, among what is complete, else among what is
-  // ordered before the stream's next work; else the smallest of all, which goes.
+  // One to take, from the first heap that has one: among its complete ones a large one that fits, else among those
+  // ordered before the stream's next work. If no heap has one, a small one that goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from, whose handles) {
     bool const own_alone = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
-      if (how == may::go && handles == whose::pool_s)
+      if (how == may::go && handles == whose::own_pool)
         break;  // a launch may use it where it is
       if (how != may::go && mine_.readers())
         continue;  // nothing moves to where peers read
@@ -233,18 +239,20 @@ class growth::filling {
       auto const look = [&](stream_heap& m) {
         memory_pool const& its = m.pool();
         bool const here = &its == &pool_;
-        if (handles == whose::pool_s ? !here : its.pages_stay() || (own_alone && !here))
+        if (handles == whose::own_pool && !here)
+          return false;
+        if (handles == whose::any && (its.pages_stay() || (own_alone && !here)))
           return false;
         found = choose_of(m, left, how);
         from = &m;
         return found.place != nullptr;
       };
-      // what lies in the heap itself may be switched back later
+      // With openings the heap's own come first: each leaves an alias here, and returns to it without a driver call.
       if (for_.by_openings && look(mine_))
         return found;
-      // other heaps first: a handle that lies idle there is of no use
+      // Else those of other heaps, where a free handle is of no use to this one.
       a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
-      if (found.place || look(mine_))
+      if (found.place || (!for_.by_openings && look(mine_)))
         return found;
     }
     return {};
