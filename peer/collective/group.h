@@ -260,9 +260,9 @@ class thread_group final : public group {
   struct round {  // a barrier, a split or a registration
     std::string_view operation;
     int first_rank;
-    std::vector<bool> came;             // by rank, as all that follows
-    std::vector<color_and_key> colors;  // of a split; of a registration, whether the GPU may multicast
-    bool full = false, over = false;    // all have come; the last has seen to it
+    std::vector<bool> came;                 // by rank, as all that follows
+    std::vector<color_and_key> colors;      // of a split; of a registration, whether the GPU may multicast
+    bool full = false, is_seen_to = false;  // all have come; by the last rank
     int last_rank = -1;
     std::exception_ptr failed{};  // for the last rank; `why`: its text, for the others
     std::string why{};
@@ -306,6 +306,7 @@ class thread_group final : public group {
   // Blocks: until all ranks have come, and the last has seen to the round
   std::shared_ptr<round> meet(int rank, std::string_view operation, color_and_key, base::time_limit, source_location,
                               void (thread_group::*see_to)(round&, source_location) noexcept);
+  static void leave_round(shared&, int rank);  // Requires: not all have come
   void seat_all(round&, source_location) noexcept;
   void end_if_awaited() noexcept;
   static std::string reason(shared const&);  // to follow "rank … aborted this communicator"

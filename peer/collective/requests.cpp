@@ -182,7 +182,7 @@ std::vector<used> memory_of(requests all, std::size_t ranks) {
   return memory;
 }
 
-// A collective's own parts may coincide, except in all_to_all.
+// One member's parts may overlap, except in all_to_all: its own check allows its slice alone.
 void require_apart(requests all, std::size_t ranks, std::span<source_location const> from) {
   if (all.size() == 1 && all[0].what != collective::all_to_all)
     return;

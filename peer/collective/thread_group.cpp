@@ -194,8 +194,8 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
 
 namespace {
 // came: by rank
-[[noreturn]] void refuse_waiting_longer(group const& all, std::vector<bool> const& came, int rank,
-                                        std::string const& operation, base::time_limit limit, source_location at) {
+[[noreturn]] void throw_timed_out(group const& all, std::vector<bool> const& came, int rank,
+                                  std::string const& operation, base::time_limit limit, source_location at) {
   std::string missing;
   for (int other = 0; other < all.size(); ++other) {
     if (other == rank || came[static_cast<std::size_t>(other)])
@@ -212,6 +212,17 @@ bool is_any(std::vector<bool> const& of) {
   return std::find(of.begin(), of.end(), true) != of.end();
 }
 }  // namespace
+
+// The others go on waiting, and their round is named by one of them.
+void thread_group::leave_round(shared& s, int rank) {
+  round& m = *s.meets;
+  m.came[static_cast<std::size_t>(rank)] = false;
+  auto const first = std::find(m.came.begin(), m.came.end(), true);
+  if (first == m.came.end())
+    s.meets.reset();
+  else if (m.first_rank == rank)
+    m.first_rank = static_cast<int>(first - m.came.begin());
+}
 
 std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,
                                                         base::time_limit limit, source_location at,
@@ -242,25 +253,23 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
       s.lock().lock();
       // After an abort, or without a rank that has left, it never fills.
       auto const never_fills = [&] { return !m->full && (s->aborted_by >= 0 || is_any(s->gone)); };
-      changed_.wait_for(s.lock(), limit, [&] { return m->over || never_fills(); });
-      // The last rank has come, and sees to the round: it lasts no longer than that.
+      changed_.wait_for(s.lock(), limit, [&] { return m->is_seen_to || never_fills(); });
+      // The last rank sees to the round. This rank's limit no longer counts.
       if (m->full) {
-        changed_.wait(s.lock(), [&] { return m->over; });
+        changed_.wait(s.lock(), [&] { return m->is_seen_to; });
         return m;
       }
-      m->came[self] = false;
-      // No rank waits in it any more.
-      if (!is_any(m->came))
-        s->meets.reset();
+      leave_round(*s, rank);
       refuse_if_over(*s, rank, op, {}, at);
-      refuse_waiting_longer(*this, m->came, rank, op, limit, at);
+      throw_timed_out(*this, m->came, rank, op, limit, at);
     }
   }
+  // The last rank alone.
   if (see_to)
     (this->*see_to)(*m, at);
   {
     auto s = shared_.lock();
-    m->over = true;
+    m->is_seen_to = true;
   }
   changed_.notify_all();
   return m;

@@ -106,7 +106,7 @@ class exports final : public openable_memory {  // a part of the runtime
   memory_report why_no_room(int device, std::size_t bytes, driver::status last, source_location);
   void count_ran_out(int device) { memory_.on(device).count_ran_out(); }
   driver::status grant(exported&, int reader);  // Requires: it is lent out, or has a guest
-  // Takes back what make() returned, for reuse after its importers and uses; going: for the driver then.
+  // Takes back what make() returned, for reuse after its importers and uses; retiring: for the driver then.
   void keep(exported&, bool retiring) noexcept;
   // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::stream_clock& home, source_location) noexcept;

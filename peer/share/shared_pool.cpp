@@ -377,36 +377,45 @@ std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> con
 }
 
 driver::status shared_pool::find_room(exported& b, source_location at) {
+  // Such a size might wrap when it is rounded.
   if (b.bytes > exports_.about(device_, "share_pool::allocate", at).total_memory)
-    return {driver::code::out_of_memory};  // rounding may wrap
+    return {driver::code::out_of_memory};
   b.room = base::round_up(b.bytes, granule);
-  search s;
-  for (bool collects = true;; collects = !collects) {
-    bool had = false, many = false;
-    {
-      auto locked = books_.lock();
-      locked->held.reserve(locked->held.size() + locked->live + 1);  // so that put_back() allocates nothing
-      had = cut(*locked, b);
-      many = locked->held.size() > locked->look_again;
-      if (collects)
-        s.seen = locked->changes;
-    }
-    if (had && many)
-      collect();
-    if (had)
+  bool const never_fits = limit_ && base::round_up(b.room, page_) > limit_;
+  for (search s;;) {
+    if (cut_at_once(b, &s))
       return {};
-    if (collects) {
-      collect();
-      continue;
-    }
+    collect();
+    if (cut_at_once(b))
+      return {};
     driver::status const grown = grow(b.room, s, at);
     if (grown.ok())
       continue;
-    // Wait for this process's work on held blocks first, then for blocks kept elsewhere.
-    bool const never = limit_ && base::round_up(b.room, page_) > limit_;
-    if (never || (!wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
+    if (never_fits)
       return grown;
+    // This process's work on held blocks is waited for first.
+    if (wait_for_held(s))
+      continue;
+    // Blocks kept elsewhere are the last hope: the next growth waits for them.
+    if (s.then == exports::when_short::waits)
+      return grown;
+    s.then = exports::when_short::waits;
   }
+}
+
+bool shared_pool::cut_at_once(exported& b, search* first_look) {
+  bool is_cut = false, holds_many = false;
+  {
+    auto locked = books_.lock();
+    locked->held.reserve(locked->held.size() + locked->live + 1);  // so that put_back() allocates nothing
+    is_cut = cut(*locked, b);
+    holds_many = locked->held.size() > locked->look_again;
+    if (first_look)
+      first_look->seen = locked->changes;
+  }
+  if (is_cut && holds_many)
+    collect();
+  return is_cut;
 }
 
 void shared_pool::put_back(std::shared_ptr<exported> block) noexcept {

@@ -91,6 +91,8 @@ class WEIR_LOCAL shared_pool {
   // Blocks: until one held block is complete. Returns: false if that would not help
   bool wait_for_held(search&) noexcept;
   driver::status find_room(exported&, source_location);  // out_of_memory: there is none
+  // From what is free now. first_look: notes what it saw
+  bool cut_at_once(exported&, search* first_look = nullptr);
   // Adds a handle; does nothing if room may have appeared since the search looked.
   driver::status grow(std::size_t room, search&, source_location);
   std::size_t charge(std::size_t least, search&, driver::status&);

@@ -73,7 +73,18 @@ std::string address_text(std::uintptr_t at) {
 }
 
 namespace {
-// Length in bytes of the UTF-8 character at the start of the text; 0: not printable.
+// Whether no shorter form exists, and the code is that of a character (Unicode 15, table 3-7).
+bool may_follow(unsigned char first, unsigned char second) {
+  switch (first) {
+    case 0xe0: return second >= 0xa0;
+    case 0xed: return second < 0xa0;
+    case 0xf0: return second >= 0x90;
+    case 0xf4: return second < 0x90;
+    default: return true;
+  }
+}
+
+// Length in bytes of the UTF-8 character at the start of the text; 0: not printable. Requires: not empty
 std::size_t shown_bytes(std::string_view s) {
   auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
   if (byte(0) < 0x80)
@@ -86,6 +97,8 @@ std::size_t shown_bytes(std::string_view s) {
   for (std::size_t i = 1; i < n; ++i)
     if ((byte(i) & 0xc0) != 0x80)
       return 0;
+  if (!may_follow(byte(0), byte(1)))
+    return 0;
   return byte(0) == 0xc2 && byte(1) < 0xa0 ? 0 : n;  // C1 controls
 }
 }  // namespace

@@ -156,6 +156,7 @@ class capture_under_way {
     auto const kept = close();
     if (!kept.ok())
       return;
+    // The book tries again if the driver refuses the graph's end.
     try {
       graph_book::expected<graph_handle>(book_).made(kept.value);
       book_.drop(kept.value);

@@ -37,6 +37,11 @@ TEST(text, control_characters_are_question_marks) {
                     "31m \xff\xc3"),
             "?31m ??")
       << "no UTF-8";
+  EXPECT_EQ(visible("\xe0\x82\x9b \xf0\x80\x82\x9b"), "??? ????") << "CSI in more bytes than it needs";
+  EXPECT_EQ(visible("\xed\xa0\x80 \xf4\x90\x80\x80"), "??? ????") << "half a pair; past the last character";
+  EXPECT_EQ(visible("\xe0\xa0\x80\xed\x9f\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"),
+            "\xe0\xa0\x80\xed\x9f\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbf")
+      << "the nearest characters";
 }
 
 TEST(text, json_has_no_number_that_is_infinite_or_none) {

@@ -99,6 +99,24 @@ TEST(split, a_bad_color_or_another_call_is_refused) {
   EXPECT_EQ(waits.get(), 2);
 }
 
+// The first one of a round has left it.
+TEST(split, is_refused_in_the_name_of_a_rank_that_still_waits) {
+  runtime machine(simulated{.devices = 3, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  auto ranks = communicator::create_all(first_devices(3));
+  auto waits = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return refusal<std::exception>([&] { ranks[1].barrier(); });
+  });
+  std::string waited_for = "rank 1 ";
+  while (waited_for.find("rank 1 ") != std::string::npos)  // until it has come, too
+    waited_for = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds(200)); });
+  std::string const text = refusal<invalid_use>([&] { (void)ranks[0].split(0); });
+  EXPECT_NE(text.find("rank 0 calls split where rank 1 called barrier"), std::string::npos) << text;
+  ranks[2].abort();
+  EXPECT_NE(waits.get().find("rank 2 aborted"), std::string::npos);
+}
+
 // The rank that waits is told by whom.
 TEST(split, ends_with_an_abort_or_a_missing_rank) {
   for (bool const aborts : {true, false}) {

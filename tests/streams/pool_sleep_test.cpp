@@ -280,6 +280,27 @@ TEST_F(sleepers, out_of_memory_leaves_them_asleep_and_whole) {
   free_all(all);
 }
 
+struct sleepers_beside_a_reserve : sleepers {
+  sleepers_beside_a_reserve() : sleepers(options{.driver_reserve = 10_MiB}) {}
+};
+
+TEST_F(sleepers_beside_a_reserve, a_wake_that_it_forbids_blames_no_driver) {
+  pool model("model");
+  auto all = fill_some(model);
+  model.sleep();
+  std::optional<buffer> hog(std::in_place, 46_MiB);  // 18 MiB are free, and 8 of them may be taken
+  try {
+    model.wake();
+    ADD_FAILURE() << "it woke";
+  } catch (out_of_memory const& e) {
+    EXPECT_EQ(e.report().cause, memory_cause::in_use) << e.report().text();
+  }
+  hog.reset();
+  model.wake();
+  expect_bytes(all);
+  free_all(all);
+}
+
 TEST_F(sleepers, the_summary_says_which_sleep) {
   pool model("model");
   auto all = fill_some(model);

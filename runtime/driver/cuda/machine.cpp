@@ -57,7 +57,7 @@ void cuda_driver::end_host_functions() {
   std::vector<base::thread> droppers;
   {
     auto p = pending_.lock();
-    call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that ran while their device was lost
+    call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that run while their device is lost
     droppers.swap(p->droppers);                                   // threads that drop_pending() started
   }
   for (auto& dropper : droppers)

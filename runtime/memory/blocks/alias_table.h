@@ -2,8 +2,8 @@
 // is needed while the handle is free, weir switches the handle back without a driver call.
 // Threads: any; one lock for a device's aliases, taken last and never held over a driver call.
 //
-// Invariant: an alias lies inside one unmapped block or one reserved block. Only the call that reserved it
-// may unmap the alias or switch its handle back. All work that used the handle at an alias is ordered before
+// Invariant: an alias lies inside one unmapped block or one reserved block. Only the call that reserved a block
+// may unmap the alias in it or switch its handle back. All work that used the handle at an alias is ordered before
 // all work that uses it at its present address.
 #pragma once
 #include <map>

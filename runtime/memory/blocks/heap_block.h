@@ -25,7 +25,8 @@ enum class state : std::uint8_t {
   pending,   // freed; streams that it was marked for may still use it
   slab,      // the run of a slab
   free,      // mapped; all work that used it is ordered before the stamp (home, freed), so before home's next work
-  reserved,  // held by a call that talks to the driver without the lock
+  reserved,  // held by a call that talks to the driver without the lock, or left behind: by a handle, or around one
+             // that is unusable
   unmapped,  // addresses without physical memory
 };
 

@@ -98,7 +98,7 @@ struct alignas(64) slab {
   unsigned char* first = nullptr;  // the state byte of slot 0; one more behind the last slot's, never live
   stream_heap* owner = nullptr;
   std::uint32_t size = 0, slots = 0;
-  std::uint16_t size_class = 0, bucket = 0;  // way: where a thread finds its cache of this heap
+  std::uint16_t size_class = 0, bucket = 0;  // the bucket is where a thread finds its cache of this heap
   std::uint8_t byte_shift = 0;               // 0; of large slots 2
   bool listed = false;
   // Where a thread cache keeps slots of this size: offset from the smallest size, in cache lines of 64 bytes.
@@ -195,7 +195,6 @@ struct alignas(64) slab {
     return found == notes.end() ? nullptr : &found->second;
   }
   note const* note_of(std::uint32_t i) const noexcept { return const_cast<slab*>(this)->note_of(i); }
-  // NOLINT(performance-no-int-to-ptr)
   static clock::stream_clock* clock_of(std::uintptr_t mark) noexcept {
     return reinterpret_cast<clock::stream_clock*>(mark & ~more);
   }

@@ -387,18 +387,19 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   return {found.base, found.bytes};
 }
 
-// Blocks freed on other streams wait for their work: what is complete now goes at once.
+// Returns to the driver what is reserved past the limit, as far as it is free.
 void device_allocator::set_limit(std::size_t bytes) {
   of_.counts.set_limit(bytes);
-  if (bytes)
-    (void)bound_.narrow();  // what is past the limit goes below
-  if (!bytes || of_.counts.reserved() <= bytes || of_.lost() || process_was_forked())
+  if (!bytes)
+    return;
+  (void)bound_.narrow();  // the loop at the end returns what is too much
+  if (of_.counts.reserved() <= bytes || of_.lost() || process_was_forked())
     return;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
   for (stream_heap* const m : heaps_.all()) {
     (void)m->empty_caches();
-    (void)completion_.poll(*m);
+    (void)completion_.poll(*m);  // blocks freed on other streams wait for their work: some of it is complete
   }
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   if (!of_.space.maps() && !of_.clocks.collectives_given().empty())

@@ -44,7 +44,7 @@ std::size_t most_for_one_block(memory_report const& r, memory_audit::room const*
       most = std::max(most, p.largest);
     return most;
   }
-  std::size_t const left = r.capacity - std::min(r.capacity, of_other_processes(r) + r.reserved);
+  std::size_t const left = r.capacity - std::min(r.capacity, of_other_processes(r) + r.driver_reserve + r.reserved);
   if (!r.limit)
     return left;
   return std::min(left, r.limit - std::min(r.limit, r.reserved));

@@ -53,17 +53,20 @@ std::size_t blocks_beyond(std::span<clock::stamp const> fences, pending_block co
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
   if (r.size_class >= 0 || mine.borrowed() < often_borrowed)
     return false;
+  // Its pages would never go back.
   if (mine.pages_stay())
     return false;
   mine.forget_borrowed();
   std::size_t const page = of_.space.page_bytes();
   std::size_t const others = std::min(heaps_.index.size(), most_streams_with_a_page) - 1;
-  std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
+  std::size_t const pages_of_others = r.rounded <= page / 2 ? page * others : 0;
   reserve_bound::usage n = bound_.now();
   n.pending = 0;  // pending blocks may be complete
-  if (of_.counts.reserved() + round_up(r.rounded, page) > bound_.most(n, r.rounded) + page + theirs)
+  // As growth will decide: its bound, a page, and what it may spend besides.
+  std::size_t const may_reserve = bound_.most(n, r.rounded) + page + pages_of_others;
+  if (of_.counts.reserved() + round_up(r.rounded, page) > may_reserve)
     return false;
-  spare = theirs;
+  spare = pages_of_others;
   return true;
 }
 

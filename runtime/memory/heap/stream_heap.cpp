@@ -248,13 +248,13 @@ void stream_heap::note_unmapped(handle const& h) noexcept {
 void stream_heap::free_left_behind() noexcept {
   if (!std::exchange(left_behind_, 0))
     return;
-  // an unusable handle is mapped where its block is
+  // Reserved and without a page: its handle has left. Other reserved blocks hold a handle that is unusable.
   auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks_.regions()) {
     for (heap_block *p = r->first, *next = nullptr; p; p = next) {
       next = p->after;
       while (next && next->is != state::reserved)
-        next = next->after;  // its neighbours may be merged with it
+        next = next->after;  // a neighbour of p may be merged with it
       if (is_left(*p))
         blocks_.release_done(*p);
     }

@@ -44,7 +44,6 @@ class thread_cache {
     } else {
       s.state->set(slot_bits::exact);
     }
-    // NOLINT(performance-no-int-to-ptr)
     if (unpublished_.took(cost)) [[unlikely]]
       return reinterpret_cast<void*>(publish_and_end(m.head, head - 1, s.at));
     m.head.end(head - 1);

@@ -27,7 +27,6 @@ thread_cache* new_cache() noexcept {  // pages of its own: untouched ones cost n
 
 // thread_pointer: number of a thread whose caches are gone for good. A kept thread's next life has another.
 struct ended {};
-// NOLINT(performance-no-int-to-ptr)
 void* number_of_thread() noexcept {
   return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id()));
 }

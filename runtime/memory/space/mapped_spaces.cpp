@@ -19,8 +19,8 @@ void mapped_spaces::enter(address base, std::size_t bytes, address_space const& 
     ++i;
   if (i == most)
     return;
+  places_[i].space.store(&s);  // before its base: a reader that has the place's old size finds the new space
   places_[i].base.store(base);
-  places_[i].space.store(&s);
   places_[i].bytes.store(bytes, base::memory_order_release);
   if (i == n)
     used_.store(n + 1, base::memory_order_release);
@@ -42,7 +42,6 @@ region const* mapped_spaces::find(address a) noexcept {
   for (std::size_t i = 0, n = used_.load(base::memory_order_acquire); i < n; ++i) {
     place const& p = places_[i];
     std::size_t const bytes = p.bytes.load(base::memory_order_acquire);
-    // NOLINT(performance-no-int-to-ptr)
     if (a - p.base.load() < bytes)
       return p.space.load()->find(reinterpret_cast<void const*>(a));
   }

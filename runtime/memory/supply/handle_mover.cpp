@@ -86,17 +86,10 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   if (!freed || !of_.ordered_or_complete(mine.home(), {from.home().id(), *freed}))
     return false;
   memory_pool &its = from.pool(), &here = mine.pool();
-  if (its.pages_stay())
+  // The heap may serve another pool by now.
+  if (its.pages_stay() || &its != &here)
     return false;
   released const place = in.reserve_around(*g.of);  // the last thing that may throw
-  if (&its != &here) {
-    if (!here.charge(g.bytes)) {
-      in.release(place);
-      return false;
-    }
-    its.refund(g.bytes);
-    out.of_pool += g.bytes, out.from_other_pools += g.bytes;
-  }
   (void)detach(in, place, &g, g.at, out);
   return true;
 }
@@ -124,31 +117,33 @@ aliased_handle const& handle_mover::detach(session& from, released const& place,
 driver::status handle_mover::remap(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
   handle const h = victim.handles.front();
   driver::status s{driver::code::out_of_memory};
-  bool promised_here = false, promised_there = false, there = false;
+  // Host memory for the alias that remains: the old place if the handle moves, and the new one if the driver refuses
+  // both access and the unmap.
+  bool expects_old = false, expects_new = false, is_mapped = false;
   try {
     aliases_.expect(h.at);
-    promised_here = true;
+    expects_old = true;
     aliases_.expect(to);
-    promised_there = true;
+    expects_new = true;
     s = of_.machine.map(to, h.bytes, h.physical);
-    there = s.ok();
-    if (there)
+    is_mapped = s.ok();
+    if (is_mapped)
       s = of_.machine.grant(to, h.bytes, of_.device);
-    if (there && !s.ok())
-      there = !of_.machine.unmap(to, h.bytes).ok();
+    if (is_mapped && !s.ok())
+      is_mapped = !of_.machine.unmap(to, h.bytes).ok();
   } catch (std::bad_alloc const&) {}
   aliased_handle const* moved = nullptr;
   {
     session in(from);
     if (s.ok()) {
       aliases_.forget(to);
-      moved = &detach(in, victim, nullptr, to, out);
+      moved = &detach(in, victim, nullptr, to, out);  // the old place becomes the alias
     } else {
-      if (promised_here)
+      if (expects_old)
         aliases_.forget(h.at);
-      if (there)
+      if (is_mapped)
         in.leave_alias(aliases_, h.at, to);
-      else if (promised_there)
+      else if (expects_new)
         aliases_.forget(to);
       in.release(victim);
     }
