@@ -5,8 +5,6 @@
 #include "peer/collective/group.h"
 #include "peer/collective/nccl_library.h"
 #include "runtime/base/call_site.h"
-#include "runtime/base/process.h"
-#include "runtime/base/process_end.h"
 #include "runtime/core/parts.h"
 
 #if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
@@ -26,30 +24,6 @@ constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 // multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
 // Sums of float16 and bfloat16 stay: the kernels for windows round once.
 constexpr std::size_t slower_in_windows = std::size_t{32} << 20;
-
-// A thread that ends communicators inside NCCL. The watch of ranks may be one while the program ends. NCCL's exit
-// handlers destroy what it uses, so the process's end waits for it.
-class ending_call {
- public:
-  ending_call() noexcept { under_way_.fetch_add(1); }
-  ~ending_call() { under_way_.fetch_sub(1); }
-  ending_call(ending_call const&) = delete;
-
-  // False while the process ends: the driver may be gone, and the system frees all.
-  bool may_begin() const noexcept { return !process_is_ending(); }
-
-  // Requires: process_is_ending()
-  static void wait_for_all() noexcept {
-    std::int64_t const until = base::now_ns() + longest_wait_ns;
-    while (under_way_.load() > 0 && base::now_ns() < until)
-      base::sleep_ns(1'000'000);
-  }
-
- private:
-  static constexpr std::int64_t longest_wait_ns = 5'000'000'000;  // an abort takes some 2 s at most
-  static constinit base::atomic<int> under_way_;
-};
-constinit base::atomic<int> ending_call::under_way_{0};
 
 class nccl_backend final : public collective_backend {
  public:
@@ -515,7 +489,6 @@ void require_nccl(char const* operation, std::string const& what, source_locatio
   if (std::string const& why = nccl().why; !why.empty())
     throw not_supported(operation, "NCCL for " + what + ": " + why,
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at, error_id{399});
-  run_at_process_end(ending_call::wait_for_all);  // NCCL is loaded: this runs before its exit handlers
 }
 }  // namespace
 

@@ -4,6 +4,7 @@
 #if defined(WEIR_WITH_CUDA) && __has_include(<nccl.h>)
 
 #include "runtime/base/os_library.h"
+#include "runtime/base/process_end.h"
 #include "runtime/base/text.h"
 
 namespace weir::peer {
@@ -25,6 +26,7 @@ nccl_library load() {
     found.why = "libnccl.so.2 not found";
     return found;
   }
+  run_at_process_end(ending_call::wait_for_all);  // before NCCL's exit handlers, which are registered by now
   std::string missing;
 #define X(call)                                                                              \
   found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
@@ -48,6 +50,15 @@ nccl_library load() {
 nccl_library const& nccl() {
   static nccl_library const* const once = new nccl_library(load());  // never destroyed: communicators may be static
   return *once;
+}
+
+constinit base::atomic<int> ending_call::under_way_{0};
+
+void ending_call::wait_for_all() noexcept {
+  constexpr std::int64_t longest_wait_ns = 5'000'000'000;  // an abort takes some 2 s at most
+  std::int64_t const until = base::now_ns() + longest_wait_ns;
+  while (under_way_.load() > 0 && base::now_ns() < until)
+    base::sleep_ns(1'000'000);
 }
 
 bool nccl_library::has_windows() const noexcept {

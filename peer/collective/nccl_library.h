@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "runtime/base/process.h"
 #include "weir/collective.h"
 
 namespace weir::peer {
@@ -50,6 +51,22 @@ struct nccl_library {
   bool has_windows() const noexcept;
 };
 nccl_library const& nccl();
+
+// A thread that ends communicators inside NCCL. The watch of ranks may be one while the program ends. NCCL's exit
+// handlers destroy what it uses, so the process's end waits for it, 5 s at most.
+class ending_call {
+ public:
+  ending_call() noexcept { under_way_.fetch_add(1); }
+  ~ending_call() { under_way_.fetch_sub(1); }
+  ending_call(ending_call const&) = delete;
+
+  // False while the process ends: the driver may be gone, and the system frees all.
+  bool may_begin() const noexcept { return !process_is_ending(); }
+  static void wait_for_all() noexcept;  // Requires: process_is_ending()
+
+ private:
+  static constinit base::atomic<int> under_way_;
+};
 
 ncclDataType_t nccl_type(dtype) noexcept;
 ncclRedOp_t nccl_operation(reduce_op) noexcept;

@@ -103,7 +103,7 @@ TEST_F(process_end, while_simulated_products_run) {
 }
 
 // Exit handlers run in the reverse order: what a library registered when it was loaded would come first.
-TEST_F(process_end, runs_a_function_before_what_was_registered_earlier) {
+TEST_F(process_end, runs_a_function_before_earlier_handlers) {
   EXPECT_CLEAN_END({
     static int handlers = 0;
     (void)device_count();

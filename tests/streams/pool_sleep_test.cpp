@@ -280,11 +280,11 @@ TEST_F(sleepers, out_of_memory_leaves_them_asleep_and_whole) {
   free_all(all);
 }
 
-struct sleepers_beside_a_reserve : sleepers {
-  sleepers_beside_a_reserve() : sleepers(options{.driver_reserve = 10_MiB}) {}
+struct reserved_sleepers : sleepers {
+  reserved_sleepers() : sleepers(options{.driver_reserve = 10_MiB}) {}
 };
 
-TEST_F(sleepers_beside_a_reserve, a_wake_that_it_forbids_blames_no_driver) {
+TEST_F(reserved_sleepers, a_wake_past_the_reserve_blames_no_driver) {
   pool model("model");
   auto all = fill_some(model);
   model.sleep();
