@@ -101,7 +101,7 @@ class handed_over_among_threads {
     if (t_.draw(3) == 0) {
       for (int other : {2, 3}) {
         if (&line(other) != &user)
-          users.push_back(&line(other));
+          users.insert(users.begin(), &line(other));
       }
     }
     for (clock::stream_clock* const one : users) {

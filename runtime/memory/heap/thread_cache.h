@@ -77,7 +77,9 @@ class thread_cache {
   // As give(), for a slot that other streams have used: its free is deferred.
   [[gnu::always_inline]] bool give_used(deferred_frees::users by, slab& from, std::uint32_t index, slot_byte& state,
                                         std::uint8_t was) noexcept {
-    return out_for(by).put(by, from, index, state, was, unused_deferred_, home);
+    if (by.other)
+      return outs[1].put(by, from, index, state, was, unused_deferred_, home);
+    return outs[0].put({by.one}, from, index, state, was, unused_deferred_, home);
   }
   deferred_frees& out_for(deferred_frees::users by) noexcept { return outs[by.other != nullptr]; }
 
