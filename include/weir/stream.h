@@ -121,6 +121,16 @@ class stream {
 // twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
 // stream looks for memory. It keeps the flags that the program made it with.
 // Requires: the stream exists until this object is destroyed.
+struct external_stream_options {
+  // A promise of the program, as weir has it of its own streams: before weir's other calls on the stream in a capture,
+  // is_capturing() is called on it, inside. Whoever begins the capture may call it, on any thread; so does whoever
+  // makes the stream join one by a bare wait. The end needs no call. A stream that is never captured keeps the promise.
+  // weir does not ask the driver at each allocation then. Of several registrations of one stream all have to promise.
+  // Broken: a block from outside may serve in the graph, and be given to others while the graph runs. An allocation
+  // that takes a lock, a launch, copy, fill, wait or record that finds such a capture throws invalid_use, with no
+  // effect; weir knows of the capture from then on.
+  bool announces_captures = false;
+};
 class external_stream {
  public:
   // Null is CUDA's legacy stream: it is ordered with all blocking streams of its device, weir's default
@@ -128,6 +138,8 @@ class external_stream {
   // different stream on every thread: borrow it. Simulated devices: see simulated_stream of weir/sim.h.
   // Throws: invalid_use (a stream of another device, the per-thread default), device_lost
   external_stream(weir::device, CUstream_st*, source_location = source_location::current());
+  external_stream(weir::device, CUstream_st*, external_stream_options,  // the same
+                  source_location = source_location::current());
   ~external_stream();  // records a last event on the stream, and waits for calls of other threads that ask about it
   external_stream(external_stream const&) = delete;
   operator stream_ref() const noexcept { return ref_; }
