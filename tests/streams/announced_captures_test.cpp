@@ -86,7 +86,7 @@ TEST_F(announced_captures, get_memory_of_the_graph) {
   }
 }
 
-TEST_F(announced_captures, that_were_not_are_told_of_by_the_next_call) {
+TEST_F(announced_captures, that_were_not_are_told_by_the_next_call) {
   stream const other;
   event const done = other.record_event();
   buffer const b(*on, 1_MiB);
