@@ -122,13 +122,14 @@ class stream {
 // stream looks for memory. It keeps the flags that the program made it with.
 // Requires: the stream exists until this object is destroyed.
 struct external_stream_options {
-  // A promise of the program, as weir has it of its own streams: before weir's other calls on the stream in a capture,
-  // is_capturing() is called on it, inside. Whoever begins the capture may call it, on any thread; so does whoever
-  // makes the stream join one by a bare wait. The end needs no call. A stream that is never captured keeps the promise.
-  // weir does not ask the driver at each allocation then. Of several registrations of one stream all have to promise.
-  // Broken: a block from outside may serve in the graph, and be given to others while the graph runs. An allocation
-  // that takes a lock, a launch, copy, fill, wait or record that finds such a capture throws invalid_use, with no
-  // effect; weir knows of the capture from then on.
+  // Promises that is_capturing() is called on the stream inside each capture, before weir's other calls on it, as on
+  // weir's own streams. Then no allocation asks the driver first.
+  // Any thread may call it, if the others' calls come after it. A stream that joins a capture by a wait of weir needs
+  // no call, nor does the end of a capture. A stream that is never captured keeps the promise.
+  // If one registration of the stream lacks the promise, weir asks until the last one ends.
+  // Broken: a block from outside may serve in the graph, and others get it while the graph runs. A launch, copy, fill,
+  // wait or record that names the stream, or an allocation that no cache serves, throws invalid_use if it meets such
+  // a capture. It has no effect, and weir knows of the capture from then on. Blocks: no
   bool announces_captures = false;
 };
 class external_stream {

@@ -12,6 +12,7 @@
 #include "streams/stream/context.h"
 #include "tests/support/refused.h"
 #include "weir/copy.h"
+#include "weir/graph.h"
 #include "weir/launch.h"
 #include "weir/memory.h"
 #include "weir/sim.h"
@@ -86,6 +87,24 @@ TEST_F(announced_captures, get_memory_of_the_graph) {
   }
 }
 
+// weir begins them, or makes the stream join them.
+TEST_F(announced_captures, of_weir_need_no_call) {
+  stream const s;
+  auto const one = [&](stream_ref first, stream_ref second) {
+    (void)graph::capture(first, [&] {
+      second.wait(first);
+      void* const p = allocate(*on, 64);
+      EXPECT_TRUE(is_of_graph(p));
+      deallocate(p);
+      first.wait(second);
+    });
+  };
+  EXPECT_LT(questions_of(100, 64), 5);
+  one(s, *on);
+  EXPECT_LT(questions_of(100, 64), 5);
+  one(*on, s);
+}
+
 TEST_F(announced_captures, that_were_not_are_told_by_the_next_call) {
   stream const other;
   event const done = other.record_event();
@@ -147,6 +166,7 @@ TEST_F(announced_captures, need_the_promise_of_each_registration) {
   }
   EXPECT_GE(questions_of(100, 64), 100) << "once withdrawn, until the last registration ends";
   on.reset();
+  external_stream const anew(gpu, theirs.handle(), {.announces_captures = true});
   on.emplace(gpu, theirs.handle(), promise);
   EXPECT_EQ(questions_of(100, 64), 0);
 }
