@@ -121,6 +121,17 @@ class stream {
 // twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
 // stream looks for memory. It keeps the flags that the program made it with.
 // Requires: the stream exists until this object is destroyed.
+struct external_stream_options {
+  // Promises that is_capturing() is called on the stream inside each capture, before weir's other calls on it, as on
+  // weir's own streams. Then no allocation asks the driver first.
+  // Any thread may call it, if the others' calls come after it. A stream that joins a capture by a wait of weir needs
+  // no call, nor does the end of a capture. A stream that is never captured keeps the promise.
+  // If one registration of the stream lacks the promise, weir asks until the last one ends.
+  // Broken: a block from outside may serve in the graph, and others get it while the graph runs. A launch, copy, fill,
+  // wait or record that names the stream, or an allocation that no cache serves, throws invalid_use if it meets such
+  // a capture. It has no effect, and weir knows of the capture from then on. Blocks: no
+  bool announces_captures = false;
+};
 class external_stream {
  public:
   // Null is CUDA's legacy stream: it is ordered with all blocking streams of its device, weir's default
@@ -128,6 +139,8 @@ class external_stream {
   // different stream on every thread: borrow it. Simulated devices: see simulated_stream of weir/sim.h.
   // Throws: invalid_use (a stream of another device, the per-thread default), device_lost
   external_stream(weir::device, CUstream_st*, source_location = source_location::current());
+  external_stream(weir::device, CUstream_st*, external_stream_options,  // the same
+                  source_location = source_location::current());
   ~external_stream();  // records a last event on the stream, and waits for calls of other threads that ask about it
   external_stream(external_stream const&) = delete;
   operator stream_ref() const noexcept { return ref_; }

@@ -473,13 +473,13 @@ stamp copy(void* dst, void const* src, size_t bytes, blocking b, source_location
 }
 
 stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, source_location at) {
-  auto& stream = streams::clock_or_throw(s, "copy", at);
+  auto& stream = streams::worker_or_throw(s, "copy", at);
   streams::named_work const named(stream);
   return peer::copy_one(stream.owner(), &stream, {dst, src, bytes}, b, at);
 }
 
 stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_location at) {
-  auto& stream = streams::clock_or_throw(s, "copy", at);
+  auto& stream = streams::worker_or_throw(s, "copy", at);
   streams::named_work const named(stream);
   auto& r = stream.owner();
   std::vector<void const*> ends;
@@ -512,7 +512,7 @@ stamp fill(void* dst, std::byte value, size_t bytes, source_location at) {
 }
 
 stamp fill(stream_ref s, void* dst, std::byte value, size_t bytes, source_location at) {
-  auto& stream = streams::clock_or_throw(s, "fill", at);
+  auto& stream = streams::worker_or_throw(s, "fill", at);
   streams::named_work const named(stream);
   return peer::fill(stream.owner(), &stream, dst, value, bytes, at);
 }

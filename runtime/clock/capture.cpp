@@ -24,6 +24,17 @@ result<bool> stream_clock::captured() const {
   }
 }
 
+// A question that the driver refuses tells of no capture: the call that follows gets the same answer.
+void stream_clock::refuse_unannounced(std::string_view operation, source_location const& at) const {
+  if (auto const inside = captured(); !inside.ok() || !inside.value)
+    return;
+  throw invalid_use(std::string(operation),
+                    base::text("stream ", id(), " of gpu:", device_, ", in a capture that was not announced"),
+                    "Call is_capturing() on the stream inside each capture, before other calls, or register it without "
+                    "external_stream_options::announces_captures",
+                    at, error_id{466});
+}
+
 // Read before a question: the answer that the stream is not captured means that this one has ended.
 std::uint64_t stream_clock::last_capture() const noexcept {
   stream_clock const* const lane = lane_.load(base::memory_order_acquire);

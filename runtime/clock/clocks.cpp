@@ -134,7 +134,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
     return nullptr;
   detail::leave(found->id());
   found->id_.set(id), found->handle_.set(h);
-  found->set_carries_collectives(false);
+  found->set_carries_collectives(false), found->announces_.store(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
   found->unfenced_.store(0), found->frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
   found->shared_.store(0);
@@ -146,7 +146,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   return found;
 }
 
-stream_clock& clocks::enrol(int device, driver::stream_handle h) {
+stream_clock& clocks::enrol(int device, driver::stream_handle h, bool announces) {
   auto all = state_->registered.lock();
   auto const at = all->try_emplace({device, h}).first;
   if (!at->second.stream) {
@@ -156,7 +156,11 @@ stream_clock& clocks::enrol(int device, driver::stream_handle h) {
       all->erase(at);
       throw;
     }
+    at->second.stream->announces_.store(announces);
   }
+  // Threads have it in their tables as a stream that is not asked.
+  if (!announces && at->second.stream->announces_.exchange(false))
+    invalidate_fast_paths();
   ++at->second.times;
   return *at->second.stream;
 }

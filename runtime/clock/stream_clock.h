@@ -134,10 +134,15 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // returns the last known answer, which every record and wait updates.
   driver::result<bool> captured() const;
   bool seen_captured() const noexcept { return capture_seen_.load(base::memory_order_relaxed) & 1; }
-  // Whether an allocation asks first: other code can capture a registered stream, but not the legacy stream.
+  // Whether an allocation asks first: other code can capture a registered stream, but not the legacy stream, and
+  // without a call only one whose captures are not announced.
   // weir begins or joins the captures of its own streams, and a borrowed stream was asked when it was named.
-  bool is_asked() const noexcept {
-    return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
+  bool is_asked() const noexcept { return may_be_captured_elsewhere() && !announces_.load(base::memory_order_relaxed); }
+  // A registered stream whose program promised to call captured() first in each capture that weir does not begin: one
+  // driver call looks whether it broke that. Throws: invalid_use
+  void hold_to_promise(std::string_view operation, source_location const& at) const {
+    if (may_be_captured_elsewhere() && announces_.load(base::memory_order_relaxed) && !seen_captured()) [[unlikely]]
+      refuse_unannounced(operation, at);
   }
   // All work that `from` was given inside its capture comes before the next work of this stream, which joins
   // the capture. not_permitted: `from` is not under capture.
@@ -203,6 +208,10 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
         tenure_(tenure_word::make(id, device)),
         life_(l) {}
 
+  void refuse_unannounced(std::string_view operation, source_location const& at) const;
+  bool may_be_captured_elsewhere() const noexcept {
+    return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
+  }
   struct begun {  // the number of a new fence, and the frontier at that time
     std::uint64_t n = 0;
     snapshot seen;
@@ -250,6 +259,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
   base::atomic<std::uint64_t> last_{0};                  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
+  base::atomic<bool> announces_{false};         // foreign: as all its registrations promise
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
   static constexpr std::uint32_t free_batch = 32, young = 1000;
   static constexpr std::size_t large_free = 1 << 20;    // bytes: one such free is a batch
@@ -315,8 +325,9 @@ class clocks {
   stream_clock& rest_of(int device);
   static constexpr std::size_t kept_ended = 256;
   bool any_ended() const noexcept;  // whether a registration has ended
-  // The stream of this handle if weir made it or it is registered, else a new registration.
-  stream_clock& enrol(int device, driver::stream_handle);
+  // The stream of this handle if weir made it or it is registered, else a new registration. announces: the promise of
+  // this registration; without it the others' ends
+  stream_clock& enrol(int device, driver::stream_handle, bool announces = false);
   stream_clock* known(int device, driver::stream_handle) const;  // null: neither weir's own nor registered
   // Ends one enrol(); the last one retires an external stream. False: none was left.
   bool leave(stream_clock&);

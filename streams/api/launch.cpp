@@ -168,7 +168,7 @@ void require_of(clock::stream_clock& stream, driver::status s, std::string_view 
 }  // namespace
 
 bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
-  clock::stream_clock& stream = streams::clock_or_throw(s, "launch", at);
+  clock::stream_clock& stream = streams::worker_or_throw(s, "launch", at);
   runtime::impl& r = stream.owner();
   held_pools held(uses, stream, at);
   using streams::known_range;
@@ -218,7 +218,7 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
 }
 
 CUstream_st* handle_for_work(stream_ref s, source_location at) {
-  return streams::native_handle(streams::clock_or_throw(s, "launch", at), at);
+  return streams::native_handle(streams::worker_or_throw(s, "launch", at), at);
 }
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
@@ -267,7 +267,7 @@ void check_native_launch(stream_ref s, int native_code, source_location at) {
 namespace weir {
 
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
-  clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
+  clock::stream_clock& stream = streams::worker_or_throw(s, "launch_host", at);
   streams::named_work const named(stream);
   if (!run)
     throw invalid_use("launch_host", "an empty function", "Pass a function", at, error_id{195});

@@ -61,11 +61,12 @@ void throw_other_device(char const* operation, int device, source_location at) {
                     "Name the device the stream was made on, while the stream exists", at, error_id{231});
 }
 
-clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
+clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* native, source_location at,
+                                     external_stream_options o) {
   if (handle_of(native) == driver::stream_handle::per_thread)
     throw invalid_use("external_stream", "CUDA's per-thread default stream, which is another stream on every thread",
                       "Register a stream of your own, or use weir::stream", at, error_id{232});
-  return clocks_of(r).enrol(device, adopted(r, device, native, "external_stream", at));
+  return clocks_of(r).enrol(device, adopted(r, device, native, "external_stream", at), o.announces_captures);
 }
 
 void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
@@ -83,9 +84,11 @@ void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source
 }  // namespace streams
 
 external_stream::external_stream(weir::device d, CUstream_st* native, source_location at)
+    : external_stream(d, native, external_stream_options{}, at) {}
+external_stream::external_stream(weir::device d, CUstream_st* native, external_stream_options o, source_location at)
     : ref_(streams::ref_of([&]() -> clock::stream_clock& {
         auto& r = streams::current_runtime(at);
-        return streams::register_handle(r, streams::resolve(d, r, "external_stream", at), native, at);
+        return streams::register_handle(r, streams::resolve(d, r, "external_stream", at), native, at, o);
       }())) {}
 
 external_stream::~external_stream() {

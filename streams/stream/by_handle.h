@@ -51,7 +51,8 @@ inline constinit handle_memo const handle_memo::empty{};
 
 [[noreturn]] void throw_other_device(char const* operation, int device, source_location);
 // Adopts the handle and registers it. Throws: as external_stream
-clock::stream_clock& register_handle(runtime::impl&, int device, CUstream_st*, source_location);
+clock::stream_clock& register_handle(runtime::impl&, int device, CUstream_st*, source_location,
+                                     external_stream_options = {});
 // Ends one registration of it; the last one ends its use. Throws: invalid_use (not registered)
 void unregister_handle(runtime::impl&, int device, CUstream_st*, source_location);
 

@@ -87,6 +87,13 @@ inline clock::stream_clock& clock_or_throw(stream_ref s, std::string_view operat
   throw_not_valid(s, operation, at);
 }
 
+// The same for a call that gives work to the stream. Throws also: invalid_use (in a capture that was to be announced)
+inline clock::stream_clock& worker_or_throw(stream_ref s, std::string_view operation, source_location at) {
+  clock::stream_clock& stream = clock_or_throw(s, operation, at);
+  stream.hold_to_promise(operation, at);
+  return stream;
+}
+
 // Its handle in CUDA, with its device current there. Throws: not_supported (simulated), device_lost
 CUstream_st* native_handle(clock::stream_clock const&, source_location);
 

@@ -44,7 +44,7 @@ void event::record(source_location at) {
 }
 
 void event::record(stream_ref s, source_location at) {
-  auto& stream = streams::clock_or_throw(s, "event::record", at);
+  auto& stream = streams::worker_or_throw(s, "event::record", at);
   if (!state_)
     state_ = std::make_unique<state>(event_options{});  // moved from: like new
   auto now = state_->now.lock();
@@ -164,7 +164,7 @@ CUevent_st* event::native(source_location at) const {
 }
 
 void stream_ref::wait(event const& e, source_location at) const {
-  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
+  auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   for (;;) {
     if (!e.state_)
       return;

@@ -93,7 +93,7 @@ void stream_ref::synchronize(source_location at) const {
 }
 
 void stream_ref::wait(weir::stamp s, source_location at) const {
-  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
+  auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
   if (stream.covers(wanted))
@@ -111,7 +111,7 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
 }
 
 void stream_ref::wait(stream_ref other, source_location at) const {
-  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
+  auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   auto& from = streams::clock_or_throw(other, "stream::wait", at);
   clock::stamp const wanted = from.now();
   if (stream.covers(wanted))

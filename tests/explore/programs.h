@@ -14,6 +14,7 @@
 #include "tests/explore/open_program.h"
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/pool_program.h"
+#include "tests/explore/promise_program.h"
 #include "tests/explore/refused_program.h"
 #include "tests/explore/registration_program.h"
 #include "tests/explore/short_program.h"
@@ -72,6 +73,7 @@ inline constexpr explored explored_programs[] = {
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
     {"opened", [](trial& t) { opened_among_threads run(t); }},
     {"registrations", [](trial& t) { registrations_end_among_threads run(t); }, explored::watched::by_handles},
+    {"promises", [](trial& t) { promises_among_threads run(t); }},
     {"spill", [](trial& t) { spill_among_threads(t).run(); }, explored::watched::by_a_checker},
 };
 

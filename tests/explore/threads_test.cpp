@@ -49,6 +49,9 @@ TEST(explore_threads, pools_under_a_spill_keep_their_bytes) {
 TEST(explore_threads, no_call_names_a_stream_that_has_gone) {
   tests::explore_program("registrations", 400);
 }
+TEST(explore_threads, a_withdrawn_promise_binds_no_thread) {
+  tests::explore_program("promises", 400);
+}
 TEST(explore_threads, opened_blocks_stay_open_while_a_pool_sleeps) {
   tests::explore_program("opened", 300);
 }

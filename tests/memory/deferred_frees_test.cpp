@@ -108,7 +108,7 @@ TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   sound();
 }
 
-// Marks: the first mark of a slot takes no lock, and neither does the free of a slot with one mark.
+// Marks: the first two marks of a slot take no lock, and neither does the free of a slot with one or two marks.
 struct users : deferred {
   stream third;
   std::vector<std::uint64_t> waited_for() {
@@ -162,20 +162,98 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
   sound();
 }
 
+// Also if one of the two is named by the free, and whichever mark comes first.
+TEST_F(users, for_two_streams_are_gathered_without_the_lock) {
+  auto const all = some(700, 400);
+  auto const first = hold(user), second = hold(third);
+  std::size_t quick = 0, gone = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    stream const& last = i % 2 ? user : third;
+    bool const is_named = i % 5 == 0;
+    record_stream(all[i], i % 2 ? third : user);
+    if (!is_named) {
+      bool const put = memory::fast_record_use(&streams::clock_of(last), all[i]);
+      quick += put;
+      if (!put)
+        record_stream(all[i], last);
+    }
+    bool const went = memory::fast_deallocate_marked(is_named ? &streams::clock_of(last) : nullptr, all[i]);
+    gone += went;
+    if (!went)
+      is_named ? deallocate(last, all[i]) : deallocate(all[i]);
+  }
+  EXPECT_GT(quick, 250u);
+  EXPECT_GT(gone, 300u);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 704);
+  sound();
+  let_go(first, user);
+  miss(4_MiB);
+  EXPECT_EQ(waited_for(), std::vector{id(third)}) << "each block waits for both";
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 704);
+  let_go(second, third);
+  empty_cache(0);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
+  sound();
+}
+
+// Frees that wait for one stream and frees that wait for two do not drive each other out.
+TEST_F(users, for_one_and_for_two_streams_are_gathered_apart) {
+  auto const all = some(700, 400);
+  std::size_t gone = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    record_stream(all[i], user);
+    if (i % 2)
+      record_stream(all[i], third);
+    bool const went = memory::fast_deallocate_marked(nullptr, all[i]);
+    gone += went;
+    if (!went)
+      deallocate(all[i]);
+  }
+  EXPECT_GT(gone, 300u);
+  EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 400 * 704);
+  sound();
+}
+
+// Neither the first nor the second stream may have had a fence since.
+TEST_F(users, with_a_new_stamp_are_parted_from_those_before) {
+  auto const all = some(700, 60);
+  auto const give = [&](std::size_t from, std::size_t to) {
+    std::size_t gone = 0;
+    for (std::size_t i = from; i < to; ++i) {
+      record_stream(all[i], user), record_stream(all[i], third);
+      bool const went = memory::fast_deallocate_marked(nullptr, all[i]);
+      gone += went;
+      if (!went)
+        deallocate(all[i]);
+    }
+    return gone;
+  };
+  EXPECT_GT(give(0, 20), 10u);
+  (void)third.record_event();
+  EXPECT_EQ(give(20, 21), 0u) << "the second stream's stamp is another one";
+  EXPECT_GT(give(21, 40), 10u);
+  (void)user.record_event();
+  EXPECT_EQ(give(40, 41), 0u) << "the first stream's stamp is another one";
+  EXPECT_GT(give(41, 60), 10u);
+  sound();
+}
+
 // Also beside another user: the block waits for all of them.
-TEST_F(users, for_two_streams_take_the_lock) {
+TEST_F(users, for_three_streams_take_the_lock) {
   auto const all = some(700, 20);
+  stream fourth;
   auto const first = hold(user), second = hold(third);
   for (void* p : all)
-    record_stream(p, user), record_stream(p, user);
+    record_stream(p, user), record_stream(p, user), record_stream(p, fourth);
   record_stream(all[10], third);
   EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, all[10]));
   deallocate(all[10]);
-  EXPECT_FALSE(memory::fast_deallocate_marked(&streams::clock_of(third), all[11])) << "used by another stream, too";
+  EXPECT_FALSE(memory::fast_deallocate_marked(&streams::clock_of(third), all[11])) << "used by two others, too";
   deallocate(third, all[11]);
   EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, static_cast<char*>(all[12]) + 16)) << "an inner address";
   EXPECT_THROW(deallocate(static_cast<char*>(all[12]) + 16), invalid_use);
   let_go(first, user);
+  fourth.synchronize();
   miss(4_MiB);
   EXPECT_EQ(waited_for(), std::vector{id(third)}) << "both blocks, though its own work was done last";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 2 * 704);

@@ -1,5 +1,5 @@
-// Small blocks are written on one stream, read on another by any thread, and freed in groups with that stream
-// named. Meanwhile threads end, caches are drained, and memory is short.
+// Small blocks are written on one stream, read on one or more others by any thread, and freed in groups with that
+// stream named, or marked for all of them. Meanwhile threads end, caches are drained, and memory is short.
 // Threads: those of a run.
 #pragma once
 #include <algorithm>
@@ -96,22 +96,36 @@ class handed_over_among_threads {
       mine.assign(all->end() - static_cast<std::ptrdiff_t>(n), all->end());
       all->resize(all->size() - n);
     }
-    for (int home : {0, 1})
-      must(user.wait(line(home).now()), "wait");
-    // so that it lags
-    for (std::uint32_t n = t_.draw(24); n > 0; --n)
-      must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
+    // those that are marked are read on these
+    std::vector<clock::stream_clock*> users{&user};
+    if (t_.draw(3) == 0) {
+      for (int other : {2, 3}) {
+        if (&line(other) != &user)
+          users.insert(users.begin(), &line(other));
+      }
+    }
+    for (clock::stream_clock* const one : users) {
+      for (int home : {0, 1})
+        must(one->wait(line(home).now()), "wait");
+      // so that it lags
+      for (std::uint32_t n = t_.draw(24); n > 0; --n)
+        must(bench_.machine().enqueue(0, one->handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
+    }
     for (block const& b : mine) {
       if (b.value % 6 == 3) {
         for_two_.lock()->push_back(std::make_shared<read_by_two>(b));
         continue;
       }
-      read(b, user);
-      // else the block is marked for that stream
-      clock::stream_clock* const named = b.value % 3 ? &user : nullptr;
-      if (!named)
-        mark(b, user);
-      give_back(b, named);
+      if (b.value % 3) {
+        read(b, user);
+        give_back(b, &user);
+        continue;
+      }
+      for (clock::stream_clock* const one : users) {
+        read(b, *one);
+        mark(b, *one);
+      }
+      give_back(b, nullptr);
     }
   }
   void give_back(block const& b, clock::stream_clock* named) {

@@ -235,7 +235,7 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
 }
 
 // Two threads mark a slot first, without the lock, and a lock holder adds more marks. Each removes its own.
-TEST(steps, a_slot_keeps_its_first_mark) {
+TEST(steps, a_slot_keeps_its_first_two_marks) {
   each_way([](together& now) {
     memory_bench bench(standing);
     std::array const users{&bench.stream(0), &bench.stream(0)};
@@ -243,9 +243,9 @@ TEST(steps, a_slot_keeps_its_first_mark) {
     memory::slab s;
     s.first = byte;
     s.slots = 1;
-    s.users_storage = std::make_unique<memory::slab::first_user[]>(1);
-    auto& word = s.users_storage[0];
-    auto const take_back = [&](std::uintptr_t bits) {
+    s.users_storage = std::make_unique<memory::slab::first_users[]>(1);
+    auto& words = s.users_storage[0];
+    auto const take_back = [](memory::slab::user_word& word, std::uintptr_t bits) {
       for (std::uintptr_t known = word.load(); !word.compare_exchange(known, known & ~bits);) {}
     };
     std::atomic<int> wrong{0};
@@ -254,17 +254,20 @@ TEST(steps, a_slot_keeps_its_first_mark) {
       if (me == 2) {
         s.say_more(0);
         now.let_others_go_on();
-        if (!(word.load() & more))
+        if (!(words[0].load() & more))
           ++wrong;
-        return take_back(more);
+        return take_back(words[0], more);
       }
       auto& user = *users[static_cast<std::size_t>(me)];
-      if (!s.add_first_user(&word, 0, user))
-        return;
-      now.let_others_go_on();
-      if (memory::slab::clock_of(word.load()) != &user)
+      if (!s.add_first_user(&words, 0, user))
         ++wrong;
-      take_back(~more);
+      now.let_others_go_on();
+      auto* const mine =
+          std::ranges::find_if(words, [&](auto const& word) { return memory::slab::clock_of(word.load()) == &user; });
+      if (mine == words.end())
+        ++wrong;
+      else
+        take_back(*mine, ~more);
     });
     EXPECT_EQ(wrong, 0);
   });

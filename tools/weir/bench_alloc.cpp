@@ -56,8 +56,10 @@ struct foreign_stream {
   ~foreign_stream() { (void)machine.destroy_stream(0, made); }
 };
 struct of_registered {
+  bool announced = false;
   std::shared_ptr<foreign_stream> theirs = std::make_shared<foreign_stream>();
-  std::shared_ptr<external_stream> on = std::make_shared<external_stream>(0, theirs->handle());
+  std::shared_ptr<external_stream> on =
+      std::make_shared<external_stream>(0, theirs->handle(), external_stream_options{.announces_captures = announced});
   void* take(size_t bytes) const { return allocate(*on, bytes); }
   void give(void* p) const { deallocate(p); }
 };
@@ -176,13 +178,13 @@ std::vector<pattern> all_patterns() {
 }
 
 // Patterns that run only by name: `marked` uses a block on another stream, `marked2` on two. `pool512` and
-// `guard512` are `pair512` under a pool's guard, and with a guard for each allocation. `registered*` and
-// `borrowed*` are pairs on a stream that other code made, `capture*` pairs under capture. The others split up the
-// time of `threadsN`.
+// `guard512` are `pair512` under a pool's guard, and with a guard for each allocation. `registered*`, `announced*`
+// and `borrowed*` are pairs on a stream that other code made (`announced*`: it announces captures), `capture*` pairs
+// under capture. The others split up the time of `threadsN`.
 std::vector<pattern> more_patterns() {
-  std::vector<pattern> all{{"marked"},        {"marked2"},      {"pool512"},     {"guard512"},
-                           {"registered64K"}, {"registered8M"}, {"borrowed64K"}, {"borrowed8M"},
-                           {"capture512"},    {"capture64K"},   {"capture8M"}};
+  std::vector<pattern> all{{"marked"},       {"marked2"},      {"pool512"},     {"guard512"},    {"registered64K"},
+                           {"registered8M"}, {"announced64K"}, {"announced8M"}, {"borrowed64K"}, {"borrowed8M"},
+                           {"capture512"},   {"capture64K"},   {"capture8M"}};
   for (int t = 2; t <= most_threads; t *= 2) {
     all.push_back({"beside" + std::to_string(t), 1, t, patterns::threads_work::beside_arithmetic});
     all.push_back({"turns" + std::to_string(t), 1, t, patterns::threads_work::in_turn});
@@ -259,6 +261,8 @@ std::unique_ptr<measured> enter_of_weir(std::string const& name, of_weir const& 
                                                            bytes);
   if (is("registered"))
     return std::make_unique<patterns::pairs<of_registered>>(of_registered{}, bytes);
+  if (is("announced"))
+    return std::make_unique<patterns::pairs<of_registered>>(of_registered{.announced = true}, bytes);
   if (is("borrowed"))
     return std::make_unique<patterns::pairs<of_borrowed>>(of_borrowed{}, bytes);
   if (!is("capture"))

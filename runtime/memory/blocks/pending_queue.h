@@ -85,56 +85,41 @@ class pending_queue {
     n.more.clear();
     if (newest_.size() > most_newest * (size_ + most_kept) && newest_.size() > 2 * newest_left_)
       forget_streams_without_blocks();
-    for (clock::stamp const s : stamps) {
-      std::uint64_t& newest = entry(newest_, spare_newest_, s.stream);
-      newest = std::max(newest, s.n);
-    }
-    auto& queue = entry(queues_, spare_queue_, stamps.front().stream);
+    auto& queue = queue_for(stamps, spare_queue_, spare_newest_);
     spare_.pop_front(), --spares_;
     room_ = 0;
     enter(n, queue);
   }
-  // Host memory for slots of one stream that will wait together, reserved before they are freed.
+  // Host memory for slots that will wait together, for at most two streams, reserved before they are freed.
   class spare_node {
    public:
-    explicit operator bool() const noexcept { return block_ && !queue_.empty() && !newest_.empty(); }
+    explicit operator bool() const noexcept { return block_ && !queue_.empty() && newest_.size() >= most_awaited; }
 
    private:
     friend class pending_queue;
     std::unique_ptr<node> block_;
-    queues::node_type queue_;
-    numbers::node_type newest_;
+    queues queue_;    // an entry, empty
+    numbers newest_;  // entries, 0
   };
-  static constexpr std::size_t most_together = 64;         // slots
-  static void make(spare_node& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes the rest
+  static constexpr std::size_t most_together = 64;  // slots
+  static constexpr std::size_t most_awaited = 2;    // streams that they wait for
+  static void make(spare_node& r) {                 // Throws: bad_alloc; another call makes the rest
     if (!r.block_)
       r.block_ = std::make_unique<node>();
-    r.block_->stamps.reserve(1);
+    r.block_->stamps.reserve(most_awaited);
     r.block_->more.reserve(most_together - 1);
-    if (r.queue_.empty()) {
-      queues one;
-      one[stream];
-      r.queue_ = one.extract(one.begin());
-    }
-    if (r.newest_.empty())
-      r.newest_ = numbers{{stream, 0}}.extract(stream);
-    r.queue_.key() = r.newest_.key() = stream;
+    r.queue_[0];
+    for (std::uint64_t k = 0; r.newest_.size() < most_awaited; ++k)
+      r.newest_[k];
   }
-  // Allocates nothing, and uses up the room. Requires: a room made for the stream of `s`; slots not empty.
-  void push(spare_node& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
+  // Allocates nothing, and uses up the room. Requires: a room made; slots and stamps not empty.
+  void push(spare_node& r, std::span<slabs::taken const> slots, std::size_t bytes, std::span<clock::stamp const> stamps,
             std::uint64_t since) noexcept {
     node& n = *r.block_.release();
-    n.stamps.assign(1, s);
+    n.stamps.assign(stamps.begin(), stamps.end());
     n.block = nullptr, n.in_slab = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
     n.more.assign(slots.begin() + 1, slots.end());
-    auto newest = newest_.find(s.stream);
-    if (newest == newest_.end())
-      newest = newest_.insert(std::move(r.newest_)).position;
-    newest->second = std::max(newest->second, s.n);
-    auto queue = queues_.find(s.stream);
-    if (queue == queues_.end())
-      queue = queues_.insert(std::move(r.queue_)).position;
-    enter(n, queue->second);
+    enter(n, queue_for(stamps, r.queue_, r.newest_));
   }
   // Removes each block whose stamps are all `passed(stamp, block)`, and calls `reclaimed(block)`, which must
   // not throw. If the host has no memory to queue a block under its next stamp, the block stays as it is.
@@ -266,6 +251,14 @@ class pending_queue {
     auto made = spare.extract(spare.begin());
     made.key() = stream;
     return in.insert(std::move(made)).position->second;
+  }
+  // Notes the stamps. Returns: the queue of the first
+  node_list& queue_for(std::span<clock::stamp const> stamps, queues& spare_queue, numbers& spare_newest) noexcept {
+    for (clock::stamp const s : stamps) {
+      std::uint64_t& newest = entry(newest_, spare_newest, s.stream);
+      newest = std::max(newest, s.n);
+    }
+    return entry(queues_, spare_queue, stamps.front().stream);
   }
   void enter(node& n, node_list& queue) noexcept {
     WEIR_RULE(!n.stamps.empty(), "a pending block waits for nothing");

@@ -34,15 +34,16 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
 void slab::say_more(std::uint32_t i) noexcept {
   if (!users_storage)
     return;
-  for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark | more);) {}
+  user_word& word = users_storage[i].front();
+  for (std::uintptr_t mark = word.load(); !word.compare_exchange(mark, mark | more);) {}
 }
 
 void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
   user.note_mark();
   if (!users_storage) {
-    auto room = std::make_unique<first_user[]>(slots);
+    auto room = std::make_unique<first_users[]>(slots);
     for (auto const& [noted, n] : notes)
-      room[noted].store(more);
+      room[noted].front().store(more);
     users_storage = std::move(room);
     users.store(users_storage.get(), base::memory_order_release);
   }
@@ -55,8 +56,10 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
 }
 
 void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
-  if (first_user_of(i) == &user) {
-    for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark & more);) {}
+  if (has_note(i) && users_storage) {
+    for (user_word& word : users_storage[i]) {
+      for (std::uintptr_t mark = word.load(); clock_of(mark) == &user && !word.compare_exchange(mark, mark & more);) {}
+    }
   }
   if (note* const n = note_of(i))
     n->users.forget(user);
@@ -338,12 +341,15 @@ class slab_audit {
   void look_at_notes(std::uint32_t i, slot is) {
     bool const noted = s_.notes.count(i) != 0;
     std::uintptr_t mark = 0;
-    if (s_.users_storage)
-      mark = s_.users_storage[i].load();
+    std::uintptr_t second = 0;
+    if (s_.users_storage) {
+      mark = s_.users_storage[i][0].load();
+      second = s_.users_storage[i][1].load();
+    }
     bool const more = (mark & slab::more) != 0;
     if ((noted && !s_.has_note(i)) || (s_.users_storage && noted != more))
       say("the notes and the flag of a slot differ");
-    if ((is == slot::free || is == slot::pending) && (noted || mark))
+    if ((is == slot::free || is == slot::pending) && (noted || mark || second))
       say("a freed slot has a note or a mark");
   }
 

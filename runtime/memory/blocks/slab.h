@@ -76,15 +76,16 @@ static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 &
 
 struct alignas(64) slab {
   static constexpr std::uint32_t small = 1024, most_in_byte = 31;
-  // The first stream that a slot is marked for, as its clock's address, and whether `notes` has more. Also
-  // set without the lock: two threads may read one block for two streams at once. Cleared by the thread that
-  // frees the block, when no other thread marks it any more.
-  using first_user = base::atomic<std::uintptr_t>;
+  // The first two streams that a slot is marked for, as their clocks' addresses; in the first word also whether
+  // `notes` has more. Also set without the lock: two threads may read one block for two streams at once. Cleared by
+  // the thread that frees the block, when no other thread marks it any more.
+  using user_word = base::atomic<std::uintptr_t>;
+  using first_users = std::array<user_word, 2>;
   static constexpr std::uintptr_t more = 1;
   struct note {                                 // what few slots need
     clock::stream_clock* home = nullptr;        // null: the slab's own stream
     std::shared_ptr<void const> home_lifetime;  // so that no other stream gets that object
-    block_users users;                          // without the first one
+    block_users users;                          // without the first two
     std::uint32_t unused = 0;                   // of a small slot, if the byte has no room for it
     void set_home(clock::stream_clock& t) noexcept { home = &t, home_lifetime = t.hold(); }
   };
@@ -114,8 +115,8 @@ struct alignas(64) slab {
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
-  std::unique_ptr<first_user[]> users_storage;  // by slot; null until one is marked
-  base::atomic<first_user*> users{nullptr};     // the same, for readers without the lock
+  std::unique_ptr<first_users[]> users_storage;  // by slot; null until one is marked
+  base::atomic<first_users*> users{nullptr};     // the same, for readers without the lock
 
   slot_byte& byte(std::uint32_t i) const noexcept {
     return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift));
@@ -198,28 +199,39 @@ struct alignas(64) slab {
   static clock::stream_clock* clock_of(std::uintptr_t mark) noexcept {
     return reinterpret_cast<clock::stream_clock*>(mark & ~more);
   }
-  clock::stream_clock* first_user_of(std::uint32_t i) const noexcept {
-    return has_note(i) && users_storage ? clock_of(users_storage[i].load()) : nullptr;
-  }
   template <class Do>
   void each_user(std::uint32_t i, Do act) const {
-    if (clock::stream_clock* const user = first_user_of(i))
-      act(user);
+    if (has_note(i) && users_storage) {
+      for (user_word const& word : users_storage[i]) {
+        if (clock::stream_clock* const user = clock_of(word.load()))
+          act(user);
+      }
+    }
     if (note const* const n = note_of(i)) {
       n->users.each(act);
     }
   }
-  // Threads: any, with or without the lock. False: the slot has another first mark.
-  bool add_first_user(first_user* all, std::uint32_t i, clock::stream_clock& user) const noexcept {
+  // Threads: any, with or without the lock. False: the slot has marks of two others.
+  bool add_first_user(first_users* all, std::uint32_t i, clock::stream_clock& user) const noexcept {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
-    std::uintptr_t mark = all[i].load(base::memory_order_relaxed);
-    while ((mark & ~more) == 0) {
-      if (!all[i].compare_exchange(mark, mark | as))
-        continue;
-      byte(i).set(byte(i).get() | slot_bits::noted);
-      return true;
+    for (user_word& word : all[i]) {
+      std::uintptr_t mark = word.load(base::memory_order_relaxed);
+      while ((mark & ~more) == 0) {
+        if (!word.compare_exchange(mark, mark | as))
+          continue;
+        byte(i).set(byte(i).get() | slot_bits::noted);
+        return true;
+      }
+      if ((mark & ~more) == as)
+        return true;
     }
-    return (mark & ~more) == as;
+    return false;
+  }
+  void forget_first_users(std::uint32_t i) noexcept {
+    if (!users_storage)
+      return;
+    for (user_word& word : users_storage[i])
+      word.store(0);
   }
   void record_use(std::uint32_t i, clock::stream_clock& user);  // Throws: bad_alloc
   void forget_user(std::uint32_t i, clock::stream_clock& user) noexcept;
@@ -228,8 +240,7 @@ struct alignas(64) slab {
     if (!has_note(i))
       return;
     notes.erase(i);
-    if (users_storage)
-      users_storage[i].store(0);
+    forget_first_users(i);
     byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
   bool empty() const noexcept { return free + gone == slots; }

@@ -28,6 +28,7 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
     throw_refusal({driver::code::forked}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
   void* p = nullptr;
+  home.hold_to_promise("allocate", at);
   if (home.seen_captured() || home.is_asked()) [[unlikely]] {
     if (clock::stream_clock* const lane = lane_of(home, r))
       p = allocate_captured(*lane, r);

@@ -167,12 +167,10 @@ class free_path::attempt {
   void announce(source_location at) const { path_.announce_free(in_, block_, *its_, last_use_, at); }
   // Collects the stamps that the home stream is not ordered behind.
   void note_uses() {
-    path_.each_stamp(in_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock& t) {
+    path_.each_stamp(in_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock const&) {
       bool const noted = std::find(stamps_.begin(), stamps_.end(), s) != stamps_.end();
       if (noted || (!of_.deterministic && of_.ordered_or_complete(home_, s, since_)))
         return;
-      if (stamps_.empty())
-        first_of_ = &t;
       stamps_.push_back(s);
     });
   }
@@ -185,16 +183,26 @@ class free_path::attempt {
       of_.machine.block_given_back(block_.start);
   }
   bool has_to_wait() const noexcept { return !stamps_.empty(); }
-  // With the thread's other frees that wait for the same stream. A block that waits for two streams, or has a note,
-  // becomes pending by itself. False: not deferred
+  // With the thread's other frees that wait for the same one or two streams. A block that waits for more, or has a
+  // note, becomes pending by itself. False: not deferred
   bool defer() {
-    bool const may = stamps_.size() == 1 && cache_ && block_.in_slab && !note_ &&
-                     in_.heap().may_defer_free(region_, reinterpret_cast<void*>(block_.start), *first_of_);
-    if (!may || !in_.defer(*cache_, block_, *first_of_, stamps_.front(), is_due_))
+    if (stamps_.size() > pending_queue::most_awaited || !cache_ || !block_.in_slab || note_)
       return false;
-    if (is_due_)
-      to_fence_.push_back(first_of_);
-    return true;
+    // in one order, whichever mark came first
+    std::ranges::sort(stamps_, {}, &clock::stamp::stream);
+    for (clock::stamp const s : stamps_) {
+      clock::stream_clock* const user = clock::find(s.stream);
+      bool const may = user && user->id() == s.stream &&
+                       in_.heap().may_defer_free(region_, reinterpret_cast<void*>(block_.start), *user);
+      if (!may)
+        return to_fence_.clear(), false;
+      to_fence_.push_back(user);
+    }
+    deferred_frees::users const by{to_fence_.front(), to_fence_.size() > 1 ? to_fence_.back() : nullptr};
+    bool const is_deferred = in_.defer(*cache_, block_, by, stamps_, is_due_);
+    if (!is_deferred || !is_due_)
+      to_fence_.clear();
+    return is_deferred;
   }
   void become_pending() {
     if (!is_due_)
@@ -256,7 +264,6 @@ class free_path::attempt {
   boost::container::small_vector<clock::stamp, 8> stamps_;
   boost::container::small_vector<clock::stream_clock*, 8> to_fence_;  // other than the home
   clock::stream_clock* at_home_ = nullptr;                            // the home, if a fence of it is due
-  clock::stream_clock* first_of_ = nullptr;                           // the stream of the first stamp
   std::uint64_t since_ = 0;                                           // the home's own last use
   bool is_due_ = false;                                               // fences of the others
 };

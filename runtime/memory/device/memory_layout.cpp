@@ -52,18 +52,37 @@ void add_to_use(stream_memory_use& to, part const& p) {
 }
 
 // Adds the bytes of a heap by the stream they wait for. known: of its stream's heaps in other pools
-void add_waits(std::vector<stream_memory_use::waiting>& known, quiet_session const& in) {
+void add_waits(std::vector<stream_memory_use::waiting>& known, device_context const& of, quiet_session const& in) {
   std::map<std::uint64_t, std::size_t> waits;
   in.each_pending([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
   in.each_cache([&](thread_cache const& c) {
-    if (c.out.count())
-      waits[c.out.stamp().stream] += static_cast<std::size_t>(c.out.held_bytes());
+    for (deferred_frees const& out : c.outs) {
+      if (out.count() == 0)
+        continue;
+      auto const all = out.stamps();
+      auto const is_over = [&](clock::stamp s) { return of.ordered_or_complete(in.heap().home(), s); };
+      auto const next = std::ranges::find_if_not(all, is_over);
+      waits[(next == all.end() ? all.front() : *next).stream] += static_cast<std::size_t>(out.held_bytes());
+    }
   });
   for (auto const& w : known)
     waits[w.stream] += w.bytes;
   known.clear();
   for (auto const& [stream, bytes] : waits)
     known.push_back({stream, bytes});
+}
+
+// The slots of deferred frees, sorted. Requires: the caches are shut
+std::vector<address> deferred(quiet_session const& in) {
+  std::vector<address> all;
+  in.each_cache([&](thread_cache const& c) {
+    for (deferred_frees const& out : c.outs) {
+      for (slabs::taken const s : out.slots())
+        all.push_back(s.from->start(s.index));
+    }
+  });
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 }  // namespace
@@ -75,13 +94,8 @@ std::vector<mapped_range> memory_audit::layout() const {
     quiet_session in(*m);
     if (m->is_asleep())
       continue;
-    std::vector<address> waiting;
     in.shut_caches();
-    in.each_cache([&](thread_cache const& c) {
-      for (slabs::taken const s : c.out.slots())
-        waiting.push_back(s.from->start(s.index));
-    });
-    std::sort(waiting.begin(), waiting.end());
+    std::vector<address> const waiting = deferred(in);
     std::uint64_t const stream = m->shown_stream(), pool = m->pool().number();
     in.each_region([&](region const& r) {
       bool in_range = false;
@@ -124,7 +138,7 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
     quiet_session const in(*m);
     auto const found = all.find(m->shown_stream());
     if (found != all.end())
-      add_waits(found->second.waits_for, in);
+      add_waits(found->second.waits_for, of_, in);
   }
   std::vector<stream_memory_use> out;
   for (auto& [stream, u] : all) {

@@ -53,13 +53,8 @@ class heap_check {
   void say(char const* what) { wrong_.push_back(subject_ + ": " + what); }
   void caches() {
     in_.each_cache([&](thread_cache const& c) {
-      for (slabs::taken const s : c.out.slots()) {
-        waiting_ += s.from->size;
-        if (s.from->at(s.index) != slot::cached || s.from->owner != &heap_)
-          say("a deferred free is not in state cached, or belongs to another heap");
-        if (c.out.since() > now_)
-          say("the stamp of a deferred free is ahead of its stream");
-      }
+      for (deferred_frees const& out : c.outs)
+        deferred(out);
       c.each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->table.slab_at(s.at) : nullptr;  // null: its run is gone
@@ -70,6 +65,15 @@ class heap_check {
           say("the free stamp of a slot in a thread cache is ahead of its stream");
       });
     });
+  }
+  void deferred(deferred_frees const& out) {
+    for (slabs::taken const s : out.slots()) {
+      waiting_ += s.from->size;
+      if (s.from->at(s.index) != slot::cached || s.from->owner != &heap_)
+        say("a deferred free is not in state cached, or belongs to another heap");
+      if (out.since() > now_)
+        say("the stamp of a deferred free is ahead of its stream");
+    }
   }
   void queue() {
     in_.each_pending([&](pending_block const& b) {

@@ -9,16 +9,17 @@ namespace weir::memory {
 void deferred_frees::open() noexcept {
   if (std::exchange(taken_, false))
     head_.end(head_.get() & ~count_bits);
-  most_.store(user_ && spare_ ? limit_ : 0, base::memory_order_relaxed);
+  most_.store(users_.one && spare_ ? limit_ : 0, base::memory_order_relaxed);
 }
 
-void deferred_frees::gather(clock::stream_clock const& user, std::uint64_t n, bool was_full, pending_queue& home) {
+void deferred_frees::gather(users by, std::span<clock::stamp const> its, bool was_full) {
   set_revoked();
-  if (was_full && user_ == &user)
+  if (was_full && users_.one == by.one && users_.other == by.other)
     limit_ = static_cast<std::uint8_t>(std::min<std::uint32_t>(limit_ * 2u, most_slots));
-  user_ = nullptr;
-  home.make(spare_, user.id());
-  user_ = &user, n_ = n;
+  users_ = {};
+  pending_queue::make(spare_);
+  users_ = by;
+  std::ranges::copy(its, stamps_.begin());
   open();
 }
 
@@ -29,7 +30,7 @@ void deferred_frees::forget() noexcept {
   published_ = published_here_ = {};
   limit_ = first_limit;
   taken_ = false;
-  user_ = nullptr;
+  users_ = {};
 }
 
 }  // namespace weir::memory

@@ -1,8 +1,8 @@
-// A thread's deferred frees: slots of one heap, freed as used on another stream, to become pending together.
+// A thread's deferred frees: slots of one heap, freed as used on one or two other streams, to become pending together.
 // Threads: as thread_cache.h, which it is a part of; a function that needs the heap's lock says so.
 //
-// Invariant: every slot in it was freed when `user` stood at its one stamp, so all wait for exactly what each
-// alone would wait for. Such a slot is in no cache, its state is `cached`, and it counts as pending.
+// Invariant: every slot in it was freed when each of its users stood at its one stamp, so all wait for exactly what
+// each alone would wait for. Such a slot is in no cache, its state is `cached`, and it counts as pending.
 #pragma once
 #include "runtime/memory/blocks/pending_queue.h"
 
@@ -14,17 +14,21 @@ class deferred_frees {
   static constexpr std::uint8_t first_limit = 4;  // slots, until it is found full
   static constexpr std::int64_t most_bytes = 128 << 10;
   static_assert(most_slots <= pending_queue::most_together);
+  struct users {  // two different streams, or one
+    clock::stream_clock const* one = nullptr;
+    clock::stream_clock const* other = nullptr;
+  };
+  static_assert(sizeof(users) / sizeof(clock::stream_clock const*) == pending_queue::most_awaited);
 
   // Owner only. False: nothing has changed. The slot also waits for all work so far of `home`, the heap's
   // stream. unused: is raised by the slot's bytes that were not requested.
   // Requires: `was` is the state of that slot, live and without a note.
-  [[gnu::always_inline]] bool put(clock::stream_clock const* user, slab& from, std::uint32_t index, slot_byte& state,
-                                  std::uint8_t was, base::single_writer<std::int64_t>& unused,
-                                  clock::stream_clock const* home) noexcept {
+  [[gnu::always_inline]] bool put(users by, slab& from, std::uint32_t index, slot_byte& state, std::uint8_t was,
+                                  base::single_writer<std::int64_t>& unused, clock::stream_clock const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
-    if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ || user->seen_captured() ||
-        held_bytes() + from.size > most_bytes) [[unlikely]] {
+    if (n >= most_.load(base::memory_order_relaxed) || !is_at_stamps(by) || held_bytes() + from.size > most_bytes)
+        [[unlikely]] {
       head_.end(head);
       return false;
     }
@@ -40,10 +44,10 @@ class deferred_frees {
 
   // Owner only, with the heap's lock.
   void open() noexcept;
-  bool is_for(clock::stamp s) const noexcept { return user_ && user_->id() == s.stream && n_ == s.n; }
-  // From now on takes slots that `user` used up to number n. Requires: empty, open.
+  bool is_for(std::span<clock::stamp const> its) const noexcept { return std::ranges::equal(its, stamps()); }
+  // From now on takes slots that these used up to their stamps, in this order. Requires: empty, open.
   // Throws: bad_alloc; it takes none then
-  void gather(clock::stream_clock const& user, std::uint64_t n, bool was_full, pending_queue& home);
+  void gather(users by, std::span<clock::stamp const> its, bool was_full);
 
   // Any thread, with the heap's lock.
   void set_revoked() noexcept { most_.store(0, base::memory_order_relaxed); }
@@ -51,8 +55,8 @@ class deferred_frees {
   std::uint32_t count() const noexcept { return taken_ ? 0 : static_cast<std::uint32_t>(head_.get() & count_bits); }
   // Requires: shut, or the owner's call
   std::span<slabs::taken const> slots() const noexcept { return {slots_.data(), count()}; }
-  clock::stream_clock const* user() const noexcept { return user_; }
-  clock::stamp stamp() const noexcept { return {user_->id(), n_}; }  // Requires: not empty
+  // of its users, which its slots wait for
+  std::span<clock::stamp const> stamps() const noexcept { return {stamps_.data(), stamps_of(users_)}; }
   // the home's number at the last free. Requires: as slots(), not empty
   std::uint64_t since() const noexcept { return since_; }
   pending_queue::spare_node& spare() noexcept { return spare_; }
@@ -65,33 +69,44 @@ class deferred_frees {
   // Slots put in with the lock are counted by the heap's counters, as freed and as pending; the others here.
   struct sums {
     std::int64_t slots = 0, bytes = 0;
+    friend sums operator+(sums a, sums b) noexcept { return {a.slots + b.slots, a.bytes + b.bytes}; }
   };
   void note_published(std::int64_t bytes) noexcept {
     ++published_.slots, published_.bytes += bytes, ++published_here_.slots, published_here_.bytes += bytes;
   }
-  // since forget()
-  std::int64_t unpublished_slots() const noexcept {
-    return static_cast<std::int64_t>(head_.get() / one_given) - published_.slots;
+  sums unpublished() const noexcept {  // since forget()
+    return {static_cast<std::int64_t>(head_.get() / one_given) - published_.slots, bytes_.get() - published_.bytes};
   }
-  sums unpublished() const noexcept { return {unpublished_slots(), bytes_.get() - published_.bytes}; }
   sums unpublished_here() const noexcept {
     return {static_cast<std::int64_t>(count()) - published_here_.slots, held_bytes() - published_here_.bytes};
   }
   void end() noexcept {  // releases its host memory. Requires: shut, empty
-    user_ = nullptr;
+    users_ = {};
     spare_ = {};
   }
   void forget() noexcept;  // clears all counts, for another heap. Requires: shut, empty
 
  private:
   static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
+  static std::size_t stamps_of(users by) noexcept { return std::size_t{by.one != nullptr} + (by.other != nullptr); }
+  // Requires: the same number of users
+  bool is_at_stamps(users by) const noexcept {
+    auto const is_at = [](clock::stream_clock const* user, clock::stream_clock const* its, clock::stamp s) {
+      return user == its && user->now().n == s.n && !user->seen_captured();
+    };
+    if (!by.other) [[likely]]
+      return is_at(by.one, users_.one, stamps_[0]);
+    if (by.one != users_.one)
+      std::swap(by.one, by.other);
+    return is_at(by.one, users_.one, stamps_[0]) && is_at(by.other, users_.other, stamps_[1]);
+  }
   base::bias_word head_;                          // its count of slots, and from bit 8 on how many were ever put in
   sums published_;                                // put in with the lock: ever
   base::atomic<std::uint8_t> most_{0};            // the sign: a put needs fewer slots than this
   std::uint8_t limit_ = first_limit;              // `most_` while it is open
   bool taken_ = false;                            // slots() are gone: the owner sets the count to 0 when it opens
-  clock::stream_clock const* user_ = nullptr;     // null: takes none
-  std::uint64_t n_ = 0;                           // with `user_` the stamp
+  users users_;                                   // none: takes none
+  std::array<clock::stamp, 2> stamps_{};          // of these
   std::uint64_t since_ = 0;                       // the home's number at the last put
   base::single_writer<std::int64_t> bytes_;       // ever put in
   std::int64_t gone_bytes_ = 0;                   // of these, gone; written with the lock and the owner kept out

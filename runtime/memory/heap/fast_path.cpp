@@ -30,7 +30,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   return look_for_slots(mine, a) && deallocate_of(mine, p);
 }
 
-// Marks and marked blocks without the lock: a slot's first mark, if it has no note.
+// Marks and marked blocks without the lock: a slot's first two marks, if it has no note.
 namespace {
 
 struct slot_place {
@@ -59,13 +59,13 @@ slot_place live_slot(thread_table& mine, address a) noexcept {
 
 bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   thread_table& mine = thread_table::mine();
-  if (!mine.holds() || !user || mine.users[thread_table::user_of(user)] != user)
+  if (!mine.holds() || !user || !mine.has_user(user))
     return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
   if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
-  slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
-  if (!users || (users[at.index].load(base::memory_order_relaxed) & slab::more))
+  slab::first_users* const users = at.in->users.load(base::memory_order_acquire);
+  if (!users || (users[at.index].front().load(base::memory_order_relaxed) & slab::more))
     return false;
   return user == at.entry->stream || at.in->add_first_user(users, at.index, *user);
 }
@@ -73,7 +73,7 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
 void remember_user(clock::stream_clock& user) noexcept {
   thread_table& mine = thread_table::mine();
   if (mine.holds())
-    mine.users[thread_table::user_of(&user)] = &user;
+    mine.put_user(&user);
 }
 
 bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexcept {
@@ -84,16 +84,27 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
   if (!at.in || !at.starts)
     return false;
   slot_byte& state = at.in->byte(at.index);
-  slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
-  std::uintptr_t const known = users ? users[at.index].load(base::memory_order_relaxed) : 0;
-  clock::stream_clock const* const user = slab::clock_of(known);
-  if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->stream))
+  slab::first_users* const all = at.in->users.load(base::memory_order_acquire);
+  if (!all)
     return false;
-  users[at.index].store(0, base::memory_order_relaxed);  // before another thread can get the slot
-  if (at.entry->cache->give_used(user, *at.in, at.index, state,
+  auto& [first, second] = all[at.index];
+  std::uintptr_t const known = first.load(base::memory_order_relaxed);
+  std::uintptr_t const known_too = second.load(base::memory_order_relaxed);
+  deferred_frees::users by{slab::clock_of(known), slab::clock_of(known_too)};
+  if (!by.one || (known & slab::more))
+    return false;
+  if (last_use && last_use != by.one && last_use != by.other && last_use != at.entry->stream) {
+    if (by.other)
+      return false;
+    by.other = last_use;
+  }
+  first.store(0, base::memory_order_relaxed);  // before another thread can get the slot
+  second.store(0, base::memory_order_relaxed);
+  if (at.entry->cache->give_used(by, *at.in, at.index, state,
                                  static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))
     return true;
-  users[at.index].store(known, base::memory_order_relaxed);
+  first.store(known, base::memory_order_relaxed);
+  second.store(known_too, base::memory_order_relaxed);
   return false;
 }
 

@@ -74,7 +74,7 @@ inline bool deallocate_used(thread_table& mine, clock::stream_clock const* user,
   auto const& e = mine.entries[s->bucket];
   if (e.memory != s->owner) [[unlikely]]
     return false;
-  return user == e.stream ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
+  return user == e.stream ? e.cache->give(*s, state, was, a) : e.cache->give_used({user}, *s, i, state, was);
 }
 
 [[gnu::always_inline]] inline void* fast_allocate(clock::stream_clock const* stream, std::size_t bytes,
@@ -90,7 +90,7 @@ inline bool fast_deallocate_used(clock::stream_clock const* user, void* p) noexc
   thread_table& mine = thread_table::mine();
   return mine.holds_fast() && deallocate_used(mine, user, p);
 }
-// record_stream, and the free of a block that is marked for one stream. last_use: null if no other used it.
+// record_stream, and the free of a block that one or two others used, by its marks and last_use (null: no other).
 bool fast_record_use(clock::stream_clock* user, void const* p) noexcept;
 // it may mark blocks without the lock, while this thread's table holds
 void remember_user(clock::stream_clock& user) noexcept;

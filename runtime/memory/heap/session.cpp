@@ -192,7 +192,7 @@ bool session::reclaim_oldest(std::uint64_t sequence) noexcept {
 void session::shut_and_flush() noexcept {
   for (thread_cache* c : heap_.caches_) {
     c->revoke();
-    (void)heap_.flush(*c);
+    (void)heap_.flush_all(*c);
   }
 }
 

@@ -190,9 +190,11 @@ class session : public excluded {
   // A free, in this order. make_room() throws bad_alloc, with nothing changed, and nothing after it does.
   void make_room(std::size_t stamps) { heap_.pending_.make_room(stamps); }
   void count_awake(block_ref const&) noexcept;  // of a sleeping heap: its free counts it as freed once more
-  // With the thread's other frees that wait for `user`. False: not deferred. due: a fence of `user` is due
-  bool defer(thread_cache& c, block_ref const& b, clock::stream_clock& user, clock::stamp s, bool& due) noexcept {
-    return heap_.defer_free(c, {b.in_slab, b.index}, user, s, due);
+  // With the thread's other frees that wait for these. its: the stamps of `by`, in this order. False: not deferred.
+  // due: fences of these are due
+  bool defer(thread_cache& c, block_ref const& b, deferred_frees::users by, std::span<clock::stamp const> its,
+             bool& due) noexcept {
+    return heap_.defer_free(c, {b.in_slab, b.index}, by, its, due);
   }
   bool fence_of_others_is_due(std::size_t bytes) noexcept;  // counts bytes that become pending now
   void put_pending(block_ref const&, std::span<clock::stamp const>, std::uint64_t since) noexcept;

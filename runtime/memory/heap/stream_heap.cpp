@@ -187,8 +187,10 @@ void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcep
 
 void stream_heap::note_waiting() noexcept {
   std::int64_t bytes = 0;
-  for (thread_cache const* c : caches_)
-    bytes += c->out.unpublished_here().bytes;
+  for (thread_cache const* c : caches_) {
+    for (deferred_frees const& out : c->outs)
+      bytes += out.unpublished_here().bytes;
+  }
   if (bytes)
     counts_.also_waiting(bytes);
 }

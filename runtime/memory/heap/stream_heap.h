@@ -128,11 +128,14 @@ class alignas(64) stream_heap {
   void refill(thread_cache&, int size_class) noexcept;
   void spill(thread_cache&, int size_class) noexcept;
   bool open(thread_cache&) noexcept;  // false: it has to stay shut
-  bool defer_free(thread_cache&, slabs::taken, clock::stream_clock& user, clock::stamp, bool& due) noexcept;
-  std::size_t flush(thread_cache&) noexcept;  // deferred frees become pending; bytes. Requires: shut, or the owner
-  std::size_t empty(thread_cache&) noexcept;  // bytes. Requires: shut
-  std::size_t revoke_and_empty() noexcept;    // all caches; bytes
-  void hear() noexcept;                       // counts what `sole_` has not reported. Requires: sole_
+  bool defer_free(thread_cache&, slabs::taken, deferred_frees::users, std::span<clock::stamp const>,
+                  bool& due) noexcept;
+  // deferred frees become pending; bytes. Requires: shut, or the owner
+  std::size_t flush(deferred_frees&) noexcept;
+  std::size_t flush_all(thread_cache&) noexcept;  // likewise
+  std::size_t empty(thread_cache&) noexcept;      // bytes. Requires: shut
+  std::size_t revoke_and_empty() noexcept;        // all caches; bytes
+  void hear() noexcept;                           // counts what `sole_` has not reported. Requires: sole_
   void caches_changed() noexcept;
   void share(observe::shared_levels&) noexcept;  // takes the lock
 

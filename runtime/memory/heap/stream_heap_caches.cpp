@@ -1,6 +1,8 @@
 // The thread caches of one heap: filled, spilled and emptied; their deferred frees become pending.
 // Threads: as thread_cache.h.
 
+#include <algorithm>
+
 #include "runtime/base/os.h"
 #include "runtime/memory/heap/session.h"
 
@@ -58,7 +60,7 @@ std::size_t stream_heap::empty(thread_cache& c) noexcept {
   c.empty();
   if (emptied)
     counts_.returned(emptied, bytes);
-  (void)flush(c);
+  (void)flush_all(c);
   return bytes;
 }
 
@@ -94,7 +96,8 @@ void stream_heap::leave(thread_cache& c) noexcept {
   lock_.revoke_bias(c.own);
   std::erase(caches_, &c);
   caches_changed();
-  c.out.end();
+  for (deferred_frees& out : c.outs)
+    out.end();
 }
 
 void stream_heap::leave_all() noexcept {
@@ -163,51 +166,57 @@ bool stream_heap::open(thread_cache& c) noexcept {
   return true;
 }
 
-// The first block for its stream and stamp becomes pending by itself, as without deferral; later ones wait.
-bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_clock& user, clock::stamp s,
-                             bool& due) noexcept try {
-  if (s.stream != user.id() || !open(c))
+// The first block for its streams and stamps becomes pending by itself, as without deferral; later ones wait.
+bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::users by,
+                             std::span<clock::stamp const> its, bool& due) noexcept try {
+  if (!open(c))
     return false;
+  deferred_frees& out = c.out_for(by);
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
   auto const put = [&] {  // the holder of the lock has the slot until it is pending
     base::single_writer<std::int64_t> known_here;
-    if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home))
+    if (!out.put(by, *b.from, b.index, state, was, known_here, c.home))
       return false;
-    c.out.note_published(static_cast<std::int64_t>(size));
+    out.note_published(static_cast<std::int64_t>(size));
     counts_.freed_pending(observe::size_pool::small, size, requested);
     // reported with its free: a snapshot shows it as pending from here on
-    of_.record_pending(observe::action::free_pending, b.from->start(b.index), size, s.stream);
-    if (b.from->users_storage)
-      b.from->users_storage[b.index].store(0);
+    of_.record_pending(observe::action::free_pending, b.from->start(b.index), size, its.front().stream);
+    b.from->forget_first_users(b.index);
     return true;
   };
   if (put())
     return true;
-  bool const follows = c.out.is_for(s), was_full = c.out.count() != 0;
-  pending_since_fence_ += flush(c);
+  bool const follows = out.is_for(its), was_full = out.count() != 0;
+  pending_since_fence_ += flush(out);
   if (pending_since_fence_ >= fence_after(8))
     due = true, pending_since_fence_ = 0;
-  c.out.gather(user, s.n, follows && was_full, pending_);
+  out.gather(by, its, follows && was_full);
   return follows && put();
 } catch (std::bad_alloc const&) {
   return false;
 }
 
-std::size_t stream_heap::flush(thread_cache& c) noexcept {
-  auto const batch = c.out.slots();
+std::size_t stream_heap::flush(deferred_frees& out) noexcept {
+  auto const batch = out.slots();
   if (batch.empty())
     return 0;
-  auto const bytes = static_cast<std::size_t>(c.out.held_bytes());
-  clock::stamp const s = c.out.stamp();
-  auto const unpublished = c.out.unpublished_here();
+  auto const bytes = static_cast<std::size_t>(out.held_bytes());
+  auto const unpublished = out.unpublished_here();
   if (unpublished.slots)
     counts_.sent_home(unpublished.slots, unpublished.bytes);
   for (slabs::taken const b : batch)
     slots_.hold(*b.from, b.index);
-  pending_.push(c.out.spare(), batch, bytes, s, c.out.since());
-  c.out.set_taken();
+  pending_.push(out.spare(), batch, bytes, out.stamps(), out.since());
+  out.set_taken();
+  return bytes;
+}
+
+std::size_t stream_heap::flush_all(thread_cache& c) noexcept {
+  std::size_t bytes = 0;
+  for (deferred_frees& out : c.outs)
+    bytes += flush(out);
   return bytes;
 }
 
@@ -215,10 +224,10 @@ std::size_t stream_heap::flush_deferred() {
   session const in(*this);
   std::size_t bytes = 0;
   for (thread_cache* c : caches_) {
-    if (c->out.count() == 0)
+    if (std::ranges::all_of(c->outs, [](deferred_frees const& out) { return out.count() == 0; }))
       continue;
     c->revoke();
-    bytes += flush(*c);
+    bytes += flush_all(*c);
   }
   return bytes;
 }

@@ -18,10 +18,12 @@ void thread_cache::revoke() noexcept {
     return;
   revoked_ = true;
   each_used([&](std::uint32_t c) { set_sign(c); });
-  out.set_revoked();
+  for (deferred_frees& out : outs)
+    out.set_revoked();
   base::process_wide_fence();
   each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
-  out.wait_for_end();
+  for (deferred_frees const& out : outs)
+    out.wait_for_end();
 }
 
 void thread_cache::open(clock::stream_clock const& stream) noexcept {
@@ -35,7 +37,8 @@ void thread_cache::open(clock::stream_clock const& stream) noexcept {
     set_sign(c);
   });
   emptied_ = false;
-  out.open();
+  for (deferred_frees& out : outs)
+    out.open();
 }
 
 void thread_cache::empty() noexcept {  // the owner sets the counts to 0 when it opens
@@ -135,7 +138,7 @@ observe::cached_slots thread_cache::counted() const noexcept {
     n.taken += taken, n.total_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
-  auto const ever = out.unpublished(), now = out.unpublished_here();
+  auto const ever = unpublished_deferred(), now = outs[0].unpublished_here() + outs[1].unpublished_here();
   n.given += ever.slots, n.given_bytes += ever.bytes;
   n.waited = ever.slots, n.waited_bytes = ever.bytes;
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
@@ -155,11 +158,12 @@ void thread_cache::forget() noexcept {
   unused_taken_.set(0), unused_given_.set(0), unused_deferred_.set(0);
   unpublished_.forget(), published_deferred_ = {};
   granted_ = 0;
-  out.forget();
+  for (deferred_frees& out : outs)
+    out.forget();
 }
 
 observe::change thread_cache::newly_deferred() noexcept {
-  auto const deferred = out.unpublished();
+  auto const deferred = unpublished_deferred();
   observe::change const now{deferred.slots, deferred.bytes, deferred.bytes - unused_deferred_.get()},
       then = std::exchange(published_deferred_, now);
   return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};

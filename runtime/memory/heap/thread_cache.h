@@ -73,11 +73,14 @@ class thread_cache {
     return true;
   }
 
-  // As give(), for a slot that another stream has used: its free is deferred.
-  [[gnu::always_inline]] bool give_used(clock::stream_clock const* user, slab& from, std::uint32_t index,
-                                        slot_byte& state, std::uint8_t was) noexcept {
-    return out.put(user, from, index, state, was, unused_deferred_, home);
+  // As give(), for a slot that other streams have used: its free is deferred.
+  [[gnu::always_inline]] bool give_used(deferred_frees::users by, slab& from, std::uint32_t index, slot_byte& state,
+                                        std::uint8_t was) noexcept {
+    if (by.other)
+      return outs[1].put(by, from, index, state, was, unused_deferred_, home);
+    return outs[0].put({by.one}, from, index, state, was, unused_deferred_, home);
   }
+  deferred_frees& out_for(deferred_frees::users by) noexcept { return outs[by.other != nullptr]; }
 
   // Owner only, with the heap's lock.
   void open(clock::stream_clock const& home) noexcept;
@@ -110,7 +113,7 @@ class thread_cache {
   void publish(observe::heap_counters&) noexcept;
   void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until the next tell(). Requires: likewise
   bool has_unpublished() const noexcept {
-    return unpublished_.granted() || out.unpublished_slots() != published_deferred_.blocks;
+    return unpublished_.granted() || unpublished_deferred().slots != published_deferred_.blocks;
   }
   // A slot was freed here at that number of the home. The owner may be about to free another.
   bool has_freed_at(std::uint64_t now) const noexcept;
@@ -125,7 +128,8 @@ class thread_cache {
   observe::change published_deferred_;  // deferred frees that publish() has reported
 
  public:
-  deferred_frees out;  // shut and opened with the cache
+  // of slots that wait for one stream, and for two; shut and opened with the cache
+  std::array<deferred_frees, 2> outs;
 
  private:
   friend class stream_heap;  // enlists it
@@ -148,6 +152,7 @@ class thread_cache {
   magazine& magazine_at(std::size_t lines) noexcept {
     return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
   }
+  deferred_frees::sums unpublished_deferred() const noexcept { return outs[0].unpublished() + outs[1].unpublished(); }
   observe::change newly_deferred() noexcept;  // deferred since the last call
   // a call that has used up its grant
   [[gnu::noinline]] address publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/process.h"
@@ -66,14 +67,23 @@ struct thread_table {
     region const* in = nullptr;
   } blocks;
   std::array<table_entry, buckets> entries{};  // by stream_heap::bucket
-  // streams that the locked path marked blocks for; each is a stream while holds()
+  // Streams that the locked path marked blocks for; each is a stream while holds(). Two share a place, so that two
+  // streams never drive each other out.
   std::array<clock::stream_clock const*, 8> users{};
 
   // Whether the table is still valid. holds_fast(): and no history or checker is told of blocks.
   bool holds_fast() const noexcept { return version == fast_path_version(); }
   bool holds() const noexcept { return version == (fast_path_version() & ~std::uint64_t{1}); }
-  static std::size_t user_of(clock::stream_clock const* stream) noexcept {
-    return allocation_table::bucket_of(stream) % 8;
+  bool has_user(clock::stream_clock const* stream) const noexcept {
+    std::size_t const at = place_of(stream);
+    return users[at] == stream || users[at + 1] == stream;
+  }
+  void put_user(clock::stream_clock const* stream) noexcept {
+    if (!has_user(stream))
+      users[place_of(stream) + 1] = std::exchange(users[place_of(stream)], stream);
+  }
+  static std::size_t place_of(clock::stream_clock const* stream) noexcept {
+    return allocation_table::bucket_of(stream) % 4 * 2;
   }
   static thread_table& mine() noexcept;
 };
