@@ -32,7 +32,8 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
     found.readers = is.readers;
     return found;
   }
-  auto const ask = [&](void const* one) {  // also for pages that the program registered: they count whole
+  // The driver answers for other memory, and for what the program registered: all of a locked page counts as pinned.
+  auto const ask = [&](void const* one) {
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + base::address_text(one),
             "Pass memory that the driver knows", where);
