@@ -3,6 +3,7 @@
 #include "weir/copy.h"
 
 #include <cstring>
+#include <utility>
 
 #include "peer/copy/by_registration.h"
 #include "peer/copy/endpoint.h"

@@ -1,5 +1,7 @@
 // The links that a thread lends to its copies, and to the pools that it lets sleep or wakes.
 // Threads: any; a link_sharing_guard affects its own thread only.
+#include <utility>
+
 #include "peer/copy/fast_copy.h"
 #include "peer/copy/stripes.h"
 #include "streams/copy/copy_engine.h"
