@@ -297,7 +297,7 @@ struct links::state {
     write_pattern(sent.get(), index(from, to));
     std::memset(came_back.get(), 0, proof_bytes);
     std::memset(arrived.get(), 0, proof_bytes);
-    must(near.wait(far.now()));
+    must(near.wait(far.now()));  // behind earlier tests
     for (auto const* one : {&sent, &came_back})
       pinned.record_use(one->get(), near);
     pinned.record_use(arrived.get(), far);

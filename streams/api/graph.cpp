@@ -271,8 +271,8 @@ struct WEIR_LOCAL graph::state {
           at);
     place.made(made.value);
     auto const after = machine.memory(device);
-    driver_bytes =
-        before.ok() && after.ok() && before.value.free > after.value.free ? before.value.free - after.value.free : 0;
+    bool const is_less = before.ok() && after.ok() && after.value.free < before.value.free;
+    driver_bytes = is_less ? before.value.free - after.value.free : 0;
     book.drop(std::exchange(ready, made.value));
     book.drop(std::exchange(kept, graph_handle::none));
   }

@@ -21,7 +21,7 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   std::size_t const from = t.taken, n = std::min(t.grain, t.bytes - from);
   t.taken += n;
   ++t.hands;
-  if (t.taken == t.bytes) {
+  if (t.taken == t.bytes) {  // all are taken
     if (t.is == task::state::queued)
       std::erase(queue_, &t);
     t.is = task::state::running;

@@ -77,6 +77,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
     state::gather(*p, one);
     if (auto* const observer = state_->owner.observer()) [[unlikely]]
       tell_freed(*observer, number(block), one, at);
+    // From now on its uses are stamps.
     for (auto const& user : one.users)
       join(one.stamps, user.stream->of_marks().now());
     one.users.clear();

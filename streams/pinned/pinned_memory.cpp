@@ -276,6 +276,7 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
     if (give_back_and_grow())
       return got.block;
   }
+  // Copies under way free blocks, and pages of other threads come or go: after each wait it grows again.
   if (got.is.what == driver::code::out_of_memory) {
     patience time{owner.machine().moves_by_itself() ? base::now_ns() : 0};
     do {
@@ -290,7 +291,7 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
   }
   failed.last = got.is;
   if (got.is.what == driver::code::out_of_memory || got.is.ok())
-    return nullptr;
+    return nullptr;  // ok: it grew, and no range fits
   throw_refusal(got.is, "allocate", bytes_text(bytes) + " of pinned memory",
                 "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }

@@ -196,8 +196,11 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
       all.captured.erase(inside);
     if (is.handle != driver::stream_handle::per_thread) {  // of each thread another stream
       std::uint64_t& last = all.ids.try_emplace(here, is.id).first->second;
-      if (last != is.id)
-        forget(all, std::exchange(last, is.id), gone);
+      // The stream that had this handle is gone. The new id comes first: forget() drops a place that has the old one.
+      if (std::uint64_t const former = last; former != is.id) {
+        last = is.id;
+        forget(all, former, gone);
+      }
     }
     // Rarely: each look costs a step for each of them.
     if (all.by_id.size() > std::max(most, all.after_look + most / 2))

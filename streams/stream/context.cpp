@@ -82,7 +82,7 @@ seat& seat_in(runtime::impl& r) {
   if (seat* const there = seat_if_any(r.id())) [[likely]]
     return *there;
   seats& all = mine();
-  all.last = nullptr;
+  all.last = nullptr;  // it may be one of those that go
   std::erase_if(all.all, [](auto const& s) { return !s->of.if_alive(); });
   auto made = std::make_unique<seat>();
   made->runtime = r.id();

@@ -81,6 +81,7 @@ bool event::query(source_location at) const {
   if (now.last->captured)
     throw invalid_use("event::query", recorded_inside, record_outside, at, error_id{241});
   auto& clocks = stream->owner().part<clock::clocks>();
+  // An event in the program's hands may have been recorded again: only the driver knows.
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) {
     stream->know_complete();
     return true;
@@ -105,6 +106,7 @@ void event::synchronize(source_location at) const {
   if (now.last->captured)
     throw invalid_use("event::synchronize", recorded_inside, record_outside, at, error_id{242});
   auto& clocks = stream->owner().part<clock::clocks>();
+  // An event in the program's hands may have been recorded again: only the driver knows.
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n}))
     return stream->know_complete();
   observe::host_span const waits("synchronize", at);

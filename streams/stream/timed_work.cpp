@@ -53,13 +53,13 @@ class stopwatch {
     return known;
   }
   void add(pending p) {
-    bool many;
+    bool is_time = false;
     {
       base::lock_guard const hold(lock_);
       pending_.push_back(std::move(p));
-      many = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
+      is_time = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
     }
-    if (many)
+    if (is_time)
       collect(false);
   }
 
