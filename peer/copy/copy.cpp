@@ -275,7 +275,7 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
                             std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), stream, at);
   std::size_t n = 0;
-  std::size_t last = 0;  // that is not empty
+  std::size_t last = 0;  // of those that are not empty
   try {
     for (; n < items.size(); ++n) {
       if (items[n].bytes == 0)
@@ -334,8 +334,9 @@ streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::st
 // Returns: as by_staging
 streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
                                      source_location at, bool caller_waits = false) {
+  // Onto itself: nothing changes.
   if (a.dst == a.src)
-    return {};                                                      // nothing changes
+    return {};
   observe::host_span const call("copy", at, a.bytes, stream.id());  // one span, however many parts the copy has
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
