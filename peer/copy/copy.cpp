@@ -3,6 +3,7 @@
 #include "weir/copy.h"
 
 #include <cstring>
+#include <utility>
 
 #include "peer/copy/by_registration.h"
 #include "peer/copy/endpoint.h"
@@ -38,57 +39,68 @@ bool overlap(void const* a, void const* b, std::size_t bytes) {
   return x < y ? y - x < bytes : x - y < bytes;
 }
 
+void choose_between_host_and_device(runtime::impl& r, plan& p) {
+  bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
+  p.by = pinned ? copy_route::engine : copy_route::staged;
+  p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
+                    : "pageable memory: the copy goes through pinned staging buffers";
+  if (!pinned || p.bytes < stripes::worth)
+    return;
+  auto const& lent = settings().helpers;
+  if (lent.empty())
+    return;
+  if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
+    p.by = copy_route::striped;
+    p.reason = "pinned memory, a large copy: in parts over this device's host link and those of shared devices";
+  } else {
+    p.reason = "pinned memory: the device's copy engine reaches it, and no shared device reaches the device";
+  }
+}
+
+void choose_between_devices(runtime::impl& r, plan& p) {
+  auto& all = r.part<links>();
+  auto const there = all.known(p.src.device, p.dst.device), back = all.known(p.dst.device, p.src.device);
+  if (there == links::link_state::wrong || back == links::link_state::wrong) {
+    p.by = copy_route::staged;
+    p.reason = "the link between these devices failed its test";
+    return;
+  }
+  if (there == links::link_state::refused && back == links::link_state::refused) {
+    p.by = copy_route::staged;
+    p.reason = "neither device can access the other";
+    return;
+  }
+  p.by = copy_route::peer;
+  p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
+  p.reason = p.dst_open || p.src_open ? "device to device over the link: the peer has access to the memory"
+                                      : "device to device by the driver: the peer gets access when enough was copied";
+}
+
 void choose(runtime::impl& r, plan& p) {
   if (p.dst.on_host() && p.src.on_host()) {
     p.by = copy_route::host;
     p.reason = "host to host: this thread copies when the stream is complete";
   } else if (p.dst.on_host() || p.src.on_host()) {
-    bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
-    p.by = pinned ? copy_route::engine : copy_route::staged;
-    p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
-                      : "pageable memory: the copy goes through pinned staging buffers";
-    if (!pinned || p.bytes < stripes::worth)
-      return;
-    auto const& lent = settings().helpers;
-    if (lent.empty())
-      return;
-    if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
-      p.by = copy_route::striped;
-      p.reason = "pinned memory, a large copy: in parts over this device's host link and those of shared devices";
-    } else {
-      p.reason = "pinned memory: the device's copy engine reaches it, and no shared device reaches the device";
-    }
+    choose_between_host_and_device(r, p);
   } else if (p.dst.device == p.src.device) {
     p.by = copy_route::same_device;
     p.reason = "both are on one device";
   } else {
-    auto& all = r.part<links>();
-    auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
-    p.by = copy_route::peer;
-    if (out == links::link_state::wrong || in == links::link_state::wrong) {
-      p.by = copy_route::staged;
-      p.reason = "the link between these devices failed its test";
-      return;
-    }
-    if (out == links::link_state::refused && in == links::link_state::refused) {
-      p.by = copy_route::staged;
-      p.reason = "neither device can access the other";
-      return;
-    }
-    p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
-    p.reason = p.dst_open || p.src_open ? "device to device over the link: the peer has access to the memory"
-                                        : "device to device by the driver: the peer gets access when enough was copied";
+    choose_between_devices(r, p);
   }
 }
 
 void force(plan& p, copy_route by, source_location at) {
   if (by == copy_route::automatic || by == p.by)
     return;
+  // What an engine or a link reaches can go through slots, too.
   bool const through_slots = by == copy_route::staged &&
                              (p.by == copy_route::engine || p.by == copy_route::striped || p.by == copy_route::peer);
-  bool const straight = by == copy_route::engine && p.by == copy_route::striped;
-  bool const anyhow_peer = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
-  if (!through_slots && !anyhow_peer && !straight)
+  // A striped copy can take the device's own link alone.
+  bool const in_one_part = by == copy_route::engine && p.by == copy_route::striped;
+  // Between devices the driver finds a path, without a usable link through the host.
+  bool const by_driver = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
+  if (!through_slots && !in_one_part && !by_driver)
     throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
                       "Use a route that this memory has: automatic selects copy_route::" + std::string(name_of(p.by)),
                       at, error_id{288});
@@ -120,7 +132,12 @@ plan meet_and_look(runtime::impl& r, asked a, source_location at) {
 
 // Device of the default stream; host to host: -1.
 int device_of_stream(plan const& p) {
-  return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
+  if (p.src.on_host())
+    return p.dst.device;
+  // Work on the device of another process's memory would make the two processes take turns there.
+  if (p.src.foreign && !p.dst.on_host())
+    return p.dst.device;
+  return p.src.device;
 }
 
 void check_stream(plan const& p, clock::stream_clock const& stream, source_location at) {
@@ -170,15 +187,17 @@ class between {
       : r_(r),
         line_(stream),
         other_(streams::current_clock(r, far(first, stream).device, at)),
-        alone_(needs_no_order(first, stream)) {
-    if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok())
-      refused(before, first, at);
+        without_order_(needs_no_order(first, stream)) {
+    if (without_order_)
+      return;
+    if (auto const ordered = line_.wait(other_.now()); !ordered.ok())
+      throw_refused(ordered, first, at);
   }
   static bool concerns(plan const& p) {
     return !p.dst.on_host() && !p.src.on_host() && (p.by == copy_route::peer || p.by == copy_route::staged);
   }
   bool serves(plan const& p) const {
-    return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_;
+    return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == without_order_;
   }
 
   void copy(plan const& p, asked a, source_location at) {
@@ -189,21 +208,22 @@ class between {
       mark(p.dst, line_, at);
       streams::enqueue_peer_copy(line_, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
     }
-    given_ = true;
+    has_copied_ = true;
   }
   // Orders the other stream after the copies. If the wait is refused, the host waits instead.
   void other_follows(plan const& last, source_location at) {
-    if (!alone_ && given_)
+    if (!without_order_ && has_copied_)
       order_after(other_, line_, last, at);
   }
   void count(plan const& p, std::size_t bytes, source_location at) const {  // towards a grant of the memory
-    auto const& there = far(p, line_);
-    bool const open = &there == &p.dst ? p.dst_open : p.src_open;
-    if (there.memory && p.by == copy_route::peer && !open)
-      r_.part<links>().count_bytes(line_.device(), *there.memory, *there.block, bytes, at);
+    auto const& end = far(p, line_);
+    bool const open = &end == &p.dst ? p.dst_open : p.src_open;
+    if (end.memory && p.by == copy_route::peer && !open)
+      r_.part<links>().count_bytes(line_.device(), *end.memory, *end.block, bytes, at);
   }
 
  private:
+  // The end on the other device
   static endpoint const& far(plan const& p, clock::stream_clock const& stream) {
     return stream.device() == p.src.device ? p.dst : p.src;
   }
@@ -212,7 +232,7 @@ class between {
   static bool needs_no_order(plan const& p, clock::stream_clock const& stream) {
     return far(p, stream).foreign && p.by == copy_route::peer;
   }
-  [[noreturn]] void refused(driver::status s, plan const& p, source_location at) const {
+  [[noreturn]] void throw_refused(driver::status s, plan const& p, source_location at) const {
     throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
                   "Repeat the call: the streams of both devices could not be ordered", at);
   }
@@ -220,14 +240,15 @@ class between {
     if (later.wait(earlier.now()).ok())
       return;
     if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok())
-      refused(done, p, at);
+      throw_refused(done, p, at);
   }
   void staged(plan const& p, asked a, source_location at) {
     bool const from_here = line_.device() == p.src.device;
     auto& from = from_here ? line_ : other_;
     auto& to = from_here ? other_ : line_;
-    if (auto const before = other_.wait(line_.now()); !before.ok())
-      refused(before, p, at);
+    // The other stream does one half of the copy, behind the earlier work of the line.
+    if (auto const ordered = other_.wait(line_.now()); !ordered.ok())
+      throw_refused(ordered, p, at);
     mark(p.src, from, at);
     mark(p.dst, to, at);
     try {
@@ -235,6 +256,7 @@ class between {
     } catch (device_lost const&) {
       throw;
     } catch (...) {
+      // Parts of the copy may be enqueued on both.
       order_after(line_, other_, p, at);
       order_after(other_, line_, p, at);
       throw;
@@ -244,19 +266,25 @@ class between {
 
   runtime::impl& r_;
   clock::stream_clock &line_, &other_;
-  bool const alone_;
-  bool given_ = false;
+  bool const without_order_;
+  bool has_copied_ = false;
 };
 
 // Enqueues the first copy and those after it between the same devices or empty. Returns: their number.
 std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::stream_clock& stream,
                             std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), stream, at);
-  std::size_t n = 0, last = 0;
+  std::size_t n = 0;
+  std::size_t last = 0;  // of those that are not empty
   try {
-    for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n)
-      if (items[n].bytes)
-        both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
+    for (; n < items.size(); ++n) {
+      if (items[n].bytes == 0)
+        continue;
+      if (!both.serves(plans[n]))
+        break;
+      last = n;
+      both.copy(plans[n], {items[n].dst, items[n].src, items[n].bytes}, at);
+    }
   } catch (...) {
     both.other_follows(plans[last], at);
     throw;
@@ -299,13 +327,14 @@ streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::st
     through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else
     later = through.to_host(stream, a.dst, a.src, a.bytes, at);
-  mark_host(r, p.dst, stream);
+  mark_host(r, p.dst, stream);  // a source on the host has been read
   return later;
 }
 
 // Returns: as by_staging
 streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
                                      source_location at, bool caller_waits = false) {
+  // Onto itself: nothing changes.
   if (a.dst == a.src)
     return {};
   observe::host_span const call("copy", at, a.bytes, stream.id());  // one span, however many parts the copy has
@@ -321,7 +350,7 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
     case copy_route::same_device: by_engine(r, p, stream, a, at); break;
     case copy_route::staged: return by_staging(r, p, stream, a, at, caller_waits);
     case copy_route::peer:
-    case copy_route::automatic: break;
+    case copy_route::automatic: break;  // between devices, see above; never chosen
   }
   return {};
 }
@@ -357,7 +386,9 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
     auto const enqueued = way.enqueue(a, at);
     if (!enqueued.ok()) [[unlikely]]
       streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
-    return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
+    // Within the device the host has nothing to wait for.
+    bool const host_waits = b == blocking::yes && way.pinned.last;
+    return finish(r, way, a, host_waits, at);
   }
   plan const p = meet_and_look(r, a, at);
   if (given)
@@ -365,9 +396,10 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
   int const device = device_of_stream(p);
   auto& stream = given ? *given : device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
   auto const later = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
+  // A copy by the host is over by now.
+  bool const arrives_later = (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host;
   try {
-    return finish(r, p, stream, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host,
-                  at);
+    return finish(r, p, stream, b == blocking::yes && arrives_later, at);
   } catch (...) {  // the caller may free its memory now
     later.cancel();
     throw;
@@ -406,12 +438,13 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
   return finish(r, p, stream, false, at);
 }
 
-// All by one engine each. If one is refused, those before it count as enqueued.
+// Each item is one copy by an engine.
 stamp copy_fast(runtime::impl& r, fast_copies& all, clock::stream_clock& stream, std::span<copy_item const> items,
                 blocking b, source_location at) {
   std::size_t done = 0;
   bool const host_waits = b == blocking::yes && all.of_host();
   if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
+    // The error says how much was enqueued before it.
     for (auto const& item : items.first(done))
       streams::copy_in_parts::enqueued(item.bytes);
     // the caller may access the host memory now
@@ -482,7 +515,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   auto& stream = streams::worker_or_throw(s, "copy", at);
   streams::named_work const named(stream);
   auto& r = stream.owner();
-  std::vector<void const*> ends;
+  std::vector<void const*> ends;  // without spills no pool has to be woken for them
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
     for (auto const& item : items)
       ends.push_back(item.dst), ends.push_back(item.src);
@@ -527,39 +560,6 @@ route_choice explain_copy(void const* dst, void const* src, size_t bytes, source
 route_guard::route_guard(copy_route by) : found_(std::exchange(peer::settings().by, by)) {}
 route_guard::~route_guard() {
   peer::settings().by = found_;
-}
-
-namespace peer {
-// For pools that sleep and wake: the memory of the device is no single block.
-static void prepare_lent_links(runtime::impl& r, int device, source_location const& at) {
-  if (auto const& lent = settings().helpers; !lent.empty())
-    r.part<stripes>().prepare(device, lent, at);
-}
-static bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream, void* dst, void const* src,
-                                  std::size_t bytes, bool to_device, source_location const& at) {
-  auto const& lent = settings().helpers;
-  if (lent.empty() || bytes < stripes::worth)
-    return false;
-  endpoint to, from;
-  to.at = dst, from.at = src;
-  endpoint &there = to_device ? to : from, &host = to_device ? from : to;
-  there.in = driver::where::device, there.device = stream.device();
-  host.in = driver::where::pinned;
-  return r.part<stripes>().carry(stream, to, from, bytes, lent, at, stripes::lanes::made);
-}
-static constexpr streams::lent_links for_pools{prepare_lent_links, carry_over_lent_links};
-}  // namespace peer
-
-link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_location at) {
-  auto& r = streams::current_runtime(at);
-  streams::over_lent_links.store(&peer::for_pools, base::memory_order_release);
-  std::vector<int> ordinals;
-  for (device const one : lent)
-    ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
-  found_ = std::exchange(peer::settings().helpers, std::move(ordinals));
-}
-link_sharing_guard::~link_sharing_guard() {
-  peer::settings().helpers = std::move(found_);
 }
 
 }  // namespace weir

@@ -22,7 +22,9 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
     refuse("is null", "Pass an address, or zero bytes", error_id{292});
   using streams::known_range;
   auto const is = known_range::of(r, at, bytes);
-  if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
+  if (!is.locked_in_place)
+    is.require_inside(operation, role, where);
+  if (!is.locked_in_place && is.is == known_range::verdict::inside) {
     found.in = is.device >= 0 ? driver::where::device : driver::where::pinned;
     found.device = is.device;
     if (is.memory || is.pinned)
@@ -32,7 +34,8 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
     found.readers = is.readers;
     return found;
   }
-  auto const ask = [&](void const* one) {  // also for pages that the program registered: they count whole
+  // The driver answers for other memory, and for what the program registered: all of a locked page counts as pinned.
+  auto const ask = [&](void const* one) {
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + base::address_text(one),
             "Pass memory that the driver knows", where);

@@ -11,11 +11,23 @@ copy_settings& make_copy_settings() {
   return *(copy_settings::own::value = &of_thread.get());
 }
 
+bool fast_copy::find_device_end(memory::allocator& on, asked const& a, bool up_first) {
+  for (bool const upwards : {up_first, !up_first}) {
+    up = upwards;
+    void const* const end = up ? a.dst : a.src;
+    device_ = on.use(end, *stream);
+    if (in_device(end, a.bytes))
+      return true;
+  }
+  return false;
+}
+
 bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& a, source_location const& at) {
   auto& mine = settings();
   if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.helpers.empty()))
     return false;
   driver::address const to = number(a.dst), from = number(a.src);
+  // A range that wraps.
   if (to + a.bytes < a.bytes || from + a.bytes < a.bytes)
     return false;
   auto* const devices = r.part_if_made<memory::device_memory>();
@@ -28,10 +40,8 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
     return false;
   stream = given ? given : &streams::current_clock(r, on->device(), at);
 
-  up = !mine.down;  // first try the direction of the last copy
-  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *stream), !in_device(up ? a.dst : a.src, a.bytes); up = !up)
-    if (++looks == 2)
-      return false;
+  if (!find_device_end(*on, a, !mine.down))
+    return false;
   mine.down = !up;
   void const* const other = up ? a.src : a.dst;
   if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {
@@ -44,7 +54,9 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
     }
   }
   pinned.last = nullptr;  // within the device, or not a fast case
-  return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *stream), other, a.bytes);
+  if ((to < from ? from - to : to - from) < a.bytes)
+    return false;  // the ranges overlap
+  return within(on->use(other, *stream), other, a.bytes);
 }
 
 clock::stream_clock* find_to_fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::size_t bytes,
@@ -63,7 +75,10 @@ bool fast_copies::find(runtime::impl& r, clock::stream_clock& stream, std::span<
                        source_location const& at) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};
-    if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a)))
+    if (!a.bytes)
+      continue;
+    // In the blocks of the item before it; a large copy may be striped.
+    if (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))
       continue;
     if (!all_.emplace_back().find(r, &stream, a, at))
       return false;

@@ -48,7 +48,7 @@ class fast_copy {
   // Whether both ranges lie in the blocks of the last find().
   bool holds(asked const& a) const noexcept {
     if (!pinned.last)
-      return false;
+      return false;  // within the device: only one of the two blocks is kept
     return up ? in_device(a.dst, a.bytes) && pinned.holds(number(a.src), a.bytes)
               : in_device(a.src, a.bytes) && pinned.holds(number(a.dst), a.bytes);
   }
@@ -77,6 +77,8 @@ class fast_copy {
     return base::byte_range{number(block.base), block.bytes}.holds(number(at), n);
   }
   bool in_device(void const* at, std::size_t n) const noexcept { return within(device_, at, n); }
+  // Sets `up`, and marks the block of dst or src. Returns: false if no block of the device holds either
+  bool find_device_end(memory::allocator& on, asked const&, bool up_first);
 
   memory::allocator::range device_{};
 };

@@ -20,12 +20,12 @@ spill::spill(std::vector<pool*> const& pools, spill_options o, source_location a
     state_->pools.push_back(m.its->here);
     int const own = m.its->on.index();
     for (weir::device const d : o.neighbours) {
-      int const there = streams::resolve(d, r, "spill", at);
+      int const neighbour = streams::resolve(d, r, "spill", at);
       auto const reaches = [&](int from, int to) {
         return links.prove(from, to, at) == peer::links::link_state::proven;
       };
-      if (there != own && reaches(own, there) && reaches(there, own))
-        m.neighbours.push_back(there);
+      if (neighbour != own && reaches(own, neighbour) && reaches(neighbour, own))
+        m.neighbours.push_back(neighbour);
     }
   }
   r.part<streams::spills>().add(all, at);

@@ -38,7 +38,8 @@ struct stripes::state {
     memory::scoped_block room;
     std::size_t next = 0;
     std::array<clock::stamp, slots> emptied{};
-    bool works = true, given = false;  // in this copy
+    bool works = true;      // has refused nothing in this copy
+    bool was_used = false;  // in this copy: join() waits for it
   };
   struct set {  // the lanes of one copy
     int device = -1;
@@ -89,23 +90,28 @@ struct stripes::state {
   // Returns a set whose last copy is complete, or ordered before the line.
   std::unique_ptr<set> idle_for(clock::stream_clock& stream, std::vector<int> const& lent) {
     std::vector<clock::stamp> busy;
-    for (bool asked : {false, true}) {
-      for (clock::stamp const s : busy)
-        static_cast<void>(clocks.poll(s));
-      auto all = in.lock();
-      for (auto& one : all->idle) {
-        if (one->device != stream.device() || one->helpers != lent || !one->whole)
-          continue;
-        if (is_over(*one, stream)) {
-          auto found = std::move(one);
-          std::erase(all->idle, nullptr);
-          return found;
-        }
-        if (!asked)
-          busy.push_back(one->last);
+    if (auto found = take_if_over(stream, lent, &busy))
+      return found;
+    if (busy.empty())
+      return nullptr;
+    for (clock::stamp const s : busy)
+      static_cast<void>(clocks.poll(s));  // some may be complete, unknown to the clocks
+    return take_if_over(stream, lent, nullptr);
+  }
+  // busy: adds the last copies of fitting sets that are not known to be over. Makes no driver call.
+  std::unique_ptr<set> take_if_over(clock::stream_clock& stream, std::vector<int> const& lent,
+                                    std::vector<clock::stamp>* busy) {
+    auto all = in.lock();
+    for (auto& one : all->idle) {
+      if (one->device != stream.device() || one->helpers != lent || !one->whole)
+        continue;
+      if (is_over(*one, stream)) {
+        auto found = std::move(one);
+        std::erase(all->idle, nullptr);
+        return found;
       }
-      if (busy.empty())
-        break;
+      if (busy)
+        busy->push_back(one->last);
     }
     return nullptr;
   }
@@ -113,15 +119,17 @@ struct stripes::state {
   // Destroys idle sets in which a lane refused, and, if there are too many, sets for other lent devices. The
   // sets end after the lock is released.
   void let_go_of_useless(int device, std::vector<int> const& lent) {
-    std::vector<std::unique_ptr<set>> over;
+    std::vector<std::unique_ptr<set>> useless;
     auto all = in.lock();
     for (auto& one : all->idle) {
       bool const in_the_way =
           one->device == device && one->helpers != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
-      if ((one->whole && !in_the_way) || !clocks.complete(one->last))
+      if (one->whole && !in_the_way)
         continue;
+      if (!clocks.complete(one->last))
+        continue;  // its end would wait for its last copy
       --all->made[static_cast<std::size_t>(one->device)];
-      over.push_back(std::move(one));
+      useless.push_back(std::move(one));
     }
     std::erase(all->idle, nullptr);
   }
@@ -136,7 +144,7 @@ struct stripes::state {
       int& made = all->made[static_cast<std::size_t>(device)];
       if (made >= most_copies)
         return nullptr;
-      ++made;
+      ++made;  // counted first, so that threads at once make no more than the most
     }
     auto fresh = std::make_unique<set>();
     try {
@@ -146,30 +154,30 @@ struct stripes::state {
         try {
           if (ways.prove(device, one, where) != links::link_state::proven)
             continue;
-          auto made = std::make_unique<lane>(owner, one, device, where);
-          if (made->memory.grant(made->room.get(), device).ok())
-            fresh->lanes.push_back(std::move(made));
+          auto own = std::make_unique<lane>(owner, one, device, where);
+          if (own->memory.grant(own->room.get(), device).ok())
+            fresh->lanes.push_back(std::move(own));
         } catch (error const&) {}  // other lanes carry it, or the copy goes direct
       }
-    } catch (...) {}
+    } catch (...) {}  // no host memory for more lanes
     if (!fresh->lanes.empty()) {
       try {
         fresh->helpers = usable(device, lent);  // without a link that was just found wrong
       } catch (...) {}
       return fresh;
     }
-    forget(device);
+    count_out(device);
     return nullptr;
   }
 
-  void forget(int device) noexcept { --in.lock()->made[static_cast<std::size_t>(device)]; }
+  void count_out(int device) noexcept { --in.lock()->made[static_cast<std::size_t>(device)]; }
 
   void keep(std::unique_ptr<set> one) noexcept {
     int const device = one->device;
     try {
       in.lock()->idle.push_back(std::move(one));
     } catch (...) {
-      forget(device);
+      count_out(device);
     }
   }
 };
@@ -190,7 +198,7 @@ struct sharing {
   endpoint const& far_end() const noexcept { return up() ? dst : src; }
 
   void begin(Lane& l) {
-    l.given = false;
+    l.was_used = false;
     l.works = l.near.stream().wait(stream.now()).ok() && l.far.stream().wait(stream.now()).ok();
     if (l.works && far_end().memory)
       far_end().memory->record_use(far_end().at, l.far.stream(), where);
@@ -204,12 +212,12 @@ struct sharing {
     try {
       if (!first.wait(emptied).ok())
         return false;
-      l.given = true;
+      l.was_used = true;  // before the copy: one that is refused may have begun
       if (up())
         streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
       else
         streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), stream.device(), bytes, where);
-      emptied = first.now();  // until the second stream has the copy out
+      emptied = first.now();  // if the second stream refuses: no one empties the slot
       if (!second.wait(first.now()).ok())
         return false;
       if (up())
@@ -226,19 +234,20 @@ struct sharing {
 
   // Orders the line after the lane's work, or lets the host wait for it. Returns: the error if both failed.
   driver::status join(Lane& l) noexcept {
-    driver::status worst;
-    if (!l.given)
-      return worst;
+    driver::status failed;
+    if (!l.was_used)
+      return failed;
     if (host().block)
       pinned.record_use(host().at, l.near.stream().now());
+    // The second stream covers the first, unless it refused: then the first has work of its own.
     for (auto const* one : {up() ? &l.far : &l.near, up() ? &l.near : &l.far}) {
       driver::status done = stream.wait(one->stream().now());
       if (!done.ok())
         done = clocks.synchronize(one->stream().now());
       if (!done.ok())
-        worst = done;
+        failed = done;
     }
-    return worst;
+    return failed;
   }
 };
 
@@ -284,7 +293,7 @@ void enqueue_chunks(Sharing& all, Lanes& lanes, clock::stream_clock& stream, end
   }
 }
 
-// The stream waits for each lane. Returns: the last refusal; those lanes are not whole.
+// The stream waits for each lane. A set with a lane that refused is not whole. Returns: the last refusal
 template <class Sharing, class Taken>
 driver::status join_each(Sharing& all, Taken& taken) {
   driver::status failed;
@@ -300,6 +309,7 @@ driver::status join_each(Sharing& all, Taken& taken) {
 bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
                     std::span<int const> lent, source_location where, lanes which) {
   auto& my = *state_;
+  // Each launch of a graph would use the lanes, which other copies own by then.
   auto const captured = my.owner.machine().capturing(stream.device(), stream.handle());
   if (!captured.ok() || captured.value)
     return false;
@@ -311,7 +321,7 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
     taken = my.make(stream.device(), usable, where);
   if (!taken)
     return false;
-  streams::copy_in_parts const whole;
+  streams::copy_in_parts const one_copy;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   std::exception_ptr thrown;
   try {

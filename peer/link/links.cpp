@@ -126,7 +126,7 @@ struct links::state {
   bool switched(int from, int to) const {
     auto& machine = owner.machine();
     if (devices <= most_peers + 1 || machine.simulated())
-      return false;
+      return false;  // few devices never reach the maximum
     auto const on_fabric = [&](int device) {
       auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
       return std::any_of(ends.begin(), ends.end(),
@@ -148,8 +148,7 @@ struct links::state {
     return true;
   }
 
-  // An idle stream is settled at once. A busy stream is checked against the stamp of an earlier look: a new
-  // stamp would always be behind new work.
+  // A busy stream is judged by the stamp of an earlier look: a new stamp would always be behind new work.
   bool under_way(clock::stream_clock& stream, std::vector<look>& before) const {
     auto const settled = [](driver::result<bool> const& done) {
       return done.ok() ? done.value : done.is.what == driver::code::lost;
@@ -158,14 +157,22 @@ struct links::state {
     look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
     bool const idle = settled(stream.query());
-    if (!idle && last != before.end() && !settled(clocks.poll(last->at)))
-      return true;
-    bool const answered = idle || (last != before.end() && last->given == given);
-    if (last == before.end())
+    if (last == before.end()) {
       before.push_back(now);
-    else if (idle || !answered)
+      return !idle;
+    }
+    if (idle) {
       *last = now;
-    return !answered;
+      return false;
+    }
+    if (!settled(clocks.poll(last->at)))
+      return true;
+    // What the stream still does is no collective.
+    if (last->given == given)
+      return false;
+    // Collectives came after the look: the next call asks about them.
+    *last = now;
+    return true;
   }
 
   bool collectives_under_way() {
@@ -174,8 +181,9 @@ struct links::state {
     for (clock::stamp s : clocks.collectives_given())
       if (auto* const stream = clock::find(s.stream))
         any |= under_way(*stream, before);
+    // A stream that has answered is not asked for its old collectives again.
     if (any)
-      *looks.lock() = std::move(before);  // an answer holds until the next collective
+      *looks.lock() = std::move(before);
     return any;
   }
 
@@ -215,17 +223,22 @@ struct links::state {
     if (!its.ok())
       return its.is;
     std::size_t const bytes = its.value.granularity;
-    auto& there = memory.on(to);
+    auto& there = memory.on(to);  // the memory that is short
     driver::status last;
     auto const attempt = [&] {
       for (int spared = 0; spared < 3; ++spared) {
         last = map_page(page, bytes, to, from);
-        if (last.what != driver::code::out_of_memory || !page.give_back())
-          break;
-        auto* const lent = owner.part<shared_memory>().of(observe::sharing::exported);
-        spared == 0 ? there.empty_cache() : lent ? lent->forget_idle() : 0;
+        if (last.what != driver::code::out_of_memory)
+          return true;
+        if (!page.give_back())
+          return false;  // what is left of it is tried again with the other pages
+        auto* const exported = owner.part<shared_memory>().of(observe::sharing::exported);
+        if (spared == 0)
+          there.empty_cache();
+        else if (exported)
+          exported->forget_idle();
       }
-      return last.what != driver::code::out_of_memory;
+      return false;
     };
     (void)memory::find_or_run_out(
         {&owner, "links", at}, attempt, [&] { return there.why_no_room(proof_bytes, bytes, last); },
@@ -235,12 +248,16 @@ struct links::state {
 
   // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
   void give_pages_back() noexcept {
-    auto const idle = [&](int device) {
+    auto const wait_for_tests_on = [&](int device) {
       auto* const stream = lines[static_cast<std::size_t>(device)];
       auto const is = stream ? owner.machine().synchronize_stream(device, stream->handle()) : driver::status{};
       return is.ok() || is.what == driver::code::lost;
     };
-    std::erase_if(pages, [&](trial_page& p) { return idle(p.from) && idle(p.to) && p.memory.give_back(); });
+    std::erase_if(pages, [&](trial_page& p) {
+      if (!wait_for_tests_on(p.from) || !wait_for_tests_on(p.to))
+        return false;
+      return p.memory.give_back();
+    });
     left_over.store(pages.size());
   }
 
@@ -254,7 +271,9 @@ struct links::state {
     return pages.size() < before;
   }
 
-  // Writes from `from` into memory of `to`, and reads it back on both devices.
+  // Writes from `from` into memory of `to`, and reads it back on both devices:
+  //   sent -> start (from) -> page (to) -> back (from) -> came_back     near
+  //                           page (to) -> arrived                      far
   link_state try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
@@ -274,20 +293,20 @@ struct links::state {
         return link_state::refused;
       must(made);
     }
-    void* const there = page.data();
+    void* const on_page = page.data();
     write_pattern(sent.get(), index(from, to));
     std::memset(came_back.get(), 0, proof_bytes);
     std::memset(arrived.get(), 0, proof_bytes);
-    must(near.wait(far.now()));
+    must(near.wait(far.now()));  // behind earlier tests
     for (auto const* one : {&sent, &came_back})
       pinned.record_use(one->get(), near);
     pinned.record_use(arrived.get(), far);
     streams::enqueue_copy(near, start.get(), sent.get(), proof_bytes, at);
-    streams::enqueue_peer_copy(near, there, to, start.get(), from, proof_bytes, at);
-    streams::enqueue_peer_copy(near, back.get(), from, there, to, proof_bytes, at);
+    streams::enqueue_peer_copy(near, on_page, to, start.get(), from, proof_bytes, at);
+    streams::enqueue_peer_copy(near, back.get(), from, on_page, to, proof_bytes, at);
     streams::enqueue_copy(near, came_back.get(), back.get(), proof_bytes, at);
     must(far.wait(near.now()));
-    streams::enqueue_copy(far, arrived.get(), there, proof_bytes, at);
+    streams::enqueue_copy(far, arrived.get(), on_page, proof_bytes, at);
     must(clocks.synchronize(far.now()));
     bool const right =
         !std::memcmp(came_back.get(), sent.get(), proof_bytes) && !std::memcmp(arrived.get(), sent.get(), proof_bytes);
@@ -354,11 +373,13 @@ driver::status links::open_all(int to, std::uint64_t readers) {
   auto& r = state_->owner;
   if (auto const s = state_->memory.on(to).open_to(nullptr, readers); !s.ok())
     return s;
-  std::uint64_t news = 0;
+  // Booked before shared memory is opened: a handle that appears meanwhile asks for its readers.
+  std::uint64_t fresh = 0;
   {
     auto p = state_->in.lock();
-    news = readers &
-           ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
+    std::uint64_t& open = p->open[static_cast<std::size_t>(to)];
+    fresh = readers & ~open;
+    open |= readers;
   }
   driver::status s;
   for (auto const kind : {observe::sharing::exported, observe::sharing::imported}) {
@@ -367,7 +388,7 @@ driver::status links::open_all(int to, std::uint64_t readers) {
       s = shared->open_to(to, readers);
   }
   if (!s.ok())
-    state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
+    state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~fresh;
   return s;
 }
 
@@ -391,28 +412,29 @@ void links::enable_peer_access(int to, clock::stream_clock* home, std::span<int 
     all |= bit(from);
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
   }
-  auto const refused = home ? state_->memory.on(to).open_to(home, all) : open_all(to, all);
-  require(refused, "enable_peer_access", "memory of gpu:" + std::to_string(to) + " for " + names,
+  auto const opened = home ? state_->memory.on(to).open_to(home, all) : open_all(to, all);
+  require(opened, "enable_peer_access", "memory of gpu:" + std::to_string(to) + " for " + names,
           "Copy instead, or repeat the call", at);
 }
 
 bool links::open_to_each_other(int a, int b, source_location at) noexcept {
   auto& my = *state_;
-  bool news = false;
+  bool may_have_changed = false;
   for (auto const& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
     try {
       if (!my.owner.options().peer_access || from == to || my.in.lock()->met[my.index(from, to)])
         continue;
       if (known(from, to) == link_state::claimed && !may_try())
         continue;
-      news = true;
+      may_have_changed = true;
       bool const proven = may_be_opened(to) && prove(from, to, at) == link_state::proven;
       auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
+      // All is open, or never can be.
       if (opened.ok() || opened.what == driver::code::not_supported)
         my.in.lock()->met[my.index(from, to)] = true;
     } catch (...) {}  // tried again later: copies work without a grant
   }
-  return news;
+  return may_have_changed;
 }
 
 bool links::may_try() {
@@ -453,7 +475,7 @@ void links::count_bytes(int from, memory::allocator& of, memory::block const& bl
     {
       auto p = my.in.lock();
       if (p->flows.size() >= most_flows)
-        p->flows.clear();
+        p->flows.clear();  // all are counted anew
       auto& so_far = p->flows[key];
       so_far += bytes;
       if (so_far < worth_times * std::max(block.bytes, least_handle))

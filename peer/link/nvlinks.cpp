@@ -31,15 +31,16 @@ constexpr unsigned most_links = 36, kind_gpu = 0, kind_switch = 2;
 nvml_library const& nvml() {
   static nvml_library const* const once = [] {
     auto* const found = new nvml_library;  // never destroyed: threads may call it while the process ends
-    void* const so = os::load_library("libnvidia-ml.so.1");
+    void* const library = os::load_library("libnvidia-ml.so.1");
+    // Sets the function. Returns: whether the library has it
     auto const find = [&](auto& function, char const* name) {
-      function = reinterpret_cast<std::decay_t<decltype(function)>>(so ? os::find_symbol(so, name) : nullptr);
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? os::find_symbol(library, name) : nullptr);
       return function != nullptr;
     };
     found->works = find(found->init, "nvmlInit_v2") && find(found->by_bus, "nvmlDeviceGetHandleByPciBusId_v2") &&
                    find(found->state, "nvmlDeviceGetNvLinkState") &&
                    find(found->remote, "nvmlDeviceGetNvLinkRemotePciInfo_v2") && found->init() == 0;
-    find(found->remote_kind, "nvmlDeviceGetNvLinkRemoteDeviceType");
+    find(found->remote_kind, "nvmlDeviceGetNvLinkRemoteDeviceType");  // older libraries have none
     return found;
   }();
   return *once;
@@ -82,14 +83,14 @@ std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
     if (api.state(device, link, &active) != 0 || !active)
       continue;
     unsigned kind = kind_gpu;
-    pci_info there{};
+    pci_info remote{};
     bool const knows_kind = api.remote_kind && api.remote_kind(device, link, &kind) == 0;
-    bool const knows_place = api.remote(device, link, &there) == 0;
+    bool const knows_place = api.remote(device, link, &remote) == 0;
     if (knows_kind && kind == kind_switch)
       ends.push_back({nvlink_end::is::fabric, {}});
     else if (knows_place)
-      ends.push_back(
-          {nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
+      ends.push_back({nvlink_end::is::gpu,
+                      std::string(remote.bus_id.data(), strnlen(remote.bus_id.data(), remote.bus_id.size()))});
     else
       ends.push_back({nvlink_end::is::fabric, {}});  // hidden switches: the other end is unknown
   }

@@ -33,7 +33,8 @@ std::vector<peer_link> links(source_location at) {
   std::vector<peer_link> table;
   std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
   std::vector<std::vector<peer::nvlink_end>> ends(buses.size());
-  for (std::size_t i = 0; i < buses.size() && buses.size() > 1 && !r.machine().simulated(); ++i) {
+  bool const may_have_nvlinks = buses.size() > 1 && !r.machine().simulated();
+  for (std::size_t i = 0; may_have_nvlinks && i < buses.size(); ++i) {
     buses[i] = r.machine().info(static_cast<int>(i)).value.pci_bus_id;
     ends[i] = peer::nvlink_ends(buses[i]);
   }
@@ -78,8 +79,9 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
     return;  // every device reads it
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
-  auto const* const beside = found ? nullptr : r.part_if_made<observe::external_memory>();
-  if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
+  // Memory shared with other processes, or registered host memory, which every device reads.
+  auto const* const external = found ? nullptr : r.part_if_made<observe::external_memory>();
+  if (auto const its = external ? external->find(block) : std::nullopt; its && its->in_use) {
     if (from == its->device || its->device < 0)
       return;
     links_of(r).must_reach(from, its->device, "enable_peer_access", at);

@@ -49,8 +49,10 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
   {
     auto all = last_of_each().lock();
     auto const its = all->find(block);
+    // None, or of an earlier block at this address.
     if (its == all->end() || its->second.number < since)
       return true;
+    // This buffer adopted it.
     if (its->second.number == since) {
       its->second.owned = false;
       return true;

@@ -186,18 +186,18 @@ graph_handle captured(stream_ref on, std::function<void()> const& body, driver::
   return all.end();
 }
 
-size_t reserved_for(runtime::impl& r, memory::graph_hold const& memory, pool_memory_use* sums = nullptr) {
-  auto* const devices = r.part_if_made<memory::device_memory>();
+pool_memory_use use_by_graphs_of(runtime::impl& r, memory::graph_hold const& memory) {
   pool_memory_use all;
-  for (int d = 0; devices && d < r.device_count(); ++d) {
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  if (!devices)
+    return all;
+  for (int d = 0; d < r.device_count(); ++d) {
     if (memory::allocator* const a = devices->if_made(d)) {
       auto const here = a->use_of_graphs(memory);
       all.reserved += here.reserved, all.allocated += here.allocated;
     }
   }
-  if (sums)
-    *sums = all;
-  return all.reserved;
+  return all;
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ struct WEIR_LOCAL graph_memory::state {
 graph_memory::graph_memory() : state_(std::make_shared<state const>()) {}
 
 size_t graph_memory::reserved(source_location at) const {
-  return reserved_for(streams::current_runtime(at), *state_->hold);
+  return use_by_graphs_of(streams::current_runtime(at), *state_->hold).reserved;
 }
 
 struct WEIR_LOCAL graph_memory_route::state {
@@ -242,6 +242,7 @@ struct WEIR_LOCAL graph::state {
       return;
     book.drop(ready);
     book.drop(kept);
+    // The last graph of its memory: what comes next there can wait for fenced launches.
     if (memory.use_count() == 1)
       memory->life()->fence_launches(r->part<clock::clocks>());
   }
@@ -270,8 +271,8 @@ struct WEIR_LOCAL graph::state {
           at);
     place.made(made.value);
     auto const after = machine.memory(device);
-    driver_bytes =
-        before.ok() && after.ok() && before.value.free > after.value.free ? before.value.free - after.value.free : 0;
+    bool const is_less = before.ok() && after.ok() && after.value.free < before.value.free;
+    driver_bytes = is_less ? before.value.free - after.value.free : 0;
     book.drop(std::exchange(ready, made.value));
     book.drop(std::exchange(kept, graph_handle::none));
   }
@@ -343,6 +344,7 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
     s.owner().part<clock::clocks>().note(g.device, is);
     if (is.ok())
       return book.drop(now);
+    // not_supported: the graphs differ too much, and the new one gets an executable of its own.
     if (is.what != driver::code::not_supported) {
       book.drop(now);
       require(is, "graph::update", "a graph of " + base::gpu_name(g.device), "", at);
@@ -354,7 +356,7 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
   try {
     g.instantiate(s.owner(), at);
   } catch (...) {
-    book.drop(std::exchange(g.kept, graph_handle::none));
+    book.drop(std::exchange(g.kept, graph_handle::none));  // the graph stays what it was
     throw;
   }
 }
@@ -365,9 +367,8 @@ device graph::device() const noexcept {
 
 graph_footprint graph::footprint(source_location at) const {
   state const& g = usable("graph::footprint", at);
-  pool_memory_use sums;
-  reserved_for(*g.of.if_alive(), *g.memory, &sums);
-  return {sums.reserved, sums.allocated, g.driver_bytes};
+  pool_memory_use const all = use_by_graphs_of(*g.of.if_alive(), *g.memory);
+  return {all.reserved, all.allocated, g.driver_bytes};
 }
 
 }  // namespace weir

@@ -4,6 +4,7 @@
 #pragma once
 #include <exception>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/call_site.h"

@@ -15,10 +15,12 @@ base::byte_range range_of(memory::block const& b) noexcept {
   return {reinterpret_cast<std::uintptr_t>(b.base), b.bytes};
 }
 
-// Without a size, the range must begin at a byte of its block.
 known_range::verdict judge(memory::block const& b, void const* at, std::size_t bytes) noexcept {
   auto const from = reinterpret_cast<std::uintptr_t>(at);
-  bool const inside = bytes || at == b.base ? range_of(b).holds(from, bytes) : range_of(b).left_from(from) > 0;
+  bool inside = range_of(b).holds(from, bytes);
+  // Without a size, the range must begin at a byte of its block. An empty block has only its base.
+  if (!bytes && at != b.base)
+    inside = range_of(b).left_from(from) > 0;
   return inside ? known_range::verdict::inside : known_range::verdict::past_end;
 }
 
@@ -27,7 +29,7 @@ known_range::verdict judge(memory::block const& b, void const* at, std::size_t b
 known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes) noexcept {
   known_range out;
   out.at = at, out.bytes = bytes;
-  auto const lies_in = [&](std::optional<memory::block> const& found) {
+  auto const judge_in = [&](std::optional<memory::block> const& found) {
     out.is = !found ? verdict::no_block : found->asleep ? verdict::asleep : judge(*found, at, bytes);
     if (found)
       out.block = *found;
@@ -39,25 +41,26 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   if (auto* const devices = r.part_if_made<memory::device_memory>()) {
     if (auto* const owner = devices->owner(at)) {
       out.memory = owner, out.device = owner->device();
-      lies_in(owner->find(at));
+      judge_in(owner->find(at));
       return out;
     }
   }
   if (auto* const pool = r.part_if_made<pinned_memory>()) {
     if (auto const found = pool->find(at); found || pool->reserves(at)) {
       out.pinned = pool;
-      lies_in(found);
+      judge_in(found);
       return out;
     }
   }
-  if (auto const* const beside = r.part_if_made<observe::external_memory>()) {
-    if (auto const its = beside->find(at)) {
+  if (auto const* const external = r.part_if_made<observe::external_memory>()) {
+    if (auto const its = external->find(at)) {
+      bool const of_host = its->device < 0;
       out.device = its->device, out.readers = its->readers;
-      out.locked_in_place = its->device < 0;
-      out.imported = its->device >= 0 && its->kind == observe::sharing::imported;
-      auto const kind = its->device < 0 ? memory_kind::pinned : memory_kind::device;
+      out.locked_in_place = of_host;
+      out.imported = !of_host && its->kind == observe::sharing::imported;
+      auto const kind = of_host ? memory_kind::pinned : memory_kind::device;
       memory::block const held{reinterpret_cast<void*>(its->at), its->bytes, its->device, kind, nullptr};
-      lies_in(its->in_use ? std::optional(held) : std::nullopt);
+      judge_in(its->in_use ? std::optional(held) : std::nullopt);
       return out;
     }
   }

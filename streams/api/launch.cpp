@@ -44,14 +44,15 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::strea
              "Launch on a stream of the block's runtime; synchronize two runtimes on the host", error_id{189});
     // A GPU may access any memory, even pageable. Simulated devices reach only their own and pinned memory.
     driver::driver& machine = stream.owner().machine();
-    auto const place =
-        machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
-    if (place.ok() && place.value.in == driver::where::pageable)
-      refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)",
-             error_id{190});
-    if (place.ok() && place.value.in == driver::where::unknown_device)
-      refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory",
-             error_id{191});
+    if (machine.simulated()) {
+      auto const place = machine.find(u.address);
+      if (place.ok() && place.value.in == driver::where::pageable)
+        refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)",
+               error_id{190});
+      if (place.ok() && place.value.in == driver::where::unknown_device)
+        refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory",
+               error_id{191});
+    }
     if (u.bytes == 0)
       refuse("unknown memory of unknown size", "Pass the number of bytes: reads(p, bytes)", error_id{192});
     return;
@@ -127,7 +128,7 @@ class body {
   base::running_work const about_;
 };
 
-// Holds the pools of a launch, unless keep() was called until the launch on a GPU ends.
+// Holds the pools of a launch while it lives; after keep(), until end_work() or abandon_work().
 class held_pools {
  public:
   held_pools(std::span<memory_use const> uses, clock::stream_clock& on, source_location at)
@@ -187,11 +188,12 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     if (found[i].pinned)
       found[i].pinned->record_use(uses[i].address, stream);
   }
-  bool const simulated = r.machine().simulated();
-  // on a simulated machine only queue_work() starts it: the copy of the body may throw before
-  if (!simulated)
-    streams::begin_timed_launch(stream, at), held.keep();
-  return simulated;
+  // A simulated launch begins in queue_work(), which holds the pools again: the copy of the body may throw before.
+  if (r.machine().simulated())
+    return true;
+  streams::begin_timed_launch(stream, at);
+  held.keep();
+  return false;
 }
 
 void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
@@ -208,7 +210,10 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
     is = stream.owner().machine().enqueue(stream.device(), stream.handle(), touched.all(),
                                           {body::run, body::drop, given});
   } catch (...) {
-    given ? delete given : q.drop(q.state);
+    if (given)
+      delete given;
+    else
+      q.drop(q.state);
     streams::end_timed_launch();
     throw;
   }

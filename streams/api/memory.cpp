@@ -31,7 +31,8 @@ memory::device_memory& blocks(runtime::impl& r) {
 }
 
 [[noreturn]] void throw_foreign(char const* operation, void const* p, source_location at) {
-  if (find_block(p)) {  // see streams::block_of_allocator
+  // A live block all the same, but no allocator's.
+  if (find_block(p)) {
     throw invalid_use(
         operation,
         base::address_text(p) + " lies in an exportable_buffer, an imported_buffer or a registered_host_memory",
@@ -124,8 +125,10 @@ void detail::deallocate_slowly(void* p, source_location at) {
   if (memory::fast_deallocate_marked(nullptr, p))
     return;
   end_noted(p, at, [&] {
-    if (memory::fast_deallocate_noted(p) || !p || process_was_forked())
-      return;  // a child's copy of a block
+    if (memory::fast_deallocate_noted(p))
+      return;
+    if (!p || process_was_forked())
+      return;  // nothing, or a child's copy of a block
     if (memory::allocator* const a = memory::device_memory::owner_in_process(p))
       return a->deallocate(p, nullptr, at);
     if (auto* const host = streams::pinned_memory::owner(p))
@@ -135,7 +138,9 @@ void detail::deallocate_slowly(void* p, source_location at) {
 }
 
 void deallocate(stream_ref last_use, void* p, source_location at) {
-  if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p) || !p || process_was_forked())
+  if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p))
+    return;
+  if (!p || process_was_forked())
     return;
   if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p))
     return;
@@ -206,12 +211,12 @@ std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
 std::optional<block_info> find_block(void const* p) noexcept {
   if (auto own = streams::block_of_allocator(p))
     return own;
-  auto const beside = process_was_forked() ? std::nullopt : observe::external_memory::find_in_process(p);
-  if (!beside || !beside->in_use)
+  auto const external = process_was_forked() ? std::nullopt : observe::external_memory::find_in_process(p);
+  if (!external || !external->in_use)
     return std::nullopt;
-  bool const of_host = beside->device < 0;
-  return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device,
-                    reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
+  bool const of_host = external->device < 0;
+  return block_info{of_host ? cpu : device(external->device), of_host ? memory_kind::pinned : memory_kind::device,
+                    reinterpret_cast<void*>(external->at), external->bytes, std::nullopt};
 }
 
 buffer::buffer(size_t bytes, buffer_options o, source_location at) {
@@ -247,21 +252,21 @@ void buffer::reset() noexcept {
   if (!p)
     return;
   static constexpr source_location its_end{"the end of its buffer", "", 0};  // not a line of the program
-  if (k != memory_kind::pageable) {
-    if (process_was_forked() || !streams::adoptions::owner_ends(p, since))
-      return;  // owned elsewhere
-  }
   if (k == memory_kind::pageable)
     return std::free(p);
-  try {  // if the runtime is gone, it has dealt with the block
+  if (process_was_forked() || !streams::adoptions::owner_ends(p, since))
+    return;  // owned elsewhere
+  try {      // if the runtime is gone, it has dealt with the block
     end_noted(p, its_end, [&] {
       if (k == memory_kind::pinned) {
         if (auto* const host = streams::pinned_memory::owner(p))
           host->deallocate(p, its_end);
-      } else if (memory::fast_deallocate_noted(p)) {
-      } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
-        a->deallocate(p, nullptr, its_end);
+        return;
       }
+      if (memory::fast_deallocate_noted(p))
+        return;
+      if (memory::allocator* const a = memory::device_memory::owner_in_process(p))
+        a->deallocate(p, nullptr, its_end);
     });
   } catch (...) {
     streams::tell_of_refused_free(p, its_end.file_name());

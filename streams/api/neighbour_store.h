@@ -34,11 +34,14 @@ class neighbour_store final : public copied_store {
   bool take(std::size_t bytes) override {
     if (memory_.free_pages() < bytes)
       return false;
-    // Else the driver copies through the host. What is made for an open stream are few handles.
+    // To memory that is not open the driver copies through the host. Opened first, it consists of few handles.
     (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
-    (void)memory_.grant(block_, line_.device());
-    return line_.wait(home_.now()).ok() || clocks_.synchronize(home_.now()).ok();
+    (void)memory_.grant(block_, line_.device());  // what was mapped before
+    // The copies run behind what the block's memory did before.
+    if (line_.wait(home_.now()).ok())
+      return true;
+    return clocks_.synchronize(home_.now()).ok();
   }
   driver::status copied(void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
     base::moving_a_pool const own;

@@ -107,13 +107,13 @@ size_t pool::sleep(sleep_to where, source_location at) {
   if (s.here->is_registered())
     throw invalid_use("pool::sleep", "pool " + s.name + ", which is registered",
                       "Peers may use its memory at any time: keep what is to sleep in another pool", at, error_id{447});
-  bool const kept = where == sleep_to::host;
-  if (kept)
+  bool const to_host = where == sleep_to::host;
+  if (to_host)
     streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
   runtime::impl& r = *s.of.if_alive();
   auto const store = [&]() -> std::unique_ptr<streams::copied_store> {
-    if (!kept)
+    if (!to_host)
       return nullptr;
     return std::make_unique<streams::host_store>(r, s.on.index(), at);
   };
@@ -137,8 +137,10 @@ std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_sto
   driver::status const is = memory->sleep(*here, store.get(), given);
   if (!is.ok() && store && store->refusal)
     std::rethrow_exception(store->refusal);
-  if (!is.ok() && store && store->short_of)
-    return short_of = std::move(*store->short_of), std::nullopt;
+  if (!is.ok() && store && store->short_of) {
+    short_of = std::move(*store->short_of);
+    return std::nullopt;
+  }
   if (!is.ok())  // the text needs host memory
     require(is, "pool::sleep", "pool " + name,
             is.what == driver::code::not_permitted

@@ -26,7 +26,7 @@ locked_ranges::~locked_ranges() {
     unlock(own);
   base::lock_guard const alone(changing_);
   static_cast<void>(runtime_.has_come_to_rest());
-  try_refused();
+  unlock_idle();
 }
 
 base::byte_range locked_ranges::whole_pages(base::byte_range own) noexcept {
@@ -107,9 +107,10 @@ driver::status locked_ranges::lock_each(std::vector<base::byte_range> const& fre
 
 driver::status locked_ranges::lock(base::byte_range own, source_location at) {
   base::lock_guard const alone(changing_);
-  bool const at_rest = !has_idle() || have_come_to_rest();  // copies may have used what stayed locked
+  // What a refused unlock has left goes first. Copies may have used it: without rest it stays.
+  bool const at_rest = !has_idle() || have_come_to_rest();
   if (at_rest)
-    try_refused();
+    unlock_idle();
   base::byte_range const pages = whole_pages(own);
   std::vector<base::byte_range> const fresh = enter(own, pages);
   std::size_t done = 0;
@@ -121,9 +122,9 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
         all->pages.erase(fresh[i].at);
       all->ranges.erase(own.at);
     }
-    let_go(pages);
+    let_go(pages);  // what was locked before the refusal is idle then
     if (at_rest)
-      try_refused();
+      unlock_idle();
     return is;
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
@@ -135,7 +136,7 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
     all_.lock()->ranges.erase(own.at);
     let_go(pages);
     if (at_rest)
-      try_refused();
+      unlock_idle();
     throw;
   }
   return is;
@@ -153,7 +154,7 @@ void locked_ranges::unlock(base::byte_range own) noexcept {
   all_.lock()->ranges.erase(own.at);
   let_go(whole_pages(own));
   if (at_rest)
-    try_refused();
+    unlock_idle();
 }
 
 // A range leaves these pages. Requires: changing_
@@ -162,7 +163,7 @@ void locked_ranges::let_go(base::byte_range pages) noexcept {
 }
 
 // Unlocks what no range is on. Requires: changing_, and rest since the last range left
-void locked_ranges::try_refused() noexcept {
+void locked_ranges::unlock_idle() noexcept {
   for (;;) {
     driver::address first = 0;
     {
@@ -186,7 +187,8 @@ base::byte_range locked_ranges::range_in(base::byte_range bytes) const {
   if (auto const there = base::holder_of(all->ranges, bytes.at); there != all->ranges.end())
     return there->second;
   auto const next = all->ranges.lower_bound(bytes.at);
-  return next != all->ranges.end() && next->first - bytes.at < bytes.bytes ? next->second : base::byte_range{};
+  bool const begins_inside = next != all->ranges.end() && next->first - bytes.at < bytes.bytes;
+  return begins_inside ? next->second : base::byte_range{};
 }
 
 std::size_t locked_ranges::left(void const* at) const {

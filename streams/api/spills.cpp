@@ -20,6 +20,20 @@ spills::~spills() {
   memory_.set_spiller(nullptr);
 }
 
+namespace {
+// Of live blocks at these addresses
+std::vector<memory::memory_pool*> pools_of(memory::device_memory& all, std::span<void const* const> addresses) {
+  std::vector<memory::memory_pool*> out;
+  for (void const* const p : addresses) {
+    auto* const owner = p ? all.owner(p) : nullptr;
+    auto const block = owner ? owner->find(p) : std::nullopt;
+    if (block && block->pool && !std::ranges::count(out, block->pool))
+      out.push_back(block->pool);
+  }
+  return out;
+}
+}  // namespace
+
 void spills::add(std::span<member const> pools, source_location at) {
   for (member const& m : pools)
     if (m.its->here->is_registered())
@@ -30,7 +44,8 @@ void spills::add(std::span<member const> pools, source_location at) {
   try {
     for (member m : pools) {
       m.last_use = ++uses_;
-      if (m.its->of.if_alive() != &runtime_ || !members_.emplace(m.its->here, m).second)
+      bool const is_added = m.its->of.if_alive() == &runtime_ && members_.emplace(m.its->here, m).second;
+      if (!is_added)
         throw invalid_use("spill", "pool " + m.its->name + ", of another spill or runtime",
                           "Name each pool in one spill", at, error_id{430});
       ++added;
@@ -49,9 +64,10 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
     if (known == members_.end())
       continue;
     int const device = known->second.its->on.index();
-    bool const mine = take_turn(device, lock);
+    // No other thread moves it meanwhile, except one that may wait for this thread.
+    bool const took_turn = take_turn(device, lock);
     members_.erase(p);
-    if (mine)
+    if (took_turn)
       turn_of(device) = 0;
   }
   changed_.notify_all();
@@ -76,12 +92,15 @@ bool spills::holds_any() const noexcept {
 
 bool spills::take_turn(int device, base::unique_lock& lock) noexcept {
   std::uint64_t const me = base::this_thread_id();
-  std::uint64_t& its = turn_of(device);
-  auto const other_has_it = [&] { return its && its != me; };
+  std::uint64_t& holder = turn_of(device);
+  auto const other_has_it = [&] { return holder && holder != me; };
   if (holds_any() && other_has_it())
     return false;  // it may wait for this thread
   changed_.wait(lock, [&] { return !other_has_it(); });
-  return std::exchange(its, me) != me;
+  if (holder == me)
+    return false;
+  holder = me;
+  return true;
 }
 
 void spills::end_turn(int device) noexcept {
@@ -101,16 +120,10 @@ spills::turn::turn(pool_state const& s) : device_(s.on.index()) {
 
 void spills::hold(std::string_view operation, clock::stream_clock* on, std::span<void const* const> what,
                   source_location at, until end) {
-  set needs;
-  for (void const* const p : what) {
-    auto* const owner = p ? memory_.owner(p) : nullptr;
-    auto const block = owner ? owner->find(p) : std::nullopt;
-    if (block && block->pool && !std::ranges::count(needs, block->pool))
-      needs.push_back(block->pool);
-  }
+  set needs = pools_of(memory_, what);
   base::unique_lock lock(lock_);
   auto& mine = held_[base::this_thread_id()];
-  mine.emplace_back();
+  mine.emplace_back();  // also for a call that needs none: let_go() ends it
   try {
     needs = under_spill(std::move(needs));
     if (needs.empty())
@@ -120,19 +133,22 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
     auto const captured = (on ? *on : current_clock(runtime_, device, at)).captured();
     bool const inside_capture = captured.ok() && captured.value;
     lock.lock();
-    needs = under_spill(std::move(needs));
-    bool const inside = holds_any();
+    needs = under_spill(std::move(needs));  // some may have left meanwhile
+    bool const inside_hold = holds_any();
     for (auto* const p : needs) {
       member& m = members_.at(p);
-      if ((inside || inside_capture) && (m.going || p->is_asleep()))
+      bool const would_wake = m.falls_asleep || p->is_asleep();
+      if (would_wake && (inside_hold || inside_capture))
         throw invalid_use(std::string(operation), "memory in pool " + p->name() + ", which is asleep",
                           "No pool wakes in a capture, or in the callable of a launch: use the memory before", at,
                           error_id{431});
       m.stays |= inside_capture;
     }
-    if (!inside)
+    // Inside a hold all are awake, and stay so.
+    if (!inside_hold)
       memory::as_called(operation, [&] { wake_all(needs, lock, at); });
-    for (auto* const p : needs = under_spill(std::move(needs))) {
+    needs = under_spill(std::move(needs));  // as above
+    for (auto* const p : needs) {
       member& m = members_.at(p);
       ++m.holds, m.last_use = ++uses_;
       m.stays |= end == until::the_end;
@@ -168,10 +184,14 @@ bool spills::must_wait_for(set const& needs, std::vector<pool_state*>& asleep) {
     auto const m = members_.find(p);
     if (m == members_.end())
       continue;
+    if (m->second.falls_asleep)
+      wait = true;
+    if (!p->is_asleep())
+      continue;
     std::uint64_t const has_turn = turn_of(m->second.its->on.index());
-    wait |= m->second.going || (p->is_asleep() && has_turn && has_turn != me);
-    if (p->is_asleep())
-      asleep.push_back(m->second.its);
+    if (has_turn && has_turn != me)
+      wait = true;
+    asleep.push_back(m->second.its);
   }
   return wait;
 }
@@ -181,8 +201,11 @@ std::vector<int> spills::take_turns(std::vector<pool_state*> const& asleep) {
   std::vector<int> taken;
   taken.reserve(asleep.size());
   for (pool_state const* const s : asleep) {
-    if (std::exchange(turn_of(s->on.index()), me) != me)
-      taken.push_back(s->on.index());
+    std::uint64_t& holder = turn_of(s->on.index());
+    if (holder == me)
+      continue;
+    holder = me;
+    taken.push_back(s->on.index());
   }
   return taken;
 }
@@ -207,7 +230,7 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
       return;
     set const wanted = under_spill(needs);
     std::vector<int> const taken = take_turns(asleep);
-    note_wanted(wanted, 1);
+    note_wanted(wanted, 1);  // what is awake stays so while the others wake
     std::exception_ptr refused;
     lock.unlock();
     try {
@@ -253,9 +276,10 @@ spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t sea
 bool spills::put_to_sleep(member const& m) {
   int const own = m.its->on.index();
   memory_report short_of{};
-  for (int const there : m.neighbours) {
+  for (int const neighbour : m.neighbours) {
     try {
-      if (auto const gave = m.its->sleep(std::make_unique<neighbour_store>(runtime_, own, there, m.at), short_of, m.at))
+      auto store = std::make_unique<neighbour_store>(runtime_, own, neighbour, m.at);
+      if (auto const gave = m.its->sleep(std::move(store), short_of, m.at))
         return *gave > 0;
     } catch (...) {}  // no room there, either
   }
@@ -269,12 +293,17 @@ bool spills::put_to_sleep(member const& m) {
 bool spills::make_room(memory_report const& why) {
   int const device = why.on.index();
   auto* const memory = memory_.if_made(device);
-  if (!memory || (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit))
+  if (!memory)
+    return false;
+  // The pool's own limit refuses it, not the device.
+  if (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit)
     return false;
   base::unique_lock lock(lock_);
-  bool const unheld = holds_any(), mine = take_turn(device, lock);
+  // A thread with a hold waits for no hold of another.
+  bool const unheld = holds_any();
+  bool const took_turn = take_turn(device, lock);
   if (turn_of(device) != base::this_thread_id())
-    return false;
+    return false;  // another thread has the turn, and may wait for this one
   bool room = false;
   std::uint64_t const search = ++searches_;
   for (;;) {
@@ -284,17 +313,17 @@ bool spills::make_room(memory_report const& why) {
     member* const next = room ? nullptr : coldest(device, why.pool.pool, search, unheld);
     if (!next)
       break;
-    next->going = true;  // no call begins to use it
+    next->falls_asleep = true;
     changed_.wait(lock, [&] { return !next->holds; });
     lock.unlock();
     bool const slept = put_to_sleep(*next);
     lock.lock();
-    next->going = false;
+    next->falls_asleep = false;
     changed_.notify_all();
     if (!slept)
       next->stayed_awake = search;
   }
-  if (mine)
+  if (took_turn)
     turn_of(device) = 0;
   changed_.notify_all();
   return room;

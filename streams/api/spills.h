@@ -26,7 +26,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
     int holds = 0;
     int wanted = 0;                  // by calls that wake others for it
     bool stays = false;              // a graph or a collective may use it unseen
-    bool going = false;              // to sleep
+    bool falls_asleep = false;       // now: no call begins to use it
     std::uint64_t stayed_awake = 0;  // the last search for room in which it could not sleep
   };
   void add(std::span<member const>, source_location);  // Throws: invalid_use
@@ -60,6 +60,8 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool wake(memory::memory_pool&, source_location) override;
   bool make_room(memory_report const&) override;
   bool put_to_sleep(member const&);
+  // Of the pools that may sleep, the one used longest ago; null: none. Not the pool with the number `but`, and none that
+  // could not sleep in this search. unheld: none with a hold. Likewise
   member* coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld);
   set under_spill(set) const;       // Requires: lock_
   bool holds_any() const noexcept;  // likewise: this thread

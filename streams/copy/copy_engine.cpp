@@ -8,8 +8,9 @@
 namespace weir::streams {
 namespace {
 
-[[noreturn]] void refused(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
-                          std::size_t bytes, source_location at, std::string const& whose = "") {
+// src null: a fill
+[[noreturn]] void throw_refused(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
+                                std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
   std::size_t const before = copy_in_parts::so_far();
   std::string const remedy = why.what == driver::code::lost ? "Continue with the other devices"
@@ -57,13 +58,13 @@ driver::status try_copy(clock::stream_clock& stream, void* dst, void const* src,
 
 void throw_refused_copy(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
                         std::size_t bytes, source_location at) {
-  refused(why, stream, dst, src, bytes, at);
+  throw_refused(why, stream, dst, src, bytes, at);
 }
 
 void enqueue_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location at) {
   auto const done = try_copy(stream, dst, src, bytes, at);
   if (!done.ok()) [[unlikely]]
-    refused(done, stream, dst, src, bytes, at);
+    throw_refused(done, stream, dst, src, bytes, at);
   copy_in_parts::enqueued(bytes);
 }
 
@@ -73,7 +74,7 @@ driver::status try_peer_copy(clock::stream_clock& stream, void* dst, int dst_dev
   timed_work const timed(stream, "copy", bytes, at);
   auto const done =
       stream.owner().machine().copy_peer(stream.device(), stream.handle(), dst, dst_device, src, src_device, bytes);
-  // marks the lost device
+  // The lost device may be either: a query of the stream's own marks it, if it is that one.
   if (done.what == driver::code::lost)
     (void)stream.note(stream.owner().machine().query_stream(stream.device(), stream.handle()));
   return done;
@@ -83,7 +84,7 @@ void enqueue_peer_copy(clock::stream_clock& stream, void* dst, int dst_device, v
                        std::size_t bytes, source_location at) {
   auto const done = try_peer_copy(stream, dst, dst_device, src, src_device, bytes, at);
   if (!done.ok()) [[unlikely]]
-    refused(done, stream, dst, src, bytes, at, which_is_lost(stream.owner(), done, dst_device, src_device));
+    throw_refused(done, stream, dst, src, bytes, at, which_is_lost(stream.owner(), done, dst_device, src_device));
   copy_in_parts::enqueued(bytes);
 }
 
@@ -93,7 +94,7 @@ void enqueue_fill(clock::stream_clock& stream, void* dst, std::byte value, std::
   auto const done = stream.note(stream.owner().machine().fill(stream.device(), stream.handle(), dst,
                                                               static_cast<std::uint32_t>(value), 1, bytes));
   if (!done.ok()) [[unlikely]]
-    refused(done, stream, dst, nullptr, bytes, at);
+    throw_refused(done, stream, dst, nullptr, bytes, at);
 }
 
 }  // namespace weir::streams

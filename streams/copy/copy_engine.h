@@ -2,7 +2,6 @@
 // Threads: any. No function waits for device work.
 #pragma once
 #include <string>
-#include <utility>
 
 #include "runtime/clock/stream_clock.h"
 
@@ -11,7 +10,10 @@ namespace weir::streams {
 // A copy of several calls. While one exists, a refusal on this thread says what was enqueued before it.
 class copy_in_parts {
  public:
-  copy_in_parts() noexcept : outer_(std::exchange(current(), current() ? current() : &bytes_)) {}
+  copy_in_parts() noexcept : outer_(current()) {
+    if (!outer_)
+      current() = &bytes_;
+  }
   ~copy_in_parts() { current() = outer_; }
   copy_in_parts(copy_in_parts const&) = delete;
   static void enqueued(std::size_t bytes) noexcept {

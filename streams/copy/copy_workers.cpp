@@ -21,7 +21,7 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   std::size_t const from = t.taken, n = std::min(t.grain, t.bytes - from);
   t.taken += n;
   ++t.hands;
-  if (t.taken == t.bytes) {
+  if (t.taken == t.bytes) {  // all are taken
     if (t.is == task::state::queued)
       std::erase(queue_, &t);
     t.is = task::state::running;
@@ -29,14 +29,16 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   lock.unlock();
   copy_in_host(static_cast<char*>(t.dst) + from, static_cast<char const*>(t.src) + from, n, t.by);
   lock.lock();
-  if (--t.hands || t.is != task::state::running)
+  --t.hands;
+  // Other threads still copy their pieces, or some are left.
+  if (t.hands > 0 || t.is != task::state::running)
     return;
   t.is = task::state::done;
   finished_.fetch_add(1, base::memory_order_relaxed);
   done_.notify_all();
 }
 
-// Spins first: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
+// Before a sleep: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
 void copy_workers::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
   if (how_.spin_ns <= 0 || base::order_is_chosen())
     return;
@@ -54,11 +56,12 @@ void copy_workers::work(int number) {
   if (!near_.empty())
     os::keep_this_thread_on(near_);
   base::unique_lock lock(mutex_);
-  auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
+  // Threads beyond the tuned number stand by.
+  auto const has_work_or_ends = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
   while (true) {
-    if (!may())
+    if (!has_work_or_ends())
       spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
-    queued_.wait(lock, may);
+    queued_.wait(lock, has_work_or_ends);
     if (ending_)
       return;  // finish() does what is queued
     take_grain(*queue_.front(), lock);
@@ -75,24 +78,28 @@ void copy_workers::submit(task& t) noexcept {
       threads_.emplace_back([this, number] { work(number); });
     }
   } catch (...) {
-    asked_ = std::max(asked_, how_.threads);
-  }  // fewer threads are slower; with none, finish() copies
+    asked_ = std::max(asked_, how_.threads);  // fewer threads are slower; with none, finish() copies
+  }
   try {
     queue_.push_back(&t);
   } catch (...) {
-    return;
+    return;  // no memory: it stays idle, and finish() copies it
   }
   t.is = task::state::queued;
   submitted_.fetch_add(1, base::memory_order_relaxed);
+  bool const one_thread_takes_all = t.grain >= t.bytes;
   bool const some_stand_by = asked_ > how_.threads;  // notify_one could wake one of these, which may not work
-  t.grain < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
+  if (one_thread_takes_all && !some_stand_by)
+    queued_.notify_one();
+  else
+    queued_.notify_all();
 }
 
 void copy_workers::finish(task& t) {
   base::unique_lock lock(mutex_);
   while (t.is == task::state::idle || t.is == task::state::queued)
     take_grain(t, lock);
-  while (t.is == task::state::running) {
+  while (t.is == task::state::running) {  // other threads copy its last pieces
     if (how_.helps && !queue_.empty()) {
       take_grain(*queue_.front(), lock);
       continue;
@@ -107,7 +114,8 @@ void copy_workers::cancel(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is == task::state::queued)
     std::erase(queue_, &t);
-  t.is = t.hands ? task::state::running : task::state::done;  // no more pieces are taken
+  // Either way no more pieces are taken.
+  t.is = t.hands ? task::state::running : task::state::done;
   done_.wait(lock, [&] { return t.is != task::state::running; });
 }
 
@@ -132,12 +140,12 @@ std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
     if (auto const its = all->near.find(node); its != all->near.end())
       return its->second;
     auto near = os::usable_processors_near(node);
-    bool const enough = near.size() >= static_cast<std::size_t>(threads_) && !all->stopped;
-    auto const made = enough ? std::make_shared<copy_workers>(threads_, std::move(near)) : common_;
-    if (enough && all->how.threads)
-      made->work_by(all->how);
+    bool const gets_its_own = near.size() >= static_cast<std::size_t>(threads_) && !all->stopped;
+    auto const workers = gets_its_own ? std::make_shared<copy_workers>(threads_, std::move(near)) : common_;
+    if (gets_its_own && all->how.threads)
+      workers->work_by(all->how);
     // Remembered, the common ones too, so that the system is asked once.
-    return all->near.emplace(node, made).first->second;
+    return all->near.emplace(node, workers).first->second;
   } catch (...) {
     return common_;  // no memory for its own workers
   }

@@ -22,19 +22,19 @@ struct fetch {
       workers->cancel(one);
   }
 
-  // Copy workers bring chunk i to the host while the engine fills the next slots. Before the stream continues,
-  // the engine's next slot must be empty; after the last chunk, all slots.
+  // Chunk i is in its slot. Copy workers bring it to the host while the engine fills the next slots. Before the stream
+  // continues, the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
-    bool const last = i + 1 == chunk.size();
-    if (!last)
+    bool const is_last = i + 1 == chunk.size();
+    if (!is_last)
       workers->submit(chunk[i]);
     if (i + 1 < slots)
       return;  // the next slot is unused; slots never exceed chunks
-    std::size_t const oldest = i + 1 - slots;
-    std::size_t newest = oldest;
-    if (last)
-      newest = i;
-    for (std::size_t k = oldest; k <= newest; ++k)
+    std::size_t const in_next_slot = i + 1 - slots;
+    workers->finish(chunk[in_next_slot]);
+    if (!is_last)
+      return;
+    for (std::size_t k = in_next_slot + 1; k <= i; ++k)
       workers->finish(chunk[k]);
   }
 };

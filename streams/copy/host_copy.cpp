@@ -41,14 +41,14 @@ void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noex
 #if defined(__SSE2__)
   if (by == stores::to_shared_cache)
     return copy_and_hand_on(static_cast<char*>(dst), static_cast<char const*>(src), bytes);
-  if (by != stores::plain) {
+  if (by == stores::past_caches) {
     auto* to = static_cast<char*>(dst);
     auto const* from = static_cast<char const*>(src);
     auto const step = [&](std::size_t n) { to += n, from += n, bytes -= n; };
-    std::size_t const past = reinterpret_cast<std::uintptr_t>(dst) % line_bytes;
-    std::size_t const before = std::min(bytes, (line_bytes - past) % line_bytes);
-    std::memcpy(to, from, before);
-    step(before);
+    std::size_t const into_line = reinterpret_cast<std::uintptr_t>(dst) % line_bytes;
+    std::size_t const to_next_line = std::min(bytes, (line_bytes - into_line) % line_bytes);
+    std::memcpy(to, from, to_next_line);
+    step(to_next_line);
     for (; bytes >= line_bytes; step(line_bytes))
       stream_line(to, from);
     std::memcpy(to, from, bytes);

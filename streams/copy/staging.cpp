@@ -150,6 +150,7 @@ struct staging::state {
         auto r = room_of(stream).lock();
         if (r->bytes + bytes > budget)
           forget_complete(*r);
+        // With nothing in use, no wait makes more room.
         if (r->in_use.empty() || r->bytes + bytes <= budget)
           return true;
         oldest = r->in_use.front().until;
@@ -179,7 +180,7 @@ struct staging::state {
   }
 
   // Near that device, a slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller.
-  // Waits for room.
+  // chunk: shrinks with the slots. Waits for room.
   std::vector<slot> slots_for(clock::stream_clock const& stream, int device, std::size_t bytes, std::size_t most,
                               std::size_t& chunk, source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
@@ -202,7 +203,7 @@ struct staging::state {
     try {
       r->in_use.push_back({stream.now(), bytes});
       r->bytes += bytes;
-    } catch (...) {}  // no memory: `room` is exceeded once
+    } catch (...) {}  // no memory for the note: `budget` is exceeded once
   }
 
   // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
@@ -394,6 +395,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
   tuning how = *my.to_fetch.lock();
+  // Chunks of its own: each costs the stream a host function.
   how.chunk = std::clamp(how.budget / least_fetch_slots, finest_chunk, fetch_chunk);
   auto const workers = my.workers_near(stream);
   std::size_t chunk = my.chunk_for(bytes, how, *workers, least_shared_later);
@@ -411,7 +413,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
     }
   } const at_the_end{slots, stream};
   try {
-    for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i++]) {
+    for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i], ++i) {
       base::internal_ordering const own_slot(my.owner.observer());
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
@@ -430,6 +432,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
     job->cancel();
     throw;
   }
+  // The budget counts the slots until the stream is done with them.
   my.note(stream, chunk * slots.size());
   download out;
   out.job_ = job;
@@ -506,16 +509,16 @@ class staging::state::awaited_download {
     // this task was finished before its slot was refilled: no thread reads it
     empty = {at(dst_, chunk * chunk_), slots_[k].memory(), size_of_chunk(chunk), how_.by, how_.grain};
     // The caller empties a single slot itself.
-    chunks_ == 1 ? workers_->finish(empty) : workers_->submit(empty);
+    if (chunks_ == 1)
+      workers_->finish(empty);
+    else
+      workers_->submit(empty);
   }
 
   void refuse_failed(driver::status s) const {
-    if (s.ok())
-      return;
-    char const* remedy = "Repeat the call";
-    if (s.what == driver::code::lost)
-      remedy = "Continue with the other devices";
-    throw_refusal(s, "copy", of_copy(stream_, dst_, src_, bytes_), remedy, where_);
+    if (!s.ok())
+      throw_refusal(s, "copy", of_copy(stream_, dst_, src_, bytes_),
+                    s.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where_);
   }
 
   std::size_t size_of_chunk(std::size_t i) const { return std::min(chunk_, bytes_ - i * chunk_); }
@@ -555,7 +558,7 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
   std::size_t chunk =
       std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
   std::vector<slot> slots = my.slots_for(to, from.device(), bytes, between_slots, chunk, where);
-  struct marks {
+  struct marks {  // as in to_host
     std::vector<slot>& slots;
     clock::stream_clock &from, &to;
     ~marks() {
@@ -563,7 +566,7 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
         one.used_by(from), one.used_by(to);
     }
   } const at_the_end{slots, from, to};
-  auto const ordered = [&](driver::status waited) {
+  auto const require_order = [&](driver::status waited) {
     if (!waited.ok())
       throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices",
                     "Repeat the call", where);
@@ -571,9 +574,9 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
   std::vector<clock::stamp> emptied(slots.size());
   for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
     std::size_t const k = i % slots.size(), n = std::min(chunk, bytes - offset);
-    ordered(from.wait(emptied[k]));
+    require_order(from.wait(emptied[k]));
     own_copy(from, slots[k].memory(), at(src, offset), n, where);
-    ordered(to.wait(from.now()));
+    require_order(to.wait(from.now()));
     own_copy(to, at(dst, offset), slots[k].memory(), n, where);
     emptied[k] = to.now();
   }

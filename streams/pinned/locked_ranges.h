@@ -41,13 +41,14 @@ class locked_ranges {  // a part of the runtime
     std::map<driver::address, base::byte_range> ranges;
   };
   static base::byte_range whole_pages(base::byte_range) noexcept;
+  // Each registration that has some of these pages
   template <class Act>
   static void each_on(registrations&, base::byte_range pages, Act);
-  static std::vector<base::byte_range> missing(registrations const&, base::byte_range pages);
-  std::vector<base::byte_range> enter(base::byte_range own, base::byte_range pages);  // Returns: those to lock
+  static std::vector<base::byte_range> missing(registrations const&, base::byte_range pages);  // what none has
+  std::vector<base::byte_range> enter(base::byte_range own, base::byte_range pages);           // Returns: those to lock
   driver::status lock_each(std::vector<base::byte_range> const& fresh, std::size_t& done);
   void let_go(base::byte_range pages) noexcept;
-  void try_refused() noexcept;
+  void unlock_idle() noexcept;
   bool has_idle() const;
   bool have_come_to_rest();
 

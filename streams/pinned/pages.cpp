@@ -30,6 +30,7 @@ class touching {
       while (static_cast<int>(workers_.size()) + 1 < threads)
         workers_.emplace_back([this] { run(bytes_); });
     } catch (...) {}  // fewer threads are slower
+    // This thread then registers: with others at work, it touches only the first pages.
     run(workers_.empty() ? bytes_ : bytes_ / head_start);
   }
   ~touching() {
@@ -77,7 +78,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     os::prefer_node(base, bytes, node);
   driver::status pinned;
   {
-    touching const others(base, bytes);
+    touching const ahead(base, bytes);
     pinned = machine.pin(base, bytes);
   }
   if (!pinned.ok()) {

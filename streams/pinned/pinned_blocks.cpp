@@ -8,7 +8,7 @@ namespace {
 
 using state_of = pinned_space::state;
 
-// freed bytes: a first fence at a miss would cover the whole backlog
+// Freed bytes between fences: without them, the first fence at a miss would cover the whole backlog.
 constexpr std::size_t fence_after = std::size_t{1} << 20;
 
 // Requires: in.lock() is held.
@@ -42,6 +42,7 @@ void tell_marked(driver::allocation_observer* observer, driver::address block, c
     observer->marked({user->device(), user->handle()}, block);
 }
 
+// As many as fit: a free allocates nothing.
 void add_fences(fences_due& due, pinned_space::range const& one) {
   for (auto const s : one.stamps) {
     if (due.size() < due.capacity())
@@ -49,7 +50,7 @@ void add_fences(fences_due& due, pinned_space::range const& one) {
   }
 }
 
-// Best effort: a refused fence is recorded at the next miss.
+// Best effort: a refused fence is recorded at the next miss. Requires: no lock is held
 void record(fences_due const& due) {
   for (auto const s : due) {
     auto* const user = clock::find(s.stream);
@@ -76,6 +77,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
     state::gather(*p, one);
     if (auto* const observer = state_->owner.observer()) [[unlikely]]
       tell_freed(*observer, number(block), one, at);
+    // From now on its uses are stamps.
     for (auto const& user : one.users)
       join(one.stamps, user.stream->of_marks().now());
     one.users.clear();

@@ -69,6 +69,7 @@ pinned_space::few<clock::stamp> pinned_memory::state::reclaim_known(
       reclaim(p, freed);
       return true;
     }
+    // A lost device may still write it.
     if (std::any_of(stamps.begin(), stamps.end(),
                     [&](clock::stamp s) { return std::find(lost.begin(), lost.end(), s.stream) != lost.end(); })) {
       freed->second.is = state_of::quarantined;
@@ -89,12 +90,17 @@ pinned_space::few<clock::stamp> pinned_memory::state::reclaim_known(
 
 void pinned_memory::state::collect() noexcept {
   pinned_space::few<std::uint64_t> lost;
-  for (bool news = true; news;) {
+  // Until an answer changes nothing: blocks behind the oldest stamps may be complete, too.
+  for (bool any_news = true; any_news;) {
     auto const oldest = reclaim_known(*in.lock(), lost);
-    news = false;
+    any_news = false;
     for (auto const s : oldest) {
       auto const polled = clocks.poll(s);
-      news |= (polled.is.what == driver::code::lost && note(lost, s.stream)) || (polled.ok() && polled.value);
+      bool const is_lost = polled.is.what == driver::code::lost;
+      if (is_lost && note(lost, s.stream))
+        any_news = true;
+      if (polled.ok() && polled.value)
+        any_news = true;
     }
   }
 }
@@ -108,9 +114,10 @@ auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t align
     if (void* const block = hand_out(*p, near, bytes, rounded, alignment))
       return {{}, block};
     std::size_t const charged = p->counters.reserved() + p->mapping, limit = most_reserved(*p);
-    if (charged > limit || want > limit - charged)
+    auto const exceeds = [&](std::size_t more) { return charged > limit || more > limit - charged; };
+    if (exceeds(want))
       want = least;
-    if (charged > limit || want > limit - charged)
+    if (exceeds(want))
       return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
     p->mapping += want;
   }
@@ -169,7 +176,7 @@ bool pinned_memory::state::patience::left() const noexcept {
 }
 
 void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
-                                          patience& time, bool others) {
+                                          patience& time, bool in_motion) {
   for (; time.left(); ++time.polls) {
     collect();
     {
@@ -177,11 +184,19 @@ void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size
       // also finds memory freed during the search for idle pages
       if (void* const block = hand_out(*p, near, bytes, rounded, alignment))
         return block;
-      bool const arrived = std::exchange(others, p->in_motion()) && !others;
-      if (arrived || (!others && p->pending.empty()))
+      bool const was_in_motion = in_motion;
+      in_motion = p->in_motion();
+      // The pages of another thread have arrived, or gone back: the caller grows again.
+      if (was_in_motion && !in_motion)
+        return nullptr;
+      // Nothing is on its way.
+      if (!in_motion && p->pending.empty())
         return nullptr;
     }
-    time.since ? base::sleep_ns(50'000) : base::yield_thread();
+    if (time.since)
+      base::sleep_ns(50'000);
+    else
+      base::yield_thread();
   }
   return nullptr;
 }
@@ -190,19 +205,22 @@ void pinned_memory::state::decay() {
   if (!watch.after()) [[likely]]
     return;
   std::int64_t const now = base::now_ns();
-  if (watch.is_time(now) && may_give_back(0))
+  if (!watch.is_time(now))
+    return;  // or another thread has this turn
+  if (may_give_back(0))
     trim(now - watch.after());
 }
 
 bool pinned_memory::state::may_give_back(int most_looks) {
   // read once: later stamps would need a new fence at each look
   std::vector<clock::stamp> given = clocks.collectives_given();
-  bool const moves = most_looks && owner.machine().moves_by_itself();
-  std::int64_t const start = moves ? base::now_ns() : 0;
-  for (int polls = 0; moves ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
+  // most_looks 0: one look, and no wait.
+  bool const waits_by_time = most_looks && owner.machine().moves_by_itself();
+  std::int64_t const start = waits_by_time ? base::now_ns() : 0;
+  for (int polls = 0; waits_by_time ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
     if (clocks.have_passed(given))
       return true;
-    if (moves)
+    if (waits_by_time)
       base::sleep_ns(50'000);
   }
   return false;
@@ -239,6 +257,7 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
   if (got.block)
     return got.block;
   auto& ladder = failed.steps;
+  // For the report: a step that is climbed again adds to its row.
   auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
     auto const again = std::ranges::find(ladder, name, &recovery_step::name);
     recovery_step& r = again == ladder.end() ? ladder.emplace_back(recovery_step{name, 0, 0}) : *again;
@@ -246,9 +265,9 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
   };
   auto const give_back_and_grow = [&] {
     std::int64_t const start = base::now_ns();
-    bool const may = may_give_back();
-    std::size_t const gave = may ? trim() : 0;
-    climbed(may ? "idle pages returned" : "idle pages kept during collectives", gave, start);
+    bool const may_trim = may_give_back();
+    std::size_t const gave = may_trim ? trim() : 0;
+    climbed(may_trim ? "idle pages returned" : "idle pages kept during collectives", gave, start);
     got = grow(near, rounded, alignment, bytes);
     return got.block;
   };
@@ -257,21 +276,22 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
     if (give_back_and_grow())
       return got.block;
   }
+  // Copies under way free blocks, and pages of other threads come or go: after each wait it grows again.
   if (got.is.what == driver::code::out_of_memory) {
     patience time{owner.machine().moves_by_itself() ? base::now_ns() : 0};
     do {
       std::int64_t const start = base::now_ns();
-      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, got.others))
+      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, got.in_motion))
         return block;
       climbed("wait for copies", 0, start);
       if (give_back_and_grow())
         return got.block;
-      ++time.polls;
-    } while (got.is.what == driver::code::out_of_memory && (got.others || more_may_come()) && time.left());
+      ++time.polls;  // this round may have polled nothing
+    } while (got.is.what == driver::code::out_of_memory && (got.in_motion || more_may_come()) && time.left());
   }
   failed.last = got.is;
   if (got.is.what == driver::code::out_of_memory || got.is.ok())
-    return nullptr;
+    return nullptr;  // ok: it grew, and no range fits
   throw_refusal(got.is, "allocate", bytes_text(bytes) + " of pinned memory",
                 "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
@@ -281,7 +301,7 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
 }
 
 namespace {
-// A wait refused by a lost device leaves the block quarantined.
+// A lost device refuses the wait: collect() quarantines the block then.
 template <class StampOf>
 void wait_for_uses(clock::clocks& clocks, pinned_space::range const& one, StampOf stamp_of) {
   for (auto const& user : one.users)
@@ -294,15 +314,15 @@ void wait_for_uses(clock::clocks& clocks, pinned_space::range const& one, StampO
 
 // What becomes of a segment. In use: never known complete, so the engine may still write.
 enum class fate : std::uint8_t { in_use, keeps_live_blocks, goes };
-fate fate_of(pinned_space& space, driver::address base, bool idle) {
-  bool keeps = false;
+fate fate_of(pinned_space& space, driver::address base, bool devices_are_idle) {
+  bool has_live = false;
   for (auto part = space.find(base); part != space.end() && part->second.segment == base; ++part) {
     auto const is = part->second.is;
-    if (!idle && (is == pinned_space::state::pending || is == pinned_space::state::quarantined))
+    if (!devices_are_idle && (is == pinned_space::state::pending || is == pinned_space::state::quarantined))
       return fate::in_use;
-    keeps |= is == pinned_space::state::live;
+    has_live |= is == pinned_space::state::live;
   }
-  return keeps ? fate::keeps_live_blocks : fate::goes;
+  return has_live ? fate::keeps_live_blocks : fate::goes;
 }
 }  // namespace
 
@@ -395,23 +415,26 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   // beyond the limit no freed memory helps
   if (std::size_t const limit = state_->owner.options().pinned_limit; limit && needs > limit)
     return nullptr;
-  std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
-                                                              : bytes >= (std::size_t{16} << 10) ? 512
-                                                                                                 : 0);
+  std::size_t const natural = bytes >= (std::size_t{16} << 10) ? 512 : 0;
+  std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : natural);
   if (device == current_device)
     device = current_ordinal(state_->owner);
   int const near = state_->node(device);
-  for (bool collected = false;; collected = true) {
-    {
-      auto p = state_->in.lock();
-      if (void* const block = state_->hand_out(*p, near, bytes, needs, aligned)) {
-        ++p->counters.now().cache_hits;
-        return block;
-      }
-      if (collected || p->pending.empty())
-        break;
-    }
+  bool any_pending = false;
+  auto const serve_from_free = [&]() -> void* {
+    auto p = state_->in.lock();
+    any_pending = !p->pending.empty();
+    void* const block = state_->hand_out(*p, near, bytes, needs, aligned);
+    if (block)
+      ++p->counters.now().cache_hits;
+    return block;
+  };
+  if (void* const block = serve_from_free())
+    return block;
+  if (any_pending) {
     state_->collect();
+    if (void* const block = serve_from_free())
+      return block;
   }
   state_->owner.open_any(device, "allocate", at);  // page locks apply to all devices, but one must be open
   return state_->grow_or_recover(near, bytes, needs, aligned, failed, at);

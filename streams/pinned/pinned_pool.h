@@ -61,7 +61,7 @@ struct pinned_memory::state {
   int node(int device) noexcept { return nodes.of(owner.machine(), device); }
 
   void* hand_out(pool& p, int near, std::size_t bytes, std::size_t rounded, std::size_t alignment) {
-    base::make_room(p.pending, p.pending.size() + p.live + 1);
+    base::make_room(p.pending, p.pending.size() + p.live + 1);  // so that a free never allocates
     auto const got = p.space.take(rounded, alignment, near);
     if (got == p.space.end())
       return nullptr;
@@ -84,7 +84,7 @@ struct pinned_memory::state {
       if (use->stream.load(base::memory_order_relaxed) == stream)
         return use;
     forget_ended(p, one);
-    one.last.reserve(one.last.size() + 1);
+    one.last.reserve(one.last.size() + 1);  // nothing throws once the use is taken
     make_entries(one);
     if (p.spare_uses.empty()) {
       base::make_room(p.spare_uses, p.uses.size() + 1);
@@ -161,7 +161,7 @@ struct pinned_memory::state {
   struct grown {
     driver::status is{};
     void* block = nullptr;
-    bool others = false;  // refused while another thread adds or returns pages
+    bool in_motion = false;  // refused while another thread adds or returns pages
   };
   // Adds pages, or takes a block that came free meanwhile. Ensures: the limit refuses at one point in time.
   grown grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
@@ -173,8 +173,9 @@ struct pinned_memory::state {
     int polls = 0;
     bool left() const noexcept;
   };
-  // Until a range is found, nothing is pending or in motion, `others` pages arrive, or time is up.
-  void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
+  // Until a range is found, nothing is pending or in motion, the pages in motion have come or gone, or time is up.
+  void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&,
+                      bool in_motion);
   bool more_may_come() const {
     auto const p = in.lock();
     return p->in_motion() || !p->pending.empty();

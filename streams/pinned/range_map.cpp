@@ -77,7 +77,7 @@ pinned_space::place pinned_space::take(std::size_t bytes, std::size_t alignment,
 pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignment, int node) {
   for (auto candidate = by_size_.lower_bound({bytes, 0, 0}); candidate != by_size_.end(); ++candidate) {
     auto const [size, age, at] = *candidate;
-    std::size_t const before = (alignment - at % alignment) % alignment;
+    std::size_t const before = (alignment - at % alignment) % alignment;  // stays free
     if (size - bytes < before || (node >= 0 && segments_.find(age)->second.node != node))
       continue;
     auto found = ranges_.find(at);
@@ -88,7 +88,7 @@ pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignme
         cut(found, bytes);
     } catch (...) {
       found->second.listing = by_size_.extract({found->second.bytes, age, found->first});
-      give(found);  // merges with its former neighbour
+      give(found);  // undoes the first cut
       throw;
     }
     found->second.listing = by_size_.extract({bytes, age, found->first});

@@ -152,12 +152,12 @@ void memory_tracker::track(source_location at) {
   std::vector<change> changes;
   std::int64_t bytes = 0, blocks = 0;
   for (auto const& [line, c] : now) {
-    auto const old = state_->before.find(line);
-    std::int64_t const more = c.blocks - (old == state_->before.end() ? 0 : old->second.blocks);
-    std::int64_t const bytes_more = c.bytes - (old == state_->before.end() ? 0 : old->second.bytes);
-    bytes += bytes_more, blocks += more;
-    if (more || bytes_more)
-      changes.push_back({line, more, bytes_more});
+    auto const known = state_->before.find(line);
+    state::count const old = known == state_->before.end() ? state::count{} : known->second;
+    std::int64_t const more_blocks = c.blocks - old.blocks, more_bytes = c.bytes - old.bytes;
+    bytes += more_bytes, blocks += more_blocks;
+    if (more_blocks || more_bytes)
+      changes.push_back({line, more_blocks, more_bytes});
   }
   std::sort(changes.begin(), changes.end(),
             [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });

@@ -48,11 +48,13 @@ class trace_writer {
       }
       case observe::action::free_pending: return hold(e);
       case observe::action::free_completed: {
-        auto const found = held_.find(e.at);
-        if (found != held_.end())
-          one.bytes = found->second.bytes, one.stream = found->second.stream, held_.erase(found);
-        else
+        auto const held = held_.find(e.at);
+        if (held == held_.end()) {  // the history has lost its free
           one.stream = 0;
+          return put("free_completed", one);
+        }
+        one.bytes = held->second.bytes, one.stream = held->second.stream;
+        held_.erase(held);
         return put("free_completed", one);
       }
     }
@@ -66,7 +68,8 @@ class trace_writer {
     e.action = action;
     out_.push_back(e);
   }
-  void hold(observe::event const& e) {  // the preceding free is not complete
+  // The free before it is not complete: its second entry goes, and comes with free_completed.
+  void hold(observe::event const& e) {
     auto const asked = asked_.find(e.at);
     if (asked == asked_.end())
       return;
@@ -113,10 +116,10 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
 
 // Shared memory; the gaps between its blocks are free blocks.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
-  auto const* const beside = r.part_if_made<observe::external_memory>();
-  if (!beside)
+  auto const* const external = r.part_if_made<observe::external_memory>();
+  if (!external)
     return;
-  for (auto const& its : beside->segments(d)) {
+  for (auto const& its : external->segments(d)) {
     memory_segment& s = to.emplace_back(
         memory_segment{its.at,
                        its.bytes,

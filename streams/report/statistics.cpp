@@ -12,17 +12,17 @@
 namespace weir {
 namespace {
 
-// Null: the device was never used. A query creates no context.
 int ordinal(device on, char const* operation, source_location at) {
   return streams::resolve(on, streams::current_runtime(at), operation, at);
 }
+// Null: the device was never used. A query creates no context.
 memory::allocator* used(device on, char const* operation, source_location at) {
   int const d = ordinal(on, operation, at);
   memory::device_memory* const m = streams::current_runtime(at).part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
 // null: nothing was ever shared or registered
-observe::external_memory* beside(source_location at) {
+observe::external_memory* external(source_location at) {
   return streams::current_runtime(at).part_if_made<observe::external_memory>();
 }
 
@@ -31,7 +31,7 @@ observe::external_memory* beside(source_location at) {
 memory_statistics memory_stats(device on, source_location at) {
   memory::allocator const* const a = used(on, "memory_stats", at);
   memory_statistics out = a ? a->statistics() : memory_statistics{};
-  if (auto const* const its = beside(at))
+  if (auto const* const its = external(at))
     its->add_to(ordinal(on, "memory_stats", at), out);
   return out;
 }
@@ -57,13 +57,13 @@ memory_statistics pinned_memory_stats(source_location at) {
 void reset_peak_memory_stats(device on, source_location at) {
   if (memory::allocator* const a = used(on, "reset_peak_memory_stats", at))
     a->reset_peak();
-  if (auto* const its = beside(at))
+  if (auto* const its = external(at))
     its->reset_peak(ordinal(on, "reset_peak_memory_stats", at));
 }
 void reset_accumulated_memory_stats(device on, source_location at) {
   if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats", at))
     a->reset_accumulated();
-  if (auto* const its = beside(at))
+  if (auto* const its = external(at))
     its->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats", at));
 }
 

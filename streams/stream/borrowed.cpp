@@ -85,6 +85,7 @@ clock::stream_clock* borrowed_streams::look_up(int& device, driver::identity con
   auto all = contents_.lock();
   auto const at_id = all->by_id.find(is.id);
   bool const is_known = !is.captured && at_id != all->by_id.end() && at_id->second.stream;
+  // A new stream. A captured one cannot be asked.
   if (!is_known && !is.captured && !asked)
     return nullptr;
   if (is_known && at_id->second.at.first != device) {
@@ -115,7 +116,7 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   streams_gone gone;
   clock::stream_clock* found = look_up(device, is.value, whose, false, gone, at);
   if (!found) {
-    // It is new: is it of this device?
+    // It is new: the driver says its device, or at least whether it is this one.
     if (of_any) {
       auto const its = runtime_.machine().stream_device(device, native);
       refuse_unless_ok(its.is, device, at);
@@ -143,13 +144,13 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
 void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock const& named) {
   bool look_at_device = false;
   for (auto const& [s, exists, set_aside] : gone) {
-    std::optional<clock::named_in_call> too;
+    std::optional<clock::named_in_call> named_too;  // so that it gets a last fence
     if (exists)
-      too.emplace(*s);
+      named_too.emplace(*s);
     if (set_aside)
       clocks_.set_aside(*s);
     else if (clocks_.retire(*s))
-      continue;
+      continue;  // a fence covers its work
     auto all = contents_.lock();
     std::size_t& uncovered = all->uncovered[static_cast<std::size_t>(s->device())];
     if (++uncovered < most)
@@ -195,13 +196,16 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
       all.captured.erase(inside);
     if (is.handle != driver::stream_handle::per_thread) {  // of each thread another stream
       std::uint64_t& last = all.ids.try_emplace(here, is.id).first->second;
-      if (last != is.id)
-        forget(all, std::exchange(last, is.id), gone);
+      // The stream that had this handle is gone. The new id comes first: forget() drops a place that has the old one.
+      if (std::uint64_t const former = last; former != is.id) {
+        last = is.id;
+        forget(all, former, gone);
+      }
     }
-    // each look costs a step for each of them
+    // Rarely: each look costs a step for each of them.
     if (all.by_id.size() > std::max(most, all.after_look + most / 2))
       forget_some(all, device, gone);
-  } else if (inside != all.captured.end()) {
+  } else if (inside != all.captured.end()) {  // it has two clocks: that of its capture ends
     gone.push_back({inside->second, true});
     all.captured.erase(inside);
   }
@@ -220,30 +224,32 @@ void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gon
   all.by_id.erase(at);
 }
 
-// Half of those that nothing needs: first what owes no fence, and what was named longest ago. If few are such, the
-// half that was named longest ago of those that marked blocks wait for.
+// Half of those that nothing needs. If few are such, also half of those that marked blocks wait for.
 void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone) {
-  std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
   bool const too_many = all.by_id.size() > most_marked;
-  for (bool const set_aside : {false, true}) {
-    oldest.clear();
-    for (auto const& [id, its] : all.by_id) {
-      if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks())
-        continue;
-      if (its.stream->may_be_forgotten() != set_aside && !in_use(its.stream))
-        oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
-    }
-    if (set_aside && !oldest.empty())
-      (void)clocks_.rest_of(device);
-    std::ranges::sort(oldest);
-    oldest.resize((oldest.size() + 1) / 2);
-    gone.reserve(gone.size() + oldest.size());
-    for (auto const& [owes, turn, id] : oldest)
-      forget(all, id, gone, set_aside);
-    all.after_look = all.by_id.size();
-    if (!too_many || all.after_look <= most_marked / 2)
-      return;
+  forget_half(all, device, gone, false);
+  if (too_many && all.by_id.size() > most_marked / 2)
+    forget_half(all, device, gone, true);
+}
+
+// First what owes no fence, and what was named longest ago. set_aside: of those that marked blocks wait for.
+void borrowed_streams::forget_half(contents& all, int device, streams_gone& gone, bool set_aside) {
+  std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
+  for (auto const& [id, its] : all.by_id) {
+    if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks())
+      continue;
+    bool const marked = !its.stream->may_be_forgotten();
+    if (marked == set_aside && !in_use(its.stream))
+      oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
   }
+  if (set_aside && !oldest.empty())
+    (void)clocks_.rest_of(device);  // set_aside() requires it
+  std::ranges::sort(oldest);
+  oldest.resize((oldest.size() + 1) / 2);
+  gone.reserve(gone.size() + oldest.size());
+  for (auto const& [owes, turn, id] : oldest)
+    forget(all, id, gone, set_aside);
+  all.after_look = all.by_id.size();
 }
 
 }  // namespace weir::streams

@@ -54,13 +54,14 @@ class borrowed_streams {
   };
   void retire(streams_gone const&, clock::stream_clock const& named);
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
-  // Without driver calls. Null: the driver has to be asked for its device first
+  // Without driver calls. Null: the driver has to be asked for its device first. asked: it was
   clock::stream_clock* look_up(int& device, driver::identity const&, of, bool asked, streams_gone&, source_location);
   static void refuse_unless_ok(driver::status, int device, source_location);  // Throws: as named
   clock::stream_clock& find(contents&, int device, driver::identity const&, streams_gone&);
   clock::stream_clock& find_captured(contents&, place, streams_gone&);
   static void forget(contents&, std::uint64_t id, streams_gone&, bool set_aside = false) noexcept;
   void forget_some(contents&, int device, streams_gone&);
+  void forget_half(contents&, int device, streams_gone&, bool set_aside);
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;

@@ -185,7 +185,7 @@ device detail::device_of_call(weir::device d, source_location at) {
 void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, source_location at) {
   if (!p)
     return;
-  std::optional<stream_ref> stream;
+  std::optional<stream_ref> stream;  // none: it does not exist, or cannot be asked
   bool exists = true;
   try {
     stream = is_of_each_device(last_use) ? stream_of(d, last_use, at) : stream_of(last_use, at);
@@ -216,7 +216,7 @@ void detail::deallocate_at_home(void* p, source_location at) {
   try {
     if (borrow_stream(home->device(), native, at) == *block->home)
       return deallocate(*block->home, p, at);
-  } catch (driver_error const&) {
+  } catch (driver_error const&) {  // the home has ended
   } catch (invalid_use const&) {}
   deallocate_slowly(p, at);
 }

@@ -17,8 +17,9 @@ class handle_memo {
   // No driver call, no lock. Null: look it up. Requires: an explicit device
   static clock::stream_clock* find(int device, CUstream_st* handle) noexcept {
     entry const& e = value()->at(device, handle);
-    return e.handle == handle && e.device == device && e.version == version() && e.guard == guarded_runtime() ? e.stream
-                                                                                                              : nullptr;
+    if (e.handle != handle || e.device != device)
+      return nullptr;
+    return e.version == version() && e.guard == guarded_runtime() ? e.stream : nullptr;
   }
   static std::uint64_t version() noexcept { return fast_path_version() & ~std::uint64_t{1}; }
   static void note(int device, CUstream_st* handle, clock::stream_clock&, std::uint64_t version);

@@ -82,7 +82,7 @@ seat& seat_in(runtime::impl& r) {
   if (seat* const there = seat_if_any(r.id())) [[likely]]
     return *there;
   seats& all = mine();
-  all.last = nullptr;
+  all.last = nullptr;  // it may be one of those that go
   std::erase_if(all.all, [](auto const& s) { return !s->of.if_alive(); });
   auto made = std::make_unique<seat>();
   made->runtime = r.id();
@@ -116,6 +116,7 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
   if (f.stream_device >= 0)
     s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
+  // None was current before: memo entries of this thread say that one is.
   if (f.cuda_found == driver::no_device)
     handle_memo::forget_that_one_is_current();
   if (machine.make_current(f.cuda_found).ok())
@@ -251,6 +252,7 @@ void note_for_its_thread(weir::detail::guard_mark mark) noexcept {
   } catch (...) {}  // no memory for the note: that thread keeps its setting
 }
 
+// Takes the note that another thread may have left.
 bool has_ended(frame& f) {
   if (!f.ended && ended_elsewhere(f.number))
     f.ended = true;
@@ -275,7 +277,7 @@ void leave(weir::detail::guard_mark mark) noexcept {
   if (it != s->frames.rbegin()) {
     misplaced.fetch_add(1);
     bool all_inside_ended = true;
-    for (auto inside = s->frames.rbegin(); inside != it; ++inside) {
+    for (auto inside = s->frames.rbegin(); inside != it; ++inside) {  // each takes its note
       if (!has_ended(*inside))
         all_inside_ended = false;
     }

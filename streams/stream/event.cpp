@@ -62,9 +62,10 @@ void event::record(stream_ref s, source_location at) {
     require(made.is, "event::record", streams::describe(stream), "", at);
     recorded = std::move(made.value);
   }
-  auto f = stream.record(recorded, now->event == recorded ? now->last : nullptr);
+  clock::fence_ref const before = now->event == recorded ? now->last : nullptr;  // null: a new event
+  auto f = stream.record(recorded, before);
   require(f.is, "event::record", streams::describe(stream), "", at);
-  recorded = f.value->event;
+  recorded = f.value->event;  // perhaps another one
   *now = {stream.id(), std::move(recorded), std::move(f.value)};
 }
 
@@ -80,6 +81,7 @@ bool event::query(source_location at) const {
   if (now.last->captured)
     throw invalid_use("event::query", recorded_inside, record_outside, at, error_id{241});
   auto& clocks = stream->owner().part<clock::clocks>();
+  // An event in the program's hands may have been recorded again: only the driver knows.
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) {
     stream->know_complete();
     return true;
@@ -104,6 +106,7 @@ void event::synchronize(source_location at) const {
   if (now.last->captured)
     throw invalid_use("event::synchronize", recorded_inside, record_outside, at, error_id{242});
   auto& clocks = stream->owner().part<clock::clocks>();
+  // An event in the program's hands may have been recorded again: only the driver knows.
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n}))
     return stream->know_complete();
   observe::host_span const waits("synchronize", at);
@@ -158,6 +161,7 @@ CUevent_st* event::native(source_location at) const {
           "Use native() on GPUs only: other devices have no CUDA event", at);
   if (auto* const w = stream->owner().observer()) [[unlikely]]
     w->event_handed_out(now->event->handle());
+  // The caller may record it in CUDA, which weir does not see.
   now->event->give_away();
   now->last->stale.store(true);
   return r.value;

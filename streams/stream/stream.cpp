@@ -96,6 +96,7 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
+  // Also if the other stream is gone with its runtime.
   if (stream.covers(wanted))
     return stream.rely_on(clock::find(wanted.stream));
   clock::stream_clock const& other = *clock::find(wanted.stream);

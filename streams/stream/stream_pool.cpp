@@ -41,12 +41,14 @@ clock::stream_clock& stream_pool::make(int device, driver::stream_kind kind, pri
 
 clock::stream_clock& stream_pool::default_line(int device, source_location at) {
   auto& slot = defaults_[static_cast<std::size_t>(device)];
-  if (auto* there = slot.load(base::memory_order_acquire))
-    return *there;
+  if (auto* known = slot.load(base::memory_order_acquire))
+    return *known;
   runtime_.open(device, "default_stream", at);
   auto& made = make(device, driver::stream_kind::blocking, priority::normal, at);  // may block: no lock is held
   clock::stream_clock* first = nullptr;
-  return slot.compare_exchange(first, &made) ? made : *first;
+  if (slot.compare_exchange(first, &made))
+    return made;
+  return *first;  // another thread's; the one made here is unused until the pool's end
 }
 
 clock::stream_clock& stream_pool::lease(int device, driver::stream_kind kind, priority p, source_location at) {
@@ -75,7 +77,7 @@ driver::stream_kind stream_pool::kind_of(clock::stream_clock const& stream) {
 void stream_pool::give_back(clock::stream_clock& stream) noexcept {
   stream.set_carries_collectives(false);
   auto* const memory = runtime_.part_if_made<memory::device_memory>();
-  // before the next lease
+  // What its next lease allocates is not open to the readers of this one.
   if (auto* const of = memory ? memory->if_made(stream.device()) : nullptr)
     of->forget_own_readers(stream);
   auto leases = leases_.lock();
@@ -84,6 +86,7 @@ void stream_pool::give_back(clock::stream_clock& stream) noexcept {
     return;
   stream.end_tenure();
   it->out = false;
+  // To the end: leases take the one that was idle longest.
   std::rotate(it, it + 1, leases->end());
 }
 

@@ -30,35 +30,36 @@ class stopwatch {
   };
 
   clock::event_ref take(int device) { return clocks_.take_event(device, driver::event_kind::timing).value; }
-  // A recent one.
+  // A recent one; a new one is taken on a stream of its own, which other work does not delay.
   base_time base_of(int device) {
-    base_time& mine = bases_[static_cast<std::size_t>(device)];
+    base_time& known = bases_[static_cast<std::size_t>(device)];
     {
       base::lock_guard const hold(lock_);
-      if (mine.event && base::now_ns() - mine.ns < new_base_after_ns)
-        return mine;
+      if (known.event && base::now_ns() - known.ns < new_base_after_ns)
+        return known;
     }
     base_time made{take(device)};
     auto const s = machine_.create_stream(device, driver::stream_kind::independent, 0);
     if (!s.ok())
       return {};
-    bool const ok = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
-                    machine_.synchronize_event(made.event->handle()).ok();
+    bool const is_past = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
+                         machine_.synchronize_event(made.event->handle()).ok();
     made.ns = base::now_ns();
     (void)machine_.destroy_stream(device, s.value);
-    if (!ok)
+    if (!is_past)
       return {};
     base::lock_guard const hold(lock_);
-    return mine = made;
+    known = made;
+    return known;
   }
   void add(pending p) {
-    bool many;
+    bool is_time = false;
     {
       base::lock_guard const hold(lock_);
       pending_.push_back(std::move(p));
-      many = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
+      is_time = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
     }
-    if (many)
+    if (is_time)
       collect(false);
   }
 
@@ -126,10 +127,13 @@ void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::
 void timed_work::end() noexcept {
   std::unique_ptr<open> const done(std::exchange(open_, nullptr));
   stopwatch::pending& w = done->work;
-  bool const kept = done->turn == observe::span_recorder::process().turn() && record(done->stream, w.end).ok();
+  // The recording of its beginning has ended.
+  if (done->turn != observe::span_recorder::process().turn())
+    return;
+  if (!record(done->stream, w.end).ok())
+    return;
   try {
-    if (kept)
-      done->by.add(std::move(w));
+    done->by.add(std::move(w));
   } catch (std::exception const&) {}  // this work is not timed
 }
 
