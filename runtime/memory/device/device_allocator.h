@@ -105,6 +105,8 @@ class device_allocator final : public allocator {
   void* allocate_after_a_miss(stream_heap& mine, alloc_request const&);  // null: its pool fell asleep
   void* allocate_cold(stream_heap& mine, alloc_request const&);
   void return_at_the_end(stream_heap&);
+  memory_report why_no_wake(memory_pool const&) const;
+  void free_what_is_complete();
   void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;

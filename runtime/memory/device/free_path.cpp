@@ -67,7 +67,7 @@ void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_
       t = t->stands_for();  // its capture is over, or it was set aside
     clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
     bool const is_own = lane && add_inside(*lane);
-    // The last use was inside as well, and the stream may have used the block before its capture.
+    // A last use is of now, and so inside the capture. A mark may be older than the capture.
     if (is_own && is_last_use)
       return;
     add_stamp(t);

@@ -22,9 +22,8 @@ std::size_t idle_return::look() noexcept {
   std::int64_t const now = base::now_ns();
   if (!watch_.is_time(now) || of_.lost() || process_was_forked())
     return 0;
-  // Another thread looks.
-  bool const looked_at = looking_.exchange(true);
-  if (looked_at)
+  bool const another_looks = looking_.exchange(true);
+  if (another_looks)
     return 0;
   std::size_t bytes = 0;
   try {

@@ -53,10 +53,13 @@ class openings {
     opening g{0, to - from, 0};
     handle const* const first = in_.page(from);
     handle const* const last = in_.page(to - 1);
-    bool const enters = first && first->at < from, leaves = last && last->at + last->bytes > to;
+    // Handles that reach into the opening from both sides. One that reaches over all of it counts as its head.
+    bool const enters = first && first->at < from;
+    bool const leaves = last && last->at + last->bytes > to;
+    bool const is_one = enters && first == last;
     if (enters)
       g.head = std::min(to, first->at + first->bytes) - from;
-    if (leaves && !(enters && first == last))
+    if (leaves && !is_one)
       g.tail = to - last->at;
     if (enters)
       stays.try_emplace(first->at, first->at, first->bytes, 0).first->second.free += g.head;
@@ -109,9 +112,11 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
     memory_pool const& its = m->pool();
-    bool const ending = which == graphs::when_over && its.is_ending(), stays = its.pages_stay() && !ending;
-    bool const is_left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
-    bool const here = &its == &pool, serves = here || (is_left && pool.is == memory_pool::kind::rest);
+    bool const ending = which == graphs::when_over && its.is_ending();  // of a graph that is gone, but for its work
+    bool const stays = its.pages_stay() && !ending;
+    bool const is_left = its.is == memory_pool::kind::left || ending;
+    bool const here = &its == &pool;
+    bool const serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
     quiet_session in(*m);
     if (m->is_asleep())
@@ -121,7 +126,9 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
       openings its_free(in, r);
       its_free.walk();
       if (!stays)
-        whole += its_free.whole_bytes, whole_here += here ? its_free.whole_bytes : 0;
+        whole += its_free.whole_bytes;
+      if (!stays && here)
+        whole_here += its_free.whole_bytes;
       for (auto const& [at, h] : its_free.stays)
         out.stays.push_back(h);
       if (!lends)
@@ -131,7 +138,9 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
         out.places.push_back({m, arena::zone::runs, std::move(its_free.runs)});
     });
   }
-  std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
+  std::size_t const in_all = std::min(fresh, allowed) + whole;
+  std::size_t const room_here = pool.room();
+  // The pool's own handles are charged to it already. All else needs room under its limit.
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);

@@ -10,8 +10,8 @@
 namespace weir::memory {
 namespace {
 constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
-// while other threads map, unmap or free; two threads that are both refused see each other
-constexpr int most_spills = 64;  // for one request: other threads may take the room first
+constexpr int most_spills = 64;    // for one request: other threads may take the room first
+// While other threads map, unmap or free. Two threads that are both refused would see each other for ever.
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 
@@ -362,8 +362,9 @@ oom_ladder::ascent::answer oom_ladder::ascent::refuse() {
   memory_report const failed = explained(&room);
   // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
   bool const again = looks_ == 0 || others_moved();
-  if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests)
+  if (failed.cause != memory_cause::driver || !again || looks_ == most_rests)
     a_.refuse(r_, failed);
+  ++looks_;
   return {outcome::next_round};
 }
 
@@ -434,7 +435,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
 // can go there. Steps before may have taken pages from such a place that now fit nowhere else.
 void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   void* out = nullptr;
-  for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
+  for (int tries = 0; tries < 2; ++tries) {  // twice: the driver may refuse one call
     (void)return_.retry_refused();
     memory_pool const& pool = mine.pool();
     auto room = audit_.look_for_room(&mine, pool);
@@ -487,8 +488,11 @@ void oom_ladder::refuse(alloc_request const& r, memory_report why) {
 bool oom_ladder::can_never_hold(std::size_t bytes, memory_pool const& in) const {
   std::size_t const limit = of_.counts.limit();
   auto const pool = in.now();
-  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved()) ||
-         (pool.limit && bytes > pool.limit && bytes > pool.charged);
+  if (bytes > of_.space.info().total_memory)
+    return true;
+  if (limit && bytes > limit && bytes > of_.counts.reserved())
+    return true;
+  return pool.limit && bytes > pool.limit && bytes > pool.charged;
 }
 
 }  // namespace weir::memory
