@@ -267,6 +267,14 @@ void device_allocator::let_go(memory_pool& p) noexcept {
     end(p);
 }
 
+// If the pool has not ended, it stays asleep, without a store.
+void device_allocator::end_sleep(memory_pool& p) noexcept {
+  if (p.has_ended())
+    end(p);
+  else
+    sleep_.drop(p);
+}
+
 void device_allocator::end(memory_pool& p) noexcept {
   if (p.is_asleep())
     sleep_.end(p);

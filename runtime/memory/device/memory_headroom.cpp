@@ -75,6 +75,14 @@ class openings {
   region const& in_;
 };
 
+// Of handles that the driver could make.
+std::size_t bytes_to_be_made(device_context const& of) {
+  auto const left = of.machine.memory(of.device);
+  std::size_t bytes = left.ok() ? left.value.free : 0;
+  bytes += of.runtime.part<observe::external_memory>().idle(of.device);
+  return bytes - std::min(bytes, of.driver_reserve);
+}
+
 }  // namespace
 
 std::size_t memory_audit::room::opening::largest(std::size_t anywhere, bool grows) const noexcept {
@@ -100,10 +108,7 @@ std::size_t memory_audit::room::place::lacks(std::size_t bytes) const noexcept {
 memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool, graphs which,
                                                std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
-  auto const left = of_.machine.memory(of_.device);
-  std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
-  fresh += of_.runtime.part<observe::external_memory>().idle(of_.device);
-  fresh -= std::min(fresh, of_.driver_reserve);
+  std::size_t const fresh = bytes_to_be_made(of_);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   std::size_t whole = 0, whole_here = 0;
   if (mine)

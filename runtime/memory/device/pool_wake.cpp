@@ -44,8 +44,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
     while (short_of_memory()) {
-      bool const came_free = completion_.wait_for_oldest({}) || graphs_.await_those_ending() ||
-                             callbacks_.wait(why_no_wake(pool));
+      bool const came_free =
+          completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(why_no_wake(pool));
       if (!came_free)
         break;
       s = sleep_.wake(pool, store);

@@ -16,7 +16,8 @@ struct handle_parts {
 constexpr handle_parts where_room_is_short{8192, 8192};
 // Handles that are made while less than an eighth is reserved cost little of what a full device lacks later.
 constexpr handle_parts where_there_is_room{256, 4096};
-constexpr std::size_t room = 8, most_pages = 32;
+constexpr std::size_t part_with_room = 8;  // of the capacity: there is room while less is reserved
+constexpr std::size_t most_pages = 32;     // of a handle
 }  // namespace
 
 address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
@@ -59,7 +60,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
-  handle_parts const& parts = reserved < capacity / room ? where_there_is_room : where_room_is_short;
+  handle_parts const& parts = reserved < capacity / part_with_room ? where_there_is_room : where_room_is_short;
   std::size_t const most = std::max(reserved / parts.of_reserved, std::min(of_block, capacity / parts.of_capacity));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }

@@ -181,7 +181,8 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
     }
     if (!place.place)
       return false;  // another plan has reserved it
-    driver::status s{driver::code::not_ready};  // as long as work may use the alias
+    // Not ready: as long as work may use the alias.
+    driver::status s{driver::code::not_ready};
     if (of_.is_complete(g.last))
       s = of_.machine.unmap(g.at, g.bytes);
     if (s.ok())

@@ -27,6 +27,7 @@ std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
 }
 
 driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
+  // By number: the order of addresses would differ from run to run.
   auto const by_number = [](clock::stream_clock* a, clock::stream_clock* b) { return a->id() < b->id(); };
   std::set<clock::stream_clock*, decltype(by_number)> users(by_number);
   std::vector<clock::stamp> stamps;
@@ -462,7 +463,8 @@ void pool_sleep::forget_free_handles(stream_heap& m) {
 }
 
 // What was mapped goes again. What the driver keeps mapped, or copies may still fill, is filled at the next try.
-void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std::size_t orphaned, bool copies_are_over) {
+void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std::size_t orphaned,
+                      bool copies_are_over) {
   physical_memory::batch back;
   std::size_t kept = 0;
   for (part& p : its.parts) {
