@@ -19,6 +19,7 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
 }
 
 namespace {
+// Of a live block. A slot has a note of its home, if that is not the heap's.
 clock::stream_clock& home_of(stream_heap& m, block_ref const& b) {
   if (!b.in_slab)
     return *b.block->home;
@@ -51,7 +52,7 @@ void finish_pending(device_context& of, stream_heap& m) {
   }
 }
 
-// After which all work on free blocks of a page and more is complete. 0: there is none
+// The newest free stamp of blocks of a page and more; 0: there is none
 clock::stamp newest_of_pages(session const& in) {
   clock::stamp newest{in.heap().home().id(), 0};
   in.each_free([&](heap_block const& p) {

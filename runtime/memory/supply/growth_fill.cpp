@@ -67,7 +67,7 @@ class growth::filling {
       return s;
 
     // A handle that was too large for its hole may have gone meanwhile: then the bound has room again.
-    if (!fresh_ && !full_ && !one_handle_)
+    if (!fresh_ && !device_is_full_ && !one_handle_)
       charge_within_bound(left);
     if (fresh_ && made_within_bound(at, left, n, s))
       return s;
@@ -77,7 +77,7 @@ class growth::filling {
 
     // All that is free was looked at, so that the bound may be passed.
     n = sizes_.next(within_pool(left));
-    if (!full_ && charge(n))
+    if (!device_is_full_ && charge(n))
       return make(at, n);
     return moved_in_need(at, left, n);
   }
@@ -95,7 +95,7 @@ class growth::filling {
     n = sizes_.next(std::min(left, fresh_));
     fresh_ -= n;
     s = make(at, n);
-    if (!full_)
+    if (!device_is_full_)
       return true;
     // The driver has no page: what is charged is not made.
     refund(n + fresh_);
@@ -118,7 +118,7 @@ class growth::filling {
     driver::status s{driver::code::out_of_memory};
     if (!passed_over_)
       return s;
-    takes_full_ = true;
+    moves_full_handles_ = true;
     bool const found = move(at, left, n, s, whose::any);
     if (!found && of_graph_)
       (void)move(at, left, n, s, whose::own_pool);
@@ -176,7 +176,7 @@ class growth::filling {
     }
     if (h.ok())
       return place({h.value, at, n});
-    full_ = h.is.what == driver::code::out_of_memory;
+    device_is_full_ = h.is.what == driver::code::out_of_memory;
     return h.is;
   }
   driver::status place(handle h) {  // one that is mapped nowhere
@@ -253,7 +253,7 @@ class growth::filling {
   // ordered before the stream's next work. If no heap has one, a small one that goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from, whose handles) {
-    bool const is_full = pool_.room() < page_;  // a handle of another pool would pass the limit
+    bool const pool_is_full = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       if (how == may::go && handles == whose::own_pool)
         break;  // a launch may use it where it is
@@ -266,7 +266,7 @@ class growth::filling {
         bool const of_this_pool = &its == &pool_;
         if (handles == whose::own_pool && !of_this_pool)
           return false;
-        if (handles == whose::any && (its.pages_stay() || (is_full && !of_this_pool)))
+        if (handles == whose::any && (its.pages_stay() || (pool_is_full && !of_this_pool)))
           return false;
         found = choose_of(m, left, how);
         from = &m;
@@ -284,12 +284,12 @@ class growth::filling {
     }
     return {};
   }
-  // A second time, if the driver says that the oldest handle is complete.
+  // Looks twice if the first look has found a handle whose work the driver then says is complete.
   released choose_of(stream_heap& m, std::size_t left, may how) {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
     clock::stream_clock& home = mine_.home();
     auto const suits = [&](handle const& h) {
-      bool const spares_addresses = how == may::fit_ordered && !takes_full_;
+      bool const spares_addresses = how == may::fit_ordered && !moves_full_handles_;
       if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
         passed_over_ = true;
         return false;
@@ -363,9 +363,9 @@ class growth::filling {
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
   bool passed_over_ = false;                                     // a handle, because it is full of aliases
-  bool takes_full_ = false;                                      // none is passed over for that
+  bool moves_full_handles_ = false;                              // none is passed over for that
   bool patient_ = true;                                          // no stream has let complete_soon() ask in vain
-  bool full_ = false;                                            // the driver has not even a page
+  bool device_is_full_ = false;                                  // the driver has not even a page
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
