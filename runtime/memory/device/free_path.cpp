@@ -66,7 +66,9 @@ void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_
     if (t->stands_for())
       t = t->stands_for();  // its capture is over, or it was set aside
     clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
-    bool const is_own = lane && add_inside(*lane);
+    bool is_own = false;
+    if (lane)
+      is_own = add_inside(*lane);
     // A last use is of now, and so inside the capture. A mark may be older than the capture.
     if (is_own && is_last_use)
       return;
@@ -228,9 +230,11 @@ class free_path::attempt {
         to_fence_.push_back(other);
     }
     // The block also waits for its home. A borrowed one may be named by no call after the last user is done.
-    bool const is_due_at_home = home_.alive() == clock::life::borrowed && home_.count_free(rounded_);
-    if (is_due_at_home)
-      at_home_ = &home_;
+    if (home_.alive() == clock::life::borrowed) {
+      bool const is_due_at_home = home_.count_free(rounded_);
+      if (is_due_at_home)
+        at_home_ = &home_;
+    }
     in_.put_pending(block_, stamps_, since_);
   }
   void free_now() {
@@ -317,9 +321,12 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
       now->free_now();
     else if (!now->defer())
       now->become_pending();
-    // Of a sleeping pool, each free counts the blocks that are left.
-    if (m.is_asleep() && m.pool().free_asleep())
-      done.drained = &m.pool();
+    // A sleeping pool counts the blocks that are left.
+    if (m.is_asleep()) {
+      bool const was_the_last = m.pool().free_asleep();
+      if (was_the_last)
+        done.drained = &m.pool();
+    }
   }
   now->record_fences();
   return done;

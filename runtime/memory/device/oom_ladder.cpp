@@ -196,7 +196,9 @@ outcome oom_ladder::ascent::take_step(recovery const& step) {
     line = &report_line(step.as);
     line->gave_bytes += got.gave;
   }
-  bool const served = got.is == outcome::served || (got.is != outcome::nothing && search());
+  bool served = got.is == outcome::served;
+  if (!served && got.is != outcome::nothing)
+    served = search();
   if (told)
     line->ns += base::now_ns() - from;
   if (!served)
@@ -275,7 +277,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::wait_on_device() {
 
 oom_ladder::ascent::answer oom_ladder::ascent::empty_caches() {
   // Streams of a registered pool that is not full share its handle until here. Now memory is short for them, too.
-  if (!std::exchange(is_short_, true)) {
+  if (!is_short_) {
+    is_short_ = true;
     of_.counts.retried();
     warn();
   }
@@ -372,8 +375,9 @@ void oom_ladder::ascent::refuse_what_never_fits() {
   if (!can_never_fit())
     return;
   called_back_ = true;
-  // A callback may raise the limit.
-  if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit())
+  bool const has_freed = a_.callbacks_.call(explained(nullptr));
+  // Asked again: a callback may have raised the limit.
+  if (!has_freed || can_never_fit())
     a_.refuse(r_, explained(nullptr));
 }
 

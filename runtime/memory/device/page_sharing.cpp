@@ -58,7 +58,8 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
       return nullptr;
     in_it = heap_stay(in);
   }
-  if (of_.polls && completion_.poll(all, asked_a_miss)) {
+  std::size_t const came_free = of_.polls ? completion_.poll(all, asked_a_miss) : 0;
+  if (came_free) {
     if (void* const p = take(pool, r))
       return p;
   }
