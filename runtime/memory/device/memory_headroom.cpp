@@ -160,7 +160,10 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
 
 weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
-  heaps_.each_of(home, [&](stream_heap const& m) { mine = &m.pool() == &pool ? &m : mine; });
+  heaps_.each_of(home, [&](stream_heap const& m) {
+    if (&m.pool() == &pool)
+      mine = &m;
+  });
   room const all = look_for_room(mine, pool, graphs::when_over, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places)

@@ -78,7 +78,9 @@ class heap_check {
   }
   void queue() {
     in_.each_pending([&](pending_block const& b) {
-      queued_ += b.bytes, largest_ = b.block ? std::max(largest_, b.bytes) : largest_;
+      queued_ += b.bytes;
+      if (b.block)
+        largest_ = std::max(largest_, b.bytes);
       if (b.since > now_)
         say("the stamp of a pending block is ahead of its stream");
     });
@@ -93,7 +95,9 @@ class heap_check {
     if (p.is == state::reserved)
       reserved += p.bytes;  // with what `left_behind` counts
     if (p.is == state::free) {
-      largest_ = p.at < p.in->runs ? std::max(largest_, p.bytes) : largest_;
+      // The index lists what lies in the part for blocks alone.
+      if (p.at < p.in->runs)
+        largest_ = std::max(largest_, p.bytes);
       whole_ |= p.bytes >= p.in->page_bytes && first_whole(p);
     }
     // Its slots, once for all parts of its run.
