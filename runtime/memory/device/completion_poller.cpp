@@ -12,13 +12,13 @@ namespace weir::memory {
 
 // Each stream is queried in the order of its work up to its first incomplete stamp, once for all heaps.
 void completion_poller::reclaim_complete() {
-  std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
+  std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // by stream: the number from which on nothing is complete
   for (bool news = true; news;) {
-    news = false;
+    news = false;  // until a query finds something complete
     std::vector<clock::stamp> fronts;
     heaps_.index.some(heap_index::waits, 0, [&](stream_heap& m) {
       if (m.bytes_pending() == 0)
-        return false;
+        return false;  // the next heap
       session in(m);
       (void)in.reclaim();
       auto const here = in.fronts();
@@ -28,14 +28,14 @@ void completion_poller::reclaim_complete() {
     std::sort(fronts.begin(), fronts.end(),
               [](clock::stamp a, clock::stamp b) { return a.stream != b.stream ? a.stream < b.stream : a.n < b.n; });
     for (clock::stamp const s : fronts) {
-      std::uint64_t& from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
-      if (s.n >= from)
+      std::uint64_t& not_done_from = not_done.try_emplace(s.stream, ~std::uint64_t{0}).first->second;
+      if (s.n >= not_done_from)
         continue;
       auto const done = of_.clocks.poll(s);
       if (done.ok() && done.value)
         news = true;
       else
-        from = s.n;
+        not_done_from = s.n;
     }
   }
 }
@@ -52,6 +52,7 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
       fronts = in.fronts();
     }
     bool news = false;
+    // If not all are asked, each call begins with another one.
     std::size_t const first =
         fronts.size() > questions ? heaps_.scan_start.fetch_add(1, base::memory_order_relaxed) : 0;
     for (std::size_t i = 0; i < std::min(fronts.size(), questions); ++i) {
@@ -80,16 +81,18 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
       });
     }
     bool asked = false;
-    for (auto const& [n, there] : by_stamp) {
+    for (auto const& [n, freed_then] : by_stamp) {
+      // The caller's search had these already.
       if (of_.clocks.complete({stream, n}))
-        continue;  // searched already
+        continue;
       asked = true;
       auto const done = of_.clocks.poll({stream, n});
       if (!done.ok() || !done.value)
         break;
-      bytes += there;
+      bytes += freed_then;
     }
-    streams -= asked;
+    if (asked)
+      --streams;
     return streams == 0;
   });
   return bytes;
@@ -109,15 +112,15 @@ clock::stamp completion_poller::oldest_unknown(session const& in) const {
 }
 
 bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
-  bool collectives = !also.empty();
+  bool ranks_may_wait = !also.empty();  // perhaps for this thread: no wait may last
   std::vector<clock::stamp> incomplete;
   for (stream_heap* m : heaps_.all()) {
     session const in(*m);
     clock::stream_clock const& home = m->home();
-    collectives |= home.carries_collectives();
+    ranks_may_wait |= home.carries_collectives();
     for (clock::stamp s : in.fronts()) {
       if (clock::stream_clock const* const t = clock::find(s.stream))
-        collectives |= t->carries_collectives();
+        ranks_may_wait |= t->carries_collectives();
       if (!of_.clocks.complete(s))
         incomplete.push_back(s);
     }
@@ -126,8 +129,10 @@ bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
   }
   incomplete.insert(incomplete.end(), also.begin(), also.end());
   of_.count_search(incomplete.size());
-  for (clock::stamp s : incomplete) {  // a stream of a lost device never completes; the next may
-    if ((collectives ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s)).ok())
+  // A stream of another device that is lost never completes; the next may.
+  for (clock::stamp s : incomplete) {
+    driver::status const done = ranks_may_wait ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s);
+    if (done.ok())
       return true;
     if (of_.clocks.lost(of_.device))
       return false;
@@ -142,7 +147,7 @@ void completion_poller::finish_all() {
   for (stream_heap* m : all)
     session(*m).reclaim();
   for (stream_heap* m : all)
-    m->finish();  // reclaimed blocks may have a later free stamp
+    m->finish();  // again: what was reclaimed may have a later free stamp
 }
 
 }  // namespace weir::memory

@@ -18,6 +18,51 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
     mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
+namespace {
+// Of a live block. A slot has a note of its home, if that is not the heap's.
+clock::stream_clock& home_of(stream_heap& m, block_ref const& b) {
+  if (!b.in_slab)
+    return *b.block->home;
+  slab::note const* const n = b.in_slab->note_of(b.index);
+  return n && n->home ? *n->home : m.home();
+}
+
+bool await(device_context& of, clock::stamp s) {
+  return of.clocks.complete(s) || of.clocks.synchronize(s).ok();
+}
+
+// Blocks: until nothing of the heap is pending, but for what a graph holds, or a wait is refused.
+void finish_pending(device_context& of, stream_heap& m) {
+  for (bool all_done = true; all_done;) {
+    std::vector<clock::stamp> fronts;
+    {
+      session in(m);
+      in.reclaim();
+      fronts = in.fronts();
+    }
+    // What a graph holds comes free with the graph alone.
+    std::erase_if(fronts, [](clock::stamp s) {
+      clock::stream_clock const* const t = clock::find(s.stream);
+      return t && t->alive() == clock::life::captured;
+    });
+    if (fronts.empty())
+      return;
+    for (clock::stamp s : fronts)
+      all_done &= await(of, s);
+  }
+}
+
+// The newest free stamp of blocks of a page and more; 0: there is none
+clock::stamp newest_of_pages(session const& in) {
+  clock::stamp newest{in.heap().home().id(), 0};
+  in.each_free([&](heap_block const& p) {
+    if (p.bytes >= p.in->page_bytes)
+      newest.n = std::max(newest.n, p.freed);
+  });
+  return newest;
+}
+}  // namespace
+
 void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stream_clock& home, std::size_t bytes,
                                       std::size_t alignment, source_location at) {
   alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
@@ -29,6 +74,7 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
   }
   void* p = nullptr;
   home.hold_to_promise("allocate", at);
+  // A stream that may be captured is asked first: a graph's memory is its own.
   if (home.seen_captured() || home.is_asked()) [[unlikely]] {
     if (clock::stream_clock* const lane = lane_of(home, r))
       p = allocate_captured(*lane, r);
@@ -57,6 +103,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   // This thread's table may name a heap for the pool that is not the pool's any more.
   if (tried.another || (cache && pool.is_over())) [[unlikely]]
     invalidate_fast_paths();
+  // The heap went to another stream or pool meanwhile.
   if (tried.another) [[unlikely]]
     return allocate_in(pool, where, r);
   void* const p = tried.block ? tried.block : allocate_after_a_miss(mine, r);
@@ -114,6 +161,7 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
   void* p = sharing_.take(pool, r);
   if (!p) {
     graphs_.end_those_over();
+    // Before the driver is asked for more, it is asked whether the stream is captured.
     if (clock::stream_clock* const lane = lane_of(r.home, r))
       return allocate_captured(*lane, r);
     base::internal_ordering const own_affair(of_.runtime.observer());
@@ -127,6 +175,7 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
 
 void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
   graphs_.end_those_over();
+  // Before the driver is asked for more, it is asked whether the stream is captured.
   if (!mine.is_of_graph()) {
     if (clock::stream_clock* const lane = lane_of(r.home, r))
       return allocate_captured(*lane, r);
@@ -142,7 +191,7 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   driver::status const s = growth_.grow(mine, r, out, spare);
   if (s.ok()) {
     if (!heaps_.index.many())
-      (void)bound_.most(bound_.now(), 0);  // else growth_.grow() has noted it
+      (void)bound_.most(bound_.now(), 0);  // notes what is live. Among many streams growth_.grow() has
     return out;
   }
   if (s.what == driver::code::out_of_memory) {
@@ -172,7 +221,7 @@ memory_pool& device_allocator::make_registered_pool(std::string name, std::size_
   memory_pool& made = heaps_.add_pool(memory_pool::kind::registered, std::move(name), whole);
   try {
     base::internal_ordering const own_affair(of_.runtime.observer());
-    empty_what_is_left(0, 0);
+    empty_what_is_left(0, 0);  // so that the pool may take over their heaps
     (void)allocate_cold(heaps_.of(home, made), all);
   } catch (...) {
     end_pool(made);
@@ -186,7 +235,7 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
   if (!of_.space.maps())
     return;
   auto all = heaps_.left_idle(page);
-  all.resize(all.size() - std::min(spared, all.size()));
+  all.resize(all.size() - std::min(spared, all.size()));  // those that were made last stay
   for (stream_heap* const m : all) {
     if (of_.deterministic && of_.clocks.collectives_given().empty())
       m->finish();
@@ -199,8 +248,12 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
   whole_pool out{};
   for (stream_heap* const m : heaps_.all()) {
-    if (&m->pool() == &p)
-      quiet_session(*m).each_handle([&](handle const& h) { out = out.bytes ? out : whole_pool{h.at, h.bytes}; });
+    if (&m->pool() != &p)
+      continue;
+    quiet_session(*m).each_handle([&](handle const& h) {
+      if (!out.bytes)
+        out = {h.at, h.bytes};
+    });
   }
   return out;
 }
@@ -211,21 +264,29 @@ void device_allocator::end_pool(memory_pool& p) noexcept {
   let_go(p);
 }
 
-// Growth that is under way has charged the pool that its heap is in.
 void device_allocator::let_go(memory_pool& p) noexcept {
   if (p.let_go())
     end(p);
 }
 
+// If the pool has not ended, it stays asleep, without a store.
+void device_allocator::end_sleep(memory_pool& p) noexcept {
+  if (p.has_ended())
+    end(p);
+  else
+    sleep_.drop(p);
+}
+
 void device_allocator::end(memory_pool& p) noexcept {
   if (p.is_asleep())
     sleep_.end(p);
+  // Growth that is under way has charged the pool that its heap is in: it ends first.
   mapping_lock::exclusive const stay(memory_.changes);
   heaps_.end_pool(p);
 }
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
-  // Of a stream that is captured, one call says whether it still is, and in which capture.
+  // Of a stream that was seen captured, lane() says whether it still is, and in which capture: it is asked at once.
   driver::result<bool> inside{{}, true};
   if (!home.seen_captured())
     inside = home.captured();
@@ -271,12 +332,11 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
   clock::stream_clock& user = user_in(m, by);
   quiet_session const in(m);
   block_ref const b = of_.must_locate(p, r, "record_stream", at);
-  clock::stream_clock* const home = &m.home();
-  if (b.in_slab) {
-    slab::note* const n = b.in_slab->note_of(b.index);
-    if (&user != (n && n->home ? n->home : home))
-      b.in_slab->record_use(b.index, user);
-  } else if (&user != b.block->home && !b.block->users.has(user)) {
+  // Work of the home needs no mark.
+  bool const needs_mark = &user != &home_of(m, b);
+  if (needs_mark && b.in_slab) {
+    b.in_slab->record_use(b.index, user);
+  } else if (needs_mark && !b.block->users.has(user)) {
     b.block->users.add(user);
   }
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
@@ -294,8 +354,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   {
     quiet_session const in(m);
     block_ref const b = of_.must_locate(p, r, "set_stream", at);
-    slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : &m.home());
+    clock::stream_clock& its = home_of(m, b);
     before.push_back(its.now());
     if (auto* const captured = its.stands_for())
       before.push_back(captured->now());  // used there since
@@ -308,11 +367,13 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     clock::stream_clock const* const user = clock::find(s.stream);
     bool const no_fence_to_be_had =
         user && (user->alive() == clock::life::borrowed || user->alive() == clock::life::retired);
+    // Then the host waits.
     if (!is.ok() && no_fence_to_be_had)
       is = of_.clocks.synchronize(s);
     require(is, "set_stream", base::address_text(p),
             "The block keeps its stream: synchronize with the new stream, then try again", at);
   }
+  // Looked up anew: the lock was not held during the waits.
   quiet_session const in(m);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
@@ -320,13 +381,15 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
                    at);
   // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
-  clock::stream_clock* const its = noted ? noted->home : b.block->home;
-  clock::stream_clock& was = its ? *its : m.home();
+  clock::stream_clock& was = home_of(m, b);
   if (was.alive() == clock::life::borrowed)
     was.note_block(-1);
   if (to.alive() == clock::life::borrowed)
     to.note_block(1);
-  noted ? noted->set_home(to) : (void)(b.block->home = &to);
+  if (noted)
+    noted->set_home(to);
+  else
+    b.block->home = &to;
   b.forget_user(to);
 }
 
@@ -339,19 +402,11 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live)
     return std::nullopt;
-  block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, &m.home()};
+  block out{reinterpret_cast<void*>(b.start), 0, of_.device};
   out.pool = &m.pool();
   out.asleep = m.is_asleep();
-  if (b.in_slab) {
-    out.bytes = b.in_slab->requested(b.index);
-    slab::note const* const n = b.in_slab->note_of(b.index);
-    if (n && n->home)
-      out.home = n->home;
-  } else {
-    out.bytes = b.block->requested;
-    out.home = b.block->home;
-  }
-  out.home = &stream_heap::shown(*out.home);
+  out.bytes = b.in_slab ? b.in_slab->requested(b.index) : b.block->requested;
+  out.home = &stream_heap::shown(home_of(m, b));
   return out;
 }
 
@@ -375,6 +430,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   thread_table const& mine = thread_table::mine();
   auto const& e = mine.entries[m.bucket()];
   bool const has_word = mine.holds() && e.memory == &m;
+  // A heap's owner enters by its word, without the lock.
   if (has_word) {
     if (owner_session in(m, *e.cache); in) {
       auto const found = in.use(r, a, user);
@@ -426,40 +482,20 @@ std::size_t device_allocator::empty_cache() {
   for (memory_pool* const p : heaps_.ended_asleep())
     end(*p);
   std::size_t bytes = 0;
-  auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {
     m->empty_caches();
-    // so that all of it is reclaimed at once, in one order
+    // So that all of it is reclaimed at once, in one order.
     if (of_.deterministic && of_.clocks.collectives_given().empty())
       m->finish();
+    finish_pending(of_, *m);
     clock::stamp newest;
-    for (bool more = true; more;) {
-      std::vector<clock::stamp> fronts;
-      {
-        session in(*m);
-        in.reclaim();
-        fronts = in.fronts();
-      }
-      // What a graph holds comes free with the graph alone.
-      std::erase_if(fronts, [](clock::stamp s) {
-        clock::stream_clock const* const t = clock::find(s.stream);
-        return t && t->alive() == clock::life::captured;
-      });
-      more = !fronts.empty();
-      for (clock::stamp s : fronts)
-        more &= await(s);
-    }
     {
       session in(*m);
-      newest.stream = m->home().id();
       in.return_idle_cells();
-      in.each_free([&](heap_block const& p) {
-        if (p.bytes >= p.in->page_bytes)
-          newest.n = std::max(newest.n, p.freed);
-      });
+      newest = newest_of_pages(in);
     }
     if (newest.n)
-      await(newest);
+      (void)await(of_, newest);
     bytes += return_.of(*m, ~std::size_t{0});
   }
   bytes += memory_.return_orphans();

@@ -28,8 +28,9 @@ class device_allocator final : public allocator {
     return allocate_from(heaps_.rest(), from::one_pool, home, bytes, 0, at);
   }
   void deallocate(void* p, clock::stream_clock* last_use, source_location at) override {
-    if (memory_pool* const drained = free_.deallocate(p, last_use, at)) [[unlikely]]
-      drained->has_ended() ? end(*drained) : sleep_.drop(*drained);
+    memory_pool* const drained = free_.deallocate(p, last_use, at);
+    if (drained) [[unlikely]]
+      end_sleep(*drained);
   }
   void record_use(void const*, clock::stream_clock&, source_location) override;
   void set_stream(void*, clock::stream_clock&, source_location) override;
@@ -54,7 +55,8 @@ class device_allocator final : public allocator {
   whole_pool whole(memory_pool const&) const override;
   void end_pool(memory_pool&) noexcept override;
   void let_go(memory_pool&) noexcept override;
-  void end(memory_pool&) noexcept;  // which nothing holds
+  void end(memory_pool&) noexcept;        // which nothing holds
+  void end_sleep(memory_pool&) noexcept;  // the last block of a sleeping pool was freed
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;
   std::size_t free_pages() override { return now().look_for_room(nullptr, heaps_.rest()).anywhere; }
@@ -105,6 +107,8 @@ class device_allocator final : public allocator {
   void* allocate_after_a_miss(stream_heap& mine, alloc_request const&);  // null: its pool fell asleep
   void* allocate_cold(stream_heap& mine, alloc_request const&);
   void return_at_the_end(stream_heap&);
+  memory_report why_no_wake(memory_pool const&) const;
+  void free_what_is_complete();
   void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;

@@ -62,7 +62,7 @@ allocator& device_memory::on(int device, source_location const& at) {
   auto& slot = state_->at[static_cast<std::size_t>(device)];
   if (device_allocator* const a = slot.load())
     return *a;
-  base::make_room(state_->made);  // an allocator that is made in a capture could not go again
+  base::make_room(state_->made);  // first: an allocator that was made in a capture could not go again
   state_->made.push_back(std::make_unique<device_allocator>(state_->runtime, device, state_->callbacks, at));
   slot.store(state_->made.back().get());
   return *state_->made.back();

@@ -12,8 +12,9 @@ namespace weir::memory {
 // If the host has no memory to note the users, the free does not fail: the host waits for each user, so that
 // nothing is left to note.
 memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
+  // A child has a copy of the parent's block: the parent's memory stays.
   if (!p || process_was_forked())
-    return nullptr;  // a child's copy of the parent's block: the parent's memory stays
+    return nullptr;
   streams_met so_far;
   for (;;) {
     try {
@@ -24,14 +25,16 @@ memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, sourc
       } else if (before.wait_for) {
         so_far.waited_for.push_back(before.wait_for);
         bool const done = of_.clocks.synchronize(before.wait_for->now()).ok();
+        // Of a lost device nothing is allocated again, so its blocks need no wait.
         if (!done && !of_.lost())
-          throw std::bad_alloc();  // of a lost device nothing is allocated again
+          throw std::bad_alloc();
       } else {
         return before.drained;
       }
     } catch (std::bad_alloc const&) {
-      if (std::exchange(so_far.waits, true))
+      if (so_far.waits)
         throw;
+      so_far.waits = true;
     }
   }
 }
@@ -43,10 +46,13 @@ void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_
   clock::stream_clock& home = m.home();
   auto const add_stamp = [&](clock::stream_clock* t) {
     clock::stamp const s = t->now();
-    t == &home ? (void)(since = s.n) : act(s, *t);
+    if (t == &home)
+      since = s.n;
+    else
+      act(s, *t);
   };
   // A capture may have recorded a use. On its own memory, the order inside says when that is over. Another block
-  // stays with the graph, which may be launched at any time.
+  // stays with the graph, which may be launched at any time. Returns: whether it is the capture's own memory
   auto const add_inside = [&](clock::stream_clock& lane) {
     graph_pools::one const graph = graphs_.known(lane);
     bool const own = graph.pool == &m.pool();
@@ -54,14 +60,19 @@ void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_
       add_stamp(own ? &lane : graph.keeper);
     return own;
   };
-  auto const add = [&](clock::stream_clock* t, bool inside) {
+  auto const add = [&](clock::stream_clock* t, bool is_last_use) {
     if (t->alive() == clock::life::captured)
       return (void)add_inside(*t);
     if (t->stands_for())
       t = t->stands_for();  // its capture is over, or it was set aside
     clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
-    if (!(lane && add_inside(*lane) && inside))
-      add_stamp(t);
+    bool is_own = false;
+    if (lane)
+      is_own = add_inside(*lane);
+    // A last use is of now, and so inside the capture. A mark may be older than the capture.
+    if (is_own && is_last_use)
+      return;
+    add_stamp(t);
   };
   if (m.is_asleep())
     return;  // all its work was complete before
@@ -100,12 +111,15 @@ void free_path::refuse_in_host_function(clock::stream_clock const& s, source_loc
 // Throws: driver_error, bad_alloc
 void free_path::ask(clock::stream_clock& s, source_location at) const {
   clock::stream_clock::stay const here(s);
+  // A borrowed stream exists for sure while this call names it. A lane is no stream.
   bool const exists =
       here && (s.alive() != clock::life::borrowed || clock::named_in_call::is(s)) && s.alive() != clock::life::captured;
   auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
+  // The stream has gone.
   if (now.is.what == driver::code::invalid)
-    return;                                                                 // a handle that has gone
-  clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();  // else as it was last seen
+    return;
+  // Without an answer: as it was last seen.
+  clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();
   if (lane && graphs_.known(*lane).pool)
     return;
   if (now.is.what == driver::code::not_permitted)
@@ -141,10 +155,11 @@ class free_path::attempt {
     its_ = b.in_slab ? (note_ && note_->home ? note_->home : &home_) : b.block->home;
   }
 
-  // The stream of the last one that is captured, as far as is known, and was not asked; null: none
-  clock::stream_clock* first_to_ask(streams_met const& before) const {
+  // A user that is captured, as far as is known, and was not asked; null: there is none
+  clock::stream_clock* one_to_ask(streams_met const& before) const {
     clock::stream_clock* to_ask = nullptr;
     each_user([&](clock::stream_clock* t) {
+      // Of a lane whose capture is over: the stream.
       if (t->stands_for() && t->alive() == clock::life::retired)
         t = t->stands_for();
       if (t->seen_captured() && std::ranges::find(before.asked, t) == before.asked.end())
@@ -168,8 +183,10 @@ class free_path::attempt {
   // Collects the stamps that the home stream is not ordered behind.
   void note_uses() {
     path_.each_stamp(in_, block_, *its_, last_use_, since_, [&](clock::stamp s, clock::stream_clock const&) {
-      bool const noted = std::find(stamps_.begin(), stamps_.end(), s) != stamps_.end();
-      if (noted || (!of_.deterministic && of_.ordered_or_complete(home_, s, since_)))
+      if (std::find(stamps_.begin(), stamps_.end(), s) != stamps_.end())
+        return;
+      // In deterministic mode what is complete, and when, must decide nothing.
+      if (!of_.deterministic && of_.ordered_or_complete(home_, s, since_))
         return;
       stamps_.push_back(s);
     });
@@ -183,10 +200,12 @@ class free_path::attempt {
       of_.machine.block_given_back(block_.start);
   }
   bool has_to_wait() const noexcept { return !stamps_.empty(); }
-  // With the thread's other frees that wait for the same one or two streams. A block that waits for more, or has a
-  // note, becomes pending by itself. False: not deferred
+  // With the thread's other frees that wait for the same one or two streams. False: not deferred
   bool defer() {
-    if (stamps_.size() > pending_queue::most_awaited || !cache_ || !block_.in_slab || note_)
+    // A block that waits for more, or has a note, becomes pending by itself.
+    if (stamps_.size() > pending_queue::most_awaited || note_)
+      return false;
+    if (!cache_ || !block_.in_slab)
       return false;
     // in one order, whichever mark came first
     std::ranges::sort(stamps_, {}, &clock::stamp::stream);
@@ -209,12 +228,19 @@ class free_path::attempt {
       is_due_ = in_.fence_of_others_is_due(rounded_);
     for (clock::stamp const s : stamps_) {
       clock::stream_clock* const other = clock::find(s.stream);
-      if (other && (other->alive() == clock::life::borrowed ? other->count_free(rounded_) : is_due_))
+      if (!other)
+        continue;
+      // A borrowed stream counts what is freed on it by itself.
+      bool const is_due = other->alive() == clock::life::borrowed ? other->count_free(rounded_) : is_due_;
+      if (is_due)
         to_fence_.push_back(other);
     }
-    // The block also waits for its home, which no call may name after its last user is done.
-    if (home_.alive() == clock::life::borrowed && home_.count_free(rounded_))
-      at_home_ = &home_;
+    // The block also waits for its home. A borrowed one may be named by no call after the last user is done.
+    if (home_.alive() == clock::life::borrowed) {
+      bool const is_due_at_home = home_.count_free(rounded_);
+      if (is_due_at_home)
+        at_home_ = &home_;
+    }
     in_.put_pending(block_, stamps_, since_);
   }
   void free_now() {
@@ -277,14 +303,14 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   bool const used = last_use && last_use != &m.home();
-  // found before the heap's lock, for it may take that of the registry
+  // Found before the heap's lock, for it may take that of the registry.
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
   outcome done;
   std::optional<attempt> now;
   {
     session in(m);
     now.emplace(*this, in, *r, must_start_at(in, p, r, at), last_use, cache);
-    if (clock::stream_clock* const unasked = now->first_to_ask(before)) [[unlikely]]
+    if (clock::stream_clock* const unasked = now->one_to_ask(before)) [[unlikely]]
       return {unasked};
     if (!before.waits)
       now->make_room();
@@ -300,8 +326,12 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
       now->free_now();
     else if (!now->defer())
       now->become_pending();
-    if (m.is_asleep() && m.pool().free_asleep())
-      done.drained = &m.pool();
+    // A sleeping pool counts the blocks that are left.
+    if (m.is_asleep()) {
+      bool const was_the_last = m.pool().free_asleep();
+      if (was_the_last)
+        done.drained = &m.pool();
+    }
   }
   now->record_fences();
   return done;

@@ -98,13 +98,13 @@ std::shared_ptr<graph_life> graph_pools::kept_by_the_graph(clock::stream_clock& 
   };
   auto const drop = [](void* p) {
     std::unique_ptr<both> const its(static_cast<both*>(p));
-    its->graph->let_go();  // first: when its memory is over, so is the graph
+    its->graph->let_go();  // first: who sees the memory over must see the graph over, too
     its->memory->let_go();
   };
   auto const graph = std::make_shared<graph_life>();
   auto its = std::make_unique<both>(graph, memory);
   memory->hold();
-  // the stream may be of another device than the memory
+  // The stream may be of another device than the memory. The driver drops the holders also if it refuses.
   auto const kept = of_.machine.keep_with_graph(s.device(), s.handle(), drop, its.release());
   if (kept.what == driver::code::not_permitted) {
     throw invalid_use("allocate",
@@ -132,23 +132,24 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
   std::unique_ptr<clock::stream_clock, decltype(let_go)> keeper(&of_.clocks.make_keeper(of_.device), let_go);
   std::unique_ptr<memory_pool, decltype(end_pool)> fresh(nullptr, end_pool);
   std::list<captured> mine(1);
+  // A second time with a fresh pool, if no earlier capture has made one for the hold.
   for (;;) {
     {
       auto all = contents_.lock();
       auto const before = all->by_capture.find(lane.capture());
       if (before != all->by_capture.end())
         return before->second;  // another thread was first
-      auto known = std::ranges::find(all->all, hold->life(), &entry::life);
-      if (known == all->all.end() && fresh) {
+      auto of_hold = std::ranges::find(all->all, hold->life(), &entry::life);
+      if (of_hold == all->all.end() && fresh) {
         base::make_room(all->all);
         all->all.push_back({hold->life(), fresh.release(), {}});
-        known = all->all.end() - 1;
+        of_hold = all->all.end() - 1;
       }
-      if (known != all->all.end()) {
-        one const its{known->pool, keeper.get()};
+      if (of_hold != all->all.end()) {
+        one const its{of_hold->pool, keeper.get()};
         all->by_capture.emplace(lane.capture(), its);
         mine.front() = {lane.capture(), keeper.release(), graph};
-        known->captures.splice(known->captures.end(), mine);
+        of_hold->captures.splice(of_hold->captures.end(), mine);
         return its;
       }
     }
@@ -182,16 +183,18 @@ void graph_pools::end_captures() noexcept {
 
 void graph_pools::end_those_over() noexcept {
   std::uint64_t const changed = graph_life::changed();
-  if (seen_changed_.exchange(changed) == changed)
+  std::uint64_t const seen = seen_changed_.exchange(changed);
+  if (seen == changed)
     return;
   end_captures();
   for (;;) {
     entry gone;
     {
       auto all = contents_.lock();
-      for (entry const& e : all->all)
+      for (entry const& e : all->all) {
         if (e.life->is_ending())
           e.pool->set_ending();
+      }
       auto const found = std::ranges::find_if(all->all, [](entry const& e) { return e.life->is_over(); });
       if (found == all->all.end())
         return;
@@ -219,10 +222,14 @@ bool graph_pools::await_launches(graph_life const& its) const {
 }
 
 bool graph_pools::is_over_in_time(graph_life const& its) const {
-  bool const moves = of_.machine.moves_by_itself();
-  std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-  for (int tries = 0; !its.is_over() && (moves ? base::now_ns() < until : tries < most_looks); ++tries)
-    moves ? base::sleep_ns(nap_ns) : base::yield_thread();
+  if (!of_.machine.moves_by_itself()) {
+    for (int looks = 0; !its.is_over() && looks < most_looks; ++looks)
+      base::yield_thread();
+    return its.is_over();
+  }
+  std::int64_t const until = base::now_ns() + patience_ns;
+  while (!its.is_over() && base::now_ns() < until)
+    base::sleep_ns(nap_ns);
   return its.is_over();
 }
 

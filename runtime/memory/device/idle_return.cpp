@@ -20,7 +20,10 @@ std::size_t idle_return::look() noexcept {
   if (!watch_.after()) [[likely]]
     return 0;
   std::int64_t const now = base::now_ns();
-  if (!watch_.is_time(now) || of_.lost() || process_was_forked() || looking_.exchange(true))
+  if (!watch_.is_time(now) || of_.lost() || process_was_forked())
+    return 0;
+  bool const another_looks = looking_.exchange(true);
+  if (another_looks)
     return 0;
   std::size_t bytes = 0;
   try {
@@ -48,6 +51,7 @@ std::size_t idle_return::look_at(stream_heap& m, std::int64_t now) {
       std::find_if(marks.begin(), marks.end(), [&](mark const& k) { return now - k.since < watch_.after(); });
   if (young == marks.begin())
     return 0;
+  // The newest of the old ones counts.
   marks.erase(marks.begin(), young - 1);
   return return_.of(m, ~std::size_t{0}, &marks.front().upto);
 }
@@ -61,14 +65,21 @@ void idle_return::set_mark(stream_heap& m, std::vector<mark>& marks) {
     home = &m.home();
     newest = in.newest_freed();
   }
+  // Another home has the heap by now.
   if (!marks.empty() && marks.back().upto.stream != newest.stream)
-    marks.clear();  // another home has the heap
+    marks.clear();
+  // Nothing came free since the last mark.
   if (!newest.n || (!marks.empty() && marks.back().upto.n >= newest.n))
     return;
-  (void)of_.is_complete(newest);  // a fence that it records serves this, too
-  if (home->now().n <= newest.n)
-    home->has_no_stream() ? of_.clocks.pass(*home) : (void)home->fence();
-  // refused: what was freed since the last fence waits for the next look
+  // The question may record the fence that separates the mark from later frees. Else it is recorded now.
+  (void)of_.is_complete(newest);
+  if (home->now().n <= newest.n) {
+    if (home->has_no_stream())
+      of_.clocks.pass(*home);
+    else
+      (void)home->fence();
+  }
+  // If the fence was refused, what was freed since the last one waits for the next look.
   newest.n = std::min(newest.n, home->now().n - 1);
   if (newest.n && (marks.empty() || marks.back().upto.n < newest.n))
     marks.push_back({newest, base::now_ns()});

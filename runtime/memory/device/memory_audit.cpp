@@ -101,7 +101,10 @@ std::size_t memory_audit::unreclaimable() const {
       for (address a = p.at; a < p.end();) {
         handle const* const h = p.in->page(a);
         a = h ? h->at + h->bytes : a + p.in->page_bytes;
-        if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h)))
+        // Once, though several blocks may lie in it.
+        if (!h || h->asleep || h == counted)
+          continue;
+        if (idle && !of_.open_bytes(*h))
           continue;
         counted = h;
         bytes += h->bytes;
@@ -109,7 +112,8 @@ std::size_t memory_audit::unreclaimable() const {
     });
   }
   std::size_t const reserved = of_.counts.reserved();
-  return bytes + (reserved > at_rest ? reserved - at_rest : 0);
+  std::size_t const in_transit = reserved > at_rest ? reserved - at_rest : 0;
+  return bytes + in_transit;
 }
 
 }  // namespace weir::memory

@@ -53,10 +53,13 @@ class openings {
     opening g{0, to - from, 0};
     handle const* const first = in_.page(from);
     handle const* const last = in_.page(to - 1);
-    bool const enters = first && first->at < from, leaves = last && last->at + last->bytes > to;
+    // Handles that reach into the opening from both sides. One that reaches over all of it counts as its head.
+    bool const enters = first && first->at < from;
+    bool const leaves = last && last->at + last->bytes > to;
+    bool const is_one = enters && first == last;
     if (enters)
       g.head = std::min(to, first->at + first->bytes) - from;
-    if (leaves && !(enters && first == last))
+    if (leaves && !is_one)
       g.tail = to - last->at;
     if (enters)
       stays.try_emplace(first->at, first->at, first->bytes, 0).first->second.free += g.head;
@@ -71,6 +74,14 @@ class openings {
   excluded const& of_;
   region const& in_;
 };
+
+// Of handles that the driver could make.
+std::size_t bytes_to_be_made(device_context const& of) {
+  auto const left = of.machine.memory(of.device);
+  std::size_t bytes = left.ok() ? left.value.free : 0;
+  bytes += of.runtime.part<observe::external_memory>().idle(of.device);
+  return bytes - std::min(bytes, of.driver_reserve);
+}
 
 }  // namespace
 
@@ -97,10 +108,7 @@ std::size_t memory_audit::room::place::lacks(std::size_t bytes) const noexcept {
 memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool, graphs which,
                                                std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
-  auto const left = of_.machine.memory(of_.device);
-  std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
-  fresh += of_.runtime.part<observe::external_memory>().idle(of_.device);
-  fresh -= std::min(fresh, of_.driver_reserve);
+  std::size_t const fresh = bytes_to_be_made(of_);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   std::size_t whole = 0, whole_here = 0;
   if (mine)
@@ -109,9 +117,11 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
     memory_pool const& its = m->pool();
-    bool const ending = which == graphs::when_over && its.is_ending(), stays = its.pages_stay() && !ending;
-    bool const is_left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
-    bool const here = &its == &pool, serves = here || (is_left && pool.is == memory_pool::kind::rest);
+    bool const ending = which == graphs::when_over && its.is_ending();  // of a graph that is gone, but for its work
+    bool const stays = its.pages_stay() && !ending;
+    bool const is_left = its.is == memory_pool::kind::left || ending;
+    bool const here = &its == &pool;
+    bool const serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
     quiet_session in(*m);
     if (m->is_asleep())
@@ -121,7 +131,9 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
       openings its_free(in, r);
       its_free.walk();
       if (!stays)
-        whole += its_free.whole_bytes, whole_here += here ? its_free.whole_bytes : 0;
+        whole += its_free.whole_bytes;
+      if (!stays && here)
+        whole_here += its_free.whole_bytes;
       for (auto const& [at, h] : its_free.stays)
         out.stays.push_back(h);
       if (!lends)
@@ -131,7 +143,9 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
         out.places.push_back({m, arena::zone::runs, std::move(its_free.runs)});
     });
   }
-  std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
+  std::size_t const in_all = std::min(fresh, allowed) + whole;
+  std::size_t const room_here = pool.room();
+  // The pool's own handles are charged to it already. All else needs room under its limit.
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);
@@ -146,7 +160,10 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
 
 weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
-  heaps_.each_of(home, [&](stream_heap const& m) { mine = &m.pool() == &pool ? &m : mine; });
+  heaps_.each_of(home, [&](stream_heap const& m) {
+    if (&m.pool() == &pool)
+      mine = &m;
+  });
   room const all = look_for_room(mine, pool, graphs::when_over, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places)

@@ -27,17 +27,31 @@ void add_slots(mapped_range& to, heap_block const& run, std::vector<address> con
     if (s.start(i) > end)
       add(to, {end, s.start(i) - end, 0, use::free});
     end = s.start(i) + s.size;
+    bool const is_deferred = std::binary_search(waiting.begin(), waiting.end(), s.start(i));
     switch (s.at(i)) {
       case slot::live: add(to, {s.start(i), s.size, s.requested(i), use::live}); break;
       case slot::pending: add(to, {s.start(i), s.size, 0, use::pending}); break;
-      default:
-        add(to, {s.start(i), s.size, 0,
-                 std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free});
-        break;
+      default: add(to, {s.start(i), s.size, 0, is_deferred ? use::pending : use::free}); break;
     }
   });
   if (end < run.end())
     add(to, {end, run.end() - end, 0, use::free});
+}
+
+// Requires: its heap's caches are shut. waiting: as add_slots
+void add_block(mapped_range& to, heap_block const& p, std::vector<address> const& waiting) {
+  for (address a = p.at; a < p.end();) {
+    handle const* const h = p.in->page(a);
+    to.readers &= h ? h->readers : 0;
+    a = h ? h->at + h->bytes : p.end();
+  }
+  switch (p.is) {
+    case state::slab: add_slots(to, p, waiting); break;
+    case state::live: add(to, {p.at, p.bytes, p.requested, use::live}); break;
+    case state::pending: add(to, {p.at, p.bytes, 0, use::pending}); break;
+    default: add(to, {p.at, p.bytes, 0, use::free}); break;
+  }
+  to.slots &= p.is == state::slab || p.is == state::free;
 }
 
 void add_to_use(stream_memory_use& to, part const& p) {
@@ -107,19 +121,7 @@ std::vector<mapped_range> memory_audit::layout() const {
         if (!in_range)
           all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
         in_range = true;
-        mapped_range& now = all.back();
-        for (address a = p->at; a < p->end();) {
-          handle const* const h = r.page(a);
-          now.readers &= h ? h->readers : 0;
-          a = h ? h->at + h->bytes : p->end();
-        }
-        switch (p->is) {
-          case state::slab: add_slots(now, *p, waiting); break;
-          case state::live: add(now, {p->at, p->bytes, p->requested, use::live}); break;
-          case state::pending: add(now, {p->at, p->bytes, 0, use::pending}); break;
-          default: add(now, {p->at, p->bytes, 0, use::free}); break;
-        }
-        now.slots &= p->is == state::slab || p->is == state::free;
+        add_block(all.back(), *p, waiting);
       }
     });
   }

@@ -39,14 +39,19 @@ class heap_check {
     in_.each_unusable([&](handle const& h) { unusable += h.bytes; });
     queue();
     in_.each_block([&](heap_block const& p) { block(p); });
-    if (heap_.is_asleep())
-      live = 0, cached = mapped - unusable;  // what stayed mapped
+    // The live blocks of a sleeping heap count as freed. What stayed mapped counts as free.
+    if (heap_.is_asleep()) {
+      live = 0;
+      cached = mapped - unusable;
+    }
     index(in_index);
     if (pending != queued_ || queued_ != in_.pending_bytes())
       say("the bytes of pending blocks differ from those in the queue");
     if (in_caches_ + waiting_ != marked_cached_)
       say("the bytes in state cached differ from those in thread caches and deferred frees");
-    pending += waiting_, cached -= waiting_;
+    // Deferred frees are in state cached, and count as pending.
+    pending += waiting_;
+    cached -= waiting_;
   }
 
  private:
@@ -77,7 +82,9 @@ class heap_check {
   }
   void queue() {
     in_.each_pending([&](pending_block const& b) {
-      queued_ += b.bytes, largest_ = b.block ? std::max(largest_, b.bytes) : largest_;
+      queued_ += b.bytes;
+      if (b.block)
+        largest_ = std::max(largest_, b.bytes);
       if (b.since > now_)
         say("the stamp of a pending block is ahead of its stream");
     });
@@ -92,11 +99,14 @@ class heap_check {
     if (p.is == state::reserved)
       reserved += p.bytes;  // with what `left_behind` counts
     if (p.is == state::free) {
-      largest_ = p.at < p.in->runs ? std::max(largest_, p.bytes) : largest_;
+      // The index lists what lies in the part for blocks alone.
+      if (p.at < p.in->runs)
+        largest_ = std::max(largest_, p.bytes);
       whole_ |= p.bytes >= p.in->page_bytes && first_whole(p);
     }
+    // Its slots, once for all parts of its run.
     if (p.is != state::slab || p.in_slab->run != &p)
-      return;  // for all its parts
+      return;
     slab const& s = *p.in_slab;
     std::uint32_t held_by_caches = 0;
     for (std::uint32_t i = 0; i < s.slots; ++i)
@@ -158,7 +168,8 @@ std::vector<std::string> memory_audit::validate() const {
   same("allocated bytes", n.allocated_bytes.all.current, live);
   same("free blocks", n.inactive.all.current, free_blocks);
   same("pending bytes", n.pending_bytes.all.current, pending);
-  if (reserved == unusable) {  // nothing under way
+  // Nothing is under way: only unusable handles lie in reserved blocks.
+  if (reserved == unusable) {
     cached += unusable;
     same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);

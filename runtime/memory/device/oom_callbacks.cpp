@@ -44,8 +44,9 @@ class oom_callbacks::calling {
   bool enter(std::uint64_t id) {                         // false: an earlier callback has removed it
     base::lock_guard hold(in_.lock_);
     bool const stands = std::any_of(in_.all_.begin(), in_.all_.end(), [&](entry const& a) { return a.id == id; });
-    std::find_if(in_.running_.begin(), in_.running_.end(), [&](caller const& c) { return c.thread == me_; })->in =
-        stands ? id : 0;
+    auto const mine =
+        std::find_if(in_.running_.begin(), in_.running_.end(), [&](caller const& c) { return c.thread == me_; });
+    mine->in = stands ? id : 0;
     in_.done_.notify_all();
     return stands;
   }

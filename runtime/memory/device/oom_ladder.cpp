@@ -10,8 +10,8 @@
 namespace weir::memory {
 namespace {
 constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
-// while other threads map, unmap or free; two threads that are both refused see each other
-constexpr int most_spills = 64;  // for one request: other threads may take the room first
+constexpr int most_spills = 64;    // for one request: other threads may take the room first
+// While other threads map, unmap or free. Two threads that are both refused would see each other for ever.
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 
@@ -196,7 +196,9 @@ outcome oom_ladder::ascent::take_step(recovery const& step) {
     line = &report_line(step.as);
     line->gave_bytes += got.gave;
   }
-  bool const served = got.is == outcome::served || (got.is != outcome::nothing && search());
+  bool served = got.is == outcome::served;
+  if (!served && got.is != outcome::nothing)
+    served = search();
   if (told)
     line->ns += base::now_ns() - from;
   if (!served)
@@ -275,7 +277,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::wait_on_device() {
 
 oom_ladder::ascent::answer oom_ladder::ascent::empty_caches() {
   // Streams of a registered pool that is not full share its handle until here. Now memory is short for them, too.
-  if (!std::exchange(is_short_, true)) {
+  if (!is_short_) {
+    is_short_ = true;
     of_.counts.retried();
     warn();
   }
@@ -362,8 +365,9 @@ oom_ladder::ascent::answer oom_ladder::ascent::refuse() {
   memory_report const failed = explained(&room);
   // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
   bool const again = looks_ == 0 || others_moved();
-  if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests)
+  if (failed.cause != memory_cause::driver || !again || looks_ == most_rests)
     a_.refuse(r_, failed);
+  ++looks_;
   return {outcome::next_round};
 }
 
@@ -371,8 +375,9 @@ void oom_ladder::ascent::refuse_what_never_fits() {
   if (!can_never_fit())
     return;
   called_back_ = true;
-  // A callback may raise the limit.
-  if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit())
+  bool const has_freed = a_.callbacks_.call(explained(nullptr));
+  // Asked again: a callback may have raised the limit.
+  if (!has_freed || can_never_fit())
     a_.refuse(r_, explained(nullptr));
 }
 
@@ -434,7 +439,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
 // can go there. Steps before may have taken pages from such a place that now fit nowhere else.
 void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   void* out = nullptr;
-  for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
+  for (int tries = 0; tries < 2; ++tries) {  // twice: the driver may refuse one call
     (void)return_.retry_refused();
     memory_pool const& pool = mine.pool();
     auto room = audit_.look_for_room(&mine, pool);
@@ -487,8 +492,11 @@ void oom_ladder::refuse(alloc_request const& r, memory_report why) {
 bool oom_ladder::can_never_hold(std::size_t bytes, memory_pool const& in) const {
   std::size_t const limit = of_.counts.limit();
   auto const pool = in.now();
-  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved()) ||
-         (pool.limit && bytes > pool.limit && bytes > pool.charged);
+  if (bytes > of_.space.info().total_memory)
+    return true;
+  if (limit && bytes > limit && bytes > of_.counts.reserved())
+    return true;
+  return pool.limit && bytes > pool.limit && bytes > pool.charged;
 }
 
 }  // namespace weir::memory

@@ -29,14 +29,21 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
     return true;
   if (heaps < most_with_pages())
     return false;
+  // It has a heap already, without memory: it inherits none.
+  if (own)
+    return true;
   // Pages that another stream left cost nothing. They are looked for now and then only, because all heaps are.
-  return own || taken % busy || !heaps_.inherited(home, pool);
+  if (taken % busy)
+    return true;
+  stream_heap const* const left_to_it = heaps_.inherited(home, pool);
+  return !left_to_it;
 }
 
 void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
   for (;;) {
     stream_heap& all = heaps_.shared(pool);
     session in(all);
+    // Unless the heap has left the pool before it was locked.
     if (heaps_.serves(in, heaps_.shared_home(), pool))
       return in.take_for(r.home, r);
   }
@@ -51,7 +58,8 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
       return nullptr;
     in_it = heap_stay(in);
   }
-  if (of_.polls && completion_.poll(all, asked_a_miss)) {
+  std::size_t const came_free = of_.polls ? completion_.poll(all, asked_a_miss) : 0;
+  if (came_free) {
     if (void* const p = take(pool, r))
       return p;
   }

@@ -13,46 +13,58 @@ driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std
   return again ? sleep_.sleep(pool, store, given) : s;
 }
 
+memory_report device_allocator::why_no_wake(memory_pool const& pool) const {
+  memory_report out = audit_.report();
+  out.requested = pool.now().asleep;
+  out.rounded = sleep_.bytes_to_map(pool);
+  audit_.add_pool(out, pool);
+  audit_.explain(out, nullptr, pool);
+  return out;
+}
+
+// In all heaps, of what thread caches hold, too. Waits for nothing.
+void device_allocator::free_what_is_complete() {
+  for (stream_heap* const m : heaps_.all()) {
+    if (m->pages_stay())
+      continue;
+    (void)m->empty_caches();
+    (void)completion_.poll(*m);
+  }
+}
+
 driver::status device_allocator::wake(memory_pool& pool, page_store* store, source_location at) {
   driver::status s = sleep_.wake(pool, store);
   auto const short_of_memory = [&] { return s.what == driver::code::out_of_memory; };
-  auto const report = [&] {
-    memory_report out = audit_.report();
-    out.requested = pool.now().asleep;
-    out.rounded = sleep_.bytes_to_map(pool);
-    audit_.add_pool(out, pool);
-    audit_.explain(out, nullptr, pool);
-    return out;
-  };
   if (short_of_memory()) {
-    for (stream_heap* const m : heaps_.all()) {
-      if (m->pages_stay())
-        continue;
-      (void)m->empty_caches();
-      (void)completion_.poll(*m);
-    }
+    free_what_is_complete();
     s = sleep_.wake(pool, store);
   }
-  auto const again_if = [&](bool freed) {
-    if (freed)
-      s = sleep_.wake(pool, store);
-    return freed;
-  };
-  if (short_of_memory())
-    (void)again_if(callbacks_.call(report()));
+  if (short_of_memory() && callbacks_.call(why_no_wake(pool)))
+    s = sleep_.wake(pool, store);
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
-    while (short_of_memory() &&
-           again_if(completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(report()))) {}
-    if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty())
-      (void)again_if(empty_cache() > 0);
-    if (!short_of_memory() || !again_if(callbacks_.spill(report())))
+    while (short_of_memory()) {
+      bool const came_free =
+          completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(why_no_wake(pool));
+      if (!came_free)
+        break;
+      s = sleep_.wake(pool, store);
+    }
+    // Before other pools are spilled, all that is free goes: after waits, and so not beside collectives.
+    if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty()) {
+      if (empty_cache() > 0)
+        s = sleep_.wake(pool, store);
+    }
+    if (!short_of_memory())
       break;
+    if (!callbacks_.spill(why_no_wake(pool)))
+      break;
+    s = sleep_.wake(pool, store);
   }
   if (!short_of_memory())
     return s;
   of_.counts.ran_out();
-  run_out({&of_.runtime, "allocate", at}, report());
+  run_out({&of_.runtime, "allocate", at}, why_no_wake(pool));
 }
 
 }  // namespace weir::memory

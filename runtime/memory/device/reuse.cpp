@@ -128,7 +128,8 @@ block_reuse::found block_reuse::polled_of_others(stream_heap& mine, alloc_reques
   std::size_t left = asked_a_miss;
   heaps_.index.some(heap_index::waits, heaps_.scan_start.fetch_add(1, base::memory_order_relaxed), [&](stream_heap& m) {
     (void)completion_.poll(m, asked_a_miss / 4);
-    return --left == 0;
+    --left;
+    return left == 0;
   });
   (void)completion_.poll_others(mine, r, asked_a_miss, looked_at_a_miss);
   return {borrowed(mine, r, ~std::size_t{0})};
@@ -157,7 +158,8 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
 // Memory of its own moves to where the block goes: then nothing is borrowed.
 block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
   session const in(mine);
-  return {nullptr, is_large(r) && in.places_first() && in.fits_mapped(r.rounded)};
+  bool const moves = is_large(r) && in.places_first() && in.fits_mapped(r.rounded);
+  return {nullptr, moves};
 }
 
 // Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
@@ -165,11 +167,13 @@ bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
     return false;
   reserve_bound::usage n = bound_.now();
-  if (std::exchange(n.pending, 0) == 0)
+  if (n.pending == 0)
     return false;
+  n.pending = 0;
+  // Of one heap, all were queried just now.
   if (heaps_.index.size() == 1) {
     if (quiet_session(mine).fronts().size() <= asked_a_miss)
-      return false;  // all were queried just now
+      return false;
   }
   std::size_t const most =
       (r.size_class < 0 ? r.rounded + r.alignment : slabs::usual_run_bytes) + of_.space.page_bytes();
@@ -185,6 +189,7 @@ block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_reque
     std::uint64_t sequence = 0;
     {
       session const in(mine);
+      // The last few are left to their users.
       if (in.pending_count() <= ahead_in_order)
         return {nullptr, true};
       stamps = in.oldest_pending()->stamps;
@@ -196,6 +201,7 @@ block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_reque
         return {nullptr, true};
     }
     session in(mine);
+    // Another thread has it by now.
     if (!in.reclaim_oldest(sequence))
       continue;
     if (void* const p = in.take(r))
@@ -265,12 +271,13 @@ bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
     return true;
   bool const may_wait = of_.waits != options::wait_policy::never;
   ordering const now = may_wait ? order_behind(mine, last) : ordering::refused;
+  if (now == ordering::refused) {
+    session(from).take_back(at, last.n);
+    return false;
+  }
   if (now == ordering::waits)
     tell_wait(mine, last, at, bytes);
-  if (now != ordering::refused)
-    return true;
-  session(from).take_back(at, last.n);
-  return false;
+  return true;
 }
 
 void block_reuse::tell_wait(stream_heap& mine, clock::stamp s, address at, std::size_t bytes) const {
@@ -422,7 +429,7 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
   std::vector<wanted_block> wanted;  // for an observer
   {
     session const in(mine);
-    auto const want = [&](pending_block const& b) {
+    auto const note_wanted = [&](pending_block const& b) {
       for (clock::stamp const s : b.stamps)
         wanted.push_back({s, b.block ? b.block->at : b.in_slab->start(b.index), b.bytes});
     };
@@ -431,14 +438,15 @@ std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const
       if (round_up(b.block->at, r.alignment) + r.rounded > b.block->end())
         return false;
       stamps = b.stamps;
-      want(b);
+      note_wanted(b);
       return true;
     });
+    // No block is large enough by itself: neighbours may be, together.
     if (stamps.empty()) {
       stamps = in.newest_awaited();
       of_.count_search(stamps.size());
       if (of_.runtime.observer())
-        in.each_pending(want);
+        in.each_pending(note_wanted);
     }
   }
   for (clock::stamp const s : stamps) {
@@ -459,6 +467,7 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   if (mine.home().carries_collectives())
     return nullptr;
   gave = own_after_a_wait(mine, r);
+  // The caller searches its own memory again.
   if (gave)
     return nullptr;
 
@@ -466,13 +475,14 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
-  // pending blocks may join free ones
+  // Also where blocks are pending: reclaimed, they may join free ones.
   heaps_.index.some(heap_index::at_least(bytes) | heap_index::waits, 0, [&](stream_heap& other) {
     if (&other == &mine || !heap_table::may_lend(other, mine))
       return false;
     clock::stamp oldest;
     {
       session in(other);
+      // It may have gone to another pool before the lock.
       if (!heap_table::may_lend(other, mine))
         return false;
       oldest.stream = other.home().id();
@@ -483,9 +493,13 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
           oldest.n = p.freed;
       });
     }
-    if (oldest.n == 0 || order_behind(mine, oldest) != ordering::waits)
+    if (oldest.n == 0)
       return false;
-    if (!(out = from_others(mine, r, ~std::size_t{0})))
+    // Without a new wait, a search has found nothing there already.
+    if (order_behind(mine, oldest) != ordering::waits)
+      return false;
+    out = from_others(mine, r, ~std::size_t{0});
+    if (!out)
       return false;
     tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
     return true;

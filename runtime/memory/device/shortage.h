@@ -28,7 +28,8 @@ auto find_or_run_out(shortage const& s, Attempt attempt, Why why, Count count) {
     return found;
   memory_report report = why();
   if (ask_program(s, report)) {
-    if ((found = attempt()))
+    found = attempt();
+    if (found)
       return found;
     report = why();
   }

@@ -16,7 +16,8 @@ struct handle_parts {
 constexpr handle_parts where_room_is_short{8192, 8192};
 // Handles that are made while less than an eighth is reserved cost little of what a full device lacks later.
 constexpr handle_parts where_there_is_room{256, 4096};
-constexpr std::size_t room = 8, most_pages = 32;
+constexpr std::size_t part_with_room = 8;  // of the capacity: there is room while less is reserved
+constexpr std::size_t most_pages = 32;     // of a handle
 }  // namespace
 
 address_space::address_space(driver::driver& m, int device) : machine_(m), device_(device) {}
@@ -36,6 +37,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
       wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
   for (;; bytes = round_down(bytes / 2, page_)) {
     std::size_t const extent = std::max(std::bit_floor(bytes / most_extents), page_);
+    // Made first: without host memory for it nothing is reserved.
     decltype(by_extent_) table(new base::atomic<region*>[bytes / extent]);
     auto const got = machine_.reserve(bytes, page_);
     if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory)
@@ -45,6 +47,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     base_ = got.value;
     reserved_ = bytes;
     extent_ = extent;
+    // As much as the device has, and a quarter of the addresses at most.
     generous_ = std::max(4 * std::bit_floor(std::min(memory / 4, bytes / 16)), extent_);
     extent_shift_ = std::countr_zero(extent_);
     extents_ = bytes / extent_;
@@ -57,7 +60,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
-  handle_parts const& parts = reserved < capacity / room ? where_there_is_room : where_room_is_short;
+  handle_parts const& parts = reserved < capacity / part_with_room ? where_there_is_room : where_room_is_short;
   std::size_t const most = std::max(reserved / parts.of_reserved, std::min(of_block, capacity / parts.of_capacity));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
@@ -67,20 +70,22 @@ region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_
   if (!extent_)
     return nullptr;
   std::size_t const need = (at_least + extent_ - 1) / extent_;
-  std::size_t const left = extents_ - used_, whole = generous_ / extent_;
+  std::size_t const left = extents_ - used_, most = generous_ / extent_;
   if (need > left)
     return nullptr;
-  // Generous while there is plenty: an arena of one region has the fewest seams. Then as much again as the
-  // stream has, and at first a small part of what is left:
-  // thousands of streams find room, and one that grows has few regions all the same.
-  std::size_t const wanted =
-      left > extents_ / 2 ? whole : std::max({has / extent_, left / part_of_rest, std::size_t{1}});
-  std::size_t const n = std::max(need, std::min({left, whole, wanted}));
+  // Generous while there is plenty: an arena of one region has the fewest seams.
+  std::size_t wanted = most;
+  // Then as much again as the stream has, and at first a small part of what is left: thousands of streams find room,
+  // and one that grows has few regions all the same.
+  if (left <= extents_ / 2)
+    wanted = std::max({has / extent_, left / part_of_rest, std::size_t{1}});
+  std::size_t const n = std::max(need, std::min({left, most, wanted}));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
-  if (address const runs = made->base + round_down(made->bytes / 4 * 3, page_);
-      n > need && runs - made->base >= at_least)
-    made->runs = runs;
+  // The upper quarter is for runs of slabs, unless the block that the region is for would reach into it.
+  address const upper = made->base + round_down(made->bytes / 4 * 3, page_);
+  if (n > need && upper - made->base >= at_least)
+    made->runs = upper;
   for (std::size_t i = used_; i < used_ + n; ++i)
     by_extent_[i].store(made, base::memory_order_release);
   used_ += n;

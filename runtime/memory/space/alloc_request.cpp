@@ -29,14 +29,16 @@ alloc_request alloc_request::make(device_context const& of, clock::stream_clock&
   if (home.alive() == clock::life::retired)
     refuse("a stream whose registration has ended", "Allocate on a registered stream", error_id{164});
   std::size_t room = std::min(bytes, beyond_memory);
-  if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; it is placed as without them
-    std::size_t const units = round_up(std::max<std::size_t>(room, 1), 16);
+  // No block lies in the bytes behind an announced one. They must not change its alignment: that of its own size, the
+  // largest power of two that divides it, up to 512 B.
+  if (of.announced) [[unlikely]] {
+    std::size_t const own_size = round_up(std::max<std::size_t>(room, 1), 16);
     room += after_announced;
-    alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));
+    alignment = std::max(alignment, std::min<std::size_t>(own_size & (~own_size + 1), 512));
   }
-  int const c = size_classes::of(room, std::max<std::size_t>(alignment, 1));
-  if (c >= 0)
-    return {home, bytes, std::max<std::size_t>(alignment, 1), c, size_classes::bytes(c), at};
+  int const slot_class = size_classes::of(room, std::max<std::size_t>(alignment, 1));
+  if (slot_class >= 0)
+    return {home, bytes, std::max<std::size_t>(alignment, 1), slot_class, size_classes::bytes(slot_class), at};
   return {home, bytes, std::max(alignment, bins::unit), -1, std::max(round_up(room, bins::unit), granule), at};
 }
 

@@ -53,7 +53,8 @@ std::size_t device_context::may_take(std::size_t bytes) {
   // Other threads have charged bytes that the driver may not have given yet.
   std::size_t const kept = driver_reserve + counts.under_way();
   std::size_t const spare = now.value.free - std::min(now.value.free, kept);
-  found_full_.store(spare < space.info().total_memory / nearly_full, base::memory_order_relaxed);
+  bool const is_short = spare < space.info().total_memory / nearly_full;
+  found_full_.store(is_short, base::memory_order_relaxed);
   std::size_t const taken = std::min(bytes, round_down(spare, space.page_bytes()));
   // Other programs may take the rest meanwhile: half of it passes without another question.
   *unasked_left = (spare - taken) / 2;

@@ -14,7 +14,7 @@ void mapped_spaces::enter(address base, std::size_t bytes, address_space const& 
   base::lock_guard const hold(changing_);
   base::no_switch const whatever_was_there_before;  // entries of earlier runtimes add no switch point
   std::size_t const n = used_.load();
-  std::size_t i = 0;
+  std::size_t i = 0;  // the first place that is empty, or the next one
   while (i < n && places_[i].bytes.load() != 0)
     ++i;
   if (i == most)

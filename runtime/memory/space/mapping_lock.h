@@ -20,6 +20,7 @@ class mapping_lock {
     ~shared() {
       base::lock_guard const hold(of_.lock_);
       ++of_.ended_;
+      // A thread that searches for memory subtracts its own changes (activity::any).
       if (counting::value)
         ++*counting::value;
       if (--of_.under_way_ == 0 && of_.exclusive_)
@@ -36,7 +37,7 @@ class mapping_lock {
     explicit exclusive(mapping_lock& t) : of_(t) {
       base::unique_lock hold(t.lock_);
       t.changed_.wait(hold, [&] { return !t.exclusive_; });
-      t.exclusive_ = true;
+      t.exclusive_ = true;  // from here on no `shared` begins
       t.changed_.wait(hold, [&] { return t.under_way_ == 0; });
     }
     ~exclusive() {
@@ -54,14 +55,18 @@ class mapping_lock {
   // For a thread that searches for memory: pages that others are mapping or unmapping are in no list yet.
   class activity {
    public:
-    explicit activity(mapping_lock& t) : of_(t), outer_(std::exchange(counting::value, &own_)) { any(); }
+    explicit activity(mapping_lock& t) : of_(t), outer_(std::exchange(counting::value, &own_)) {
+      any();  // counts from here on
+    }
     activity(activity const&) = delete;
     ~activity() { counting::value = outer_; }
     // Whether other threads map or unmap handles, or did since construction or the last call.
     bool any() {
       base::lock_guard const hold(of_.lock_);
-      std::uint64_t const since = of_.ended_ - std::exchange(before_, of_.ended_);
-      return since > std::exchange(own_, 0) || of_.under_way_ > 0;
+      std::uint64_t const ended = of_.ended_ - before_, ended_here = own_;
+      before_ = of_.ended_;
+      own_ = 0;
+      return ended > ended_here || of_.under_way_ > 0;
     }
 
    private:

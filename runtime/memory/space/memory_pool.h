@@ -43,7 +43,7 @@ class memory_pool {
   // Charges as many of `bytes`, in multiples of `unit`, as the limit permits.
   std::size_t charge_within(std::size_t bytes, std::size_t unit) noexcept {
     base::lock_guard const hold(lock_);
-    std::size_t const taken = unit ? std::min(bytes, left()) / unit * unit : 0;
+    std::size_t const taken = unit ? std::min(bytes, left()) / unit * unit : 0;  // unit 0: of charge(0)
     charged_ += taken;
     most_charged_ = std::max(most_charged_, charged_);
     return taken;
@@ -144,7 +144,11 @@ class memory_pool {
   kind const is;
 
  private:
-  std::size_t left() const noexcept { return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0; }
+  std::size_t left() const noexcept {
+    if (!limit_)
+      return ~std::size_t{0};
+    return limit_ > charged_ ? limit_ - charged_ : 0;
+  }
   mutable base::mutex lock_{base::quiet};  // held for these members alone
   base::single_writer<std::uint64_t> number_;
   std::string name_;

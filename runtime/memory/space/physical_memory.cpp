@@ -32,6 +32,7 @@ std::size_t physical_memory::return_orphans() {
     return gone;
   });
   of_.counts.refund(bytes);
+  // Another thread may have added some meanwhile.
   auto orphans = orphans_.lock();
   if (orphans->empty()) {
     orphans->swap(all);

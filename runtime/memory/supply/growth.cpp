@@ -12,13 +12,16 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
   spare += width_for(mine, r);
   if (has_room_for_long_run(mine, r)) {
     driver::status const s = grow_by(mine, r, how::long_run, out, spare);
+    // Out of memory for a long run: a shorter one may do.
     if (s.what != driver::code::out_of_memory)
       return s;
   }
   driver::status const s = grow_by(mine, r, how::usual, out, spare);
-  // another place may lack less
   bool const short_of_pages = s.what == driver::code::out_of_memory && !(s == driver::no_addresses);
-  return short_of_pages ? grow_by(mine, r, how::fewest_new_pages, out, spare) : s;
+  if (!short_of_pages)
+    return s;
+  // Another place may lack fewer pages.
+  return grow_by(mine, r, how::fewest_new_pages, out, spare);
 }
 
 std::size_t growth::width_for(stream_heap const& mine, alloc_request const& r) {
@@ -43,10 +46,14 @@ void growth::narrow() {
     (void)return_.some(reserved - most);
 }
 
-// Where no handle moves, and while there is room, blocks go where memory is mapped.
 arena::places growth::places_for(stream_heap const& mine) const {
-  bool const moves = !of_.deterministic && !mine.readers();
-  return moves && (of_.counts.limit() || of_.is_nearly_full()) ? arena::places::openings : arena::places::mapped;
+  // No handle moves to where the block goes, so it goes where memory is mapped.
+  if (of_.deterministic || mine.readers())
+    return arena::places::mapped;
+  // While there is room, likewise.
+  if (!of_.counts.limit() && !of_.is_nearly_full())
+    return arena::places::mapped;
+  return arena::places::openings;
 }
 
 driver::status growth::grow_there(stream_heap& in, place& where, alloc_request const& r, void*& out) {
@@ -74,12 +81,13 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   {
     session in(mine);
     in.place(places_for(mine));
-    // freed meanwhile, or by the rung before
+    // A block may have come free since the caller's search.
     out = only ? in.take_anywhere(r) : in.take_or_shed(r);
     if (out)
       return {};
+    // Its one handle has all of its limit.
     if (pool.is_registered() && pool.now().charged)
-      return {driver::code::out_of_memory};  // it has all of its limit
+      return {driver::code::out_of_memory};
     driver::status const planned = plan(in, r, way, only, g);
     if (!planned.ok())
       return planned;
@@ -89,11 +97,13 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   physical_memory::batch made;
   made.home = &mine.home();
   driver::status const s = fill(mine, g, r.rounded, made);
+  // With its aliases gone, it is known what the place lacks.
   if (only && g.is_clear)
     only->missing = g.missing_bytes;
   if (!s.ok())
     memory_.undo(made);
 
+  // The pool pays for what is mapped or came from other pools, and the device for orphans, too.
   std::size_t mapped = 0;
   for (handle const& h : made.handles)
     mapped += h.bytes;
@@ -108,7 +118,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     return s;
   }
   of_.counts.missed();
-  // what is mapped for a graph counts as live already
+  // Among many streams no heap's peak tells the most that was live. All that is mapped for a graph counts as live.
   if (heaps_.index.many())
     bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
   out = in.commit(g, r);
@@ -127,19 +137,21 @@ driver::status growth::plan(session& mine, alloc_request const& r, how way, plac
   auto const find_in = [&](arena::zone part, bool thorough) {
     return mover_.plan(mine, bytes, alignment, part, g, thorough);
   };
-  auto const find = [&](bool thorough) {
+  auto const find_in_usual_part = [&](bool thorough) {
     bool const run = r.size_class >= 0 && mine.has_runs();
     return find_in(run ? arena::zone::runs : arena::zone::blocks, thorough);
   };
-  bool found = only ? find_in(only->part, true) : find(way == how::fewest_new_pages);
+  bool found = only ? find_in(only->part, true) : find_in_usual_part(way == how::fewest_new_pages);
   if (!found && !only) {
     bool const more = take_region(mine, bytes + alignment);
-    mine.place(places_for(mine.heap()));
-    found = find(!more) || find_in(arena::zone::blocks, true) || find_in(arena::zone::runs, true);
+    mine.place(places_for(mine.heap()));  // so that a new region is searched by openings, too
+    // Without a new region: all of the usual part, then what is left in either part.
+    found = find_in_usual_part(!more) || find_in(arena::zone::blocks, true) || find_in(arena::zone::runs, true);
   }
   if (!found)
     return driver::no_addresses;
-  g.run = r.size_class >= 0;  // a plan makes all of it anew
+  // After the search, for a plan sets all of its members.
+  g.run = r.size_class >= 0;
   g.by_openings = mine.places_first();
   return {};
 }
@@ -149,8 +161,9 @@ bool growth::take_region(session& mine, std::size_t bytes) {
   region* const more = of_.space.take(bytes, mine.heap(), mine.address_bytes());
   if (!more)
     return false;
+  // No part for runs: all that the pool has is one handle, and runs lie among its blocks.
   if (mine.heap().pool().is_registered())
-    more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
+    more->runs = more->base + more->bytes;
   mine.add_region(*more, state::unmapped);
   return true;
 }
@@ -170,7 +183,7 @@ void growth::settle(session& mine, growth_plan& g, physical_memory::batch& made,
 void growth::roll_back(session& mine, growth_plan& g, physical_memory::batch const& made) {
   region& in = *g.reserved->in;
   mine.roll_back(g);
-  // mapped, and the driver neither grants it nor takes it back: its place stays taken
+  // The driver neither grants such a handle nor unmaps it: its place stays taken.
   for (handle const& h : made.handles) {
     if (!(h.readers & of_.own_bit()))
       mine.keep_unusable(in, h);
@@ -181,25 +194,33 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   std::size_t bytes = 0;
   {
     session in(mine);
-    if ((out = in.take_or_shed(r)))
+    // A block may have come free since the caller's search.
+    out = in.take_or_shed(r);
+    if (out)
       return {};
-    bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0)
-                             : in.usual_next_run_bytes(r.size_class) + granule;
+    // Room to align what is cut from it.
+    if (r.size_class >= 0)
+      bytes = in.usual_next_run_bytes(r.size_class) + granule;
+    else
+      bytes = r.rounded + (r.alignment > bins::unit ? r.alignment : 0);
   }
   bytes = round_up(bytes, of_.space.page_bytes());
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = mine.pool();
   if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
     return {driver::code::out_of_memory};
-  if (!of_.counts.charge(bytes))
-    return pool.refund(bytes), driver::status{driver::code::out_of_memory};
+  if (!of_.counts.charge(bytes)) {
+    pool.refund(bytes);
+    return {driver::code::out_of_memory};
+  }
   auto const got = of_.machine.create_segment(of_.device, bytes);
-  of_.counts.gave(got.ok() ? bytes : 0, got.ok() ? 0 : bytes);
   if (!got.ok()) {
+    of_.counts.gave(0, bytes);
     pool.refund(bytes);
     of_.note_status(got.is);
     return got.is;
   }
+  of_.counts.gave(bytes, 0);
   handle const h{driver::memory_handle::none, got.value, bytes, of_.own_bit()};
   bool entered = false;
   try {

@@ -36,11 +36,12 @@ class growth::filling {
     g.live_before = used_.live;
     if (g.by_openings)
       ask_for_newest();
+    // A registered pool's handle is charged as it is made. A graph's pool is charged after its free handles have moved.
     if (!one_handle_ && !of_graph_)
       charge_within_bound(g.missing_bytes);
   }
   ~filling() { a_.bound_.learn(used_, pool_, moves_); }
-  driver::status hole(address at, address end) {
+  driver::status fill_hole(address at, address end) {
     while (at < end) {
       std::size_t n = 0;
       if (driver::status const s = next(at, end - at, n); !s.ok())
@@ -58,6 +59,7 @@ class growth::filling {
     out_.charged += fresh_, out_.of_pool += fresh_;
   }
   // Puts memory at `at`: n bytes, at most `left`. The cheapest way first; one that has failed is over for this window.
+  // Each way returns true if it is the last to try: it has put n bytes there, or `s` says why not.
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);  // so that nothing is lost when the host has no memory later
     driver::status s;
@@ -65,7 +67,7 @@ class growth::filling {
       return s;
 
     // A handle that was too large for its hole may have gone meanwhile: then the bound has room again.
-    if (!fresh_ && !full_ && !one_handle_)
+    if (!fresh_ && !device_is_full_ && !one_handle_)
       charge_within_bound(left);
     if (fresh_ && made_within_bound(at, left, n, s))
       return s;
@@ -75,7 +77,7 @@ class growth::filling {
 
     // All that is free was looked at, so that the bound may be passed.
     n = sizes_.next(within_pool(left));
-    if (!full_ && charge(n))
+    if (!device_is_full_ && charge(n))
       return make(at, n);
     return moved_in_need(at, left, n);
   }
@@ -93,9 +95,11 @@ class growth::filling {
     n = sizes_.next(std::min(left, fresh_));
     fresh_ -= n;
     s = make(at, n);
-    if (!full_)
+    if (!device_is_full_)
       return true;
-    refund(n + std::exchange(fresh_, 0));
+    // The driver has no page: what is charged is not made.
+    refund(n + fresh_);
+    fresh_ = 0;
     return long_run_;  // one that is longer than it has to be makes nothing move: the caller asks for a short one
   }
   bool moved(address at, std::size_t left, std::size_t& n, driver::status& s) {
@@ -112,8 +116,11 @@ class growth::filling {
   // Memory is short. A handle that stayed for the sake of addresses moves rather than that the thread waits.
   driver::status moved_in_need(address at, std::size_t left, std::size_t& n) {
     driver::status s{driver::code::out_of_memory};
-    short_ = passed_over_;
-    if (short_ && !move(at, left, n, s, whose::any) && of_graph_)
+    if (!passed_over_)
+      return s;
+    moves_full_handles_ = true;
+    bool const found = move(at, left, n, s, whose::any);
+    if (!found && of_graph_)
       (void)move(at, left, n, s, whose::own_pool);
     return s;
   }
@@ -131,18 +138,23 @@ class growth::filling {
   // What the device, or a limit, lets weir reserve. Another process may have taken the rest.
   std::size_t capacity(std::size_t reserved) const {
     std::size_t all = a_.of_.space.info().total_memory;
-    for (std::size_t const limit : {a_.of_.counts.limit(), pool_.now().limit})
-      all = limit ? std::min(all, limit) : all;
+    for (std::size_t const limit : {a_.of_.counts.limit(), pool_.now().limit}) {
+      if (limit)
+        all = std::min(all, limit);
+    }
     return a_.of_.is_nearly_full() ? std::min(all, reserved) : all;
   }
-  std::size_t within_pool(std::size_t bytes) const {  // of the pool's limit, at least a page
+  // As much of `bytes` as the pool's limit leaves, in pages: at least one, which charge() then refuses.
+  std::size_t within_pool(std::size_t bytes) const {
     return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
   }
   bool charge(std::size_t n) {
     if (a_.of_.may_take(n) < n || !pool_.charge(n))
       return false;
-    if (!a_.of_.counts.charge(n))
-      return pool_.refund(n), false;
+    if (!a_.of_.counts.charge(n)) {
+      pool_.refund(n);
+      return false;
+    }
     out_.charged += n, out_.of_pool += n;
     return true;
   }
@@ -154,16 +166,17 @@ class growth::filling {
   // n: charged. If the driver has less, a page is made, and the rest is refunded.
   driver::status make(address at, std::size_t& n) {
     auto h = one_handle_ ? a_.of_.machine.create_shared(a_.of_.device, n) : a_.of_.machine.create(a_.of_.device, n);
-    if (h.is.what == driver::code::out_of_memory)
+    bool const has_less = h.is.what == driver::code::out_of_memory;
+    if (has_less)
       a_.of_.note_full();
-    if (h.is.what == driver::code::out_of_memory && n > page_ && !one_handle_) {
+    if (has_less && n > page_ && !one_handle_) {
       refund(n - page_);
       n = page_, sizes_ = {page_, page_};
       h = a_.of_.machine.create(a_.of_.device, n);
     }
     if (h.ok())
       return place({h.value, at, n});
-    full_ = h.is.what == driver::code::out_of_memory;
+    device_is_full_ = h.is.what == driver::code::out_of_memory;
     return h.is;
   }
   driver::status place(handle h) {  // one that is mapped nowhere
@@ -177,7 +190,9 @@ class growth::filling {
                             : a_.of_.machine.grant(h.at, h.bytes, a_.of_.device);
     if (s.ok())
       out_.handles.back().readers = readers;
-    return s.what == driver::code::not_supported && readers_ ? place_without_those_refused(out_.handles.back()) : s;
+    if (s.what == driver::code::not_supported && readers_)
+      return place_without_those_refused(out_.handles.back());
+    return s;
   }
   driver::status place_without_those_refused(handle& h) {  // a link may have gone
     if (auto const s = a_.of_.machine.grant(h.at, h.bytes, a_.of_.device); !s.ok())
@@ -186,18 +201,21 @@ class growth::filling {
     for (std::uint64_t left = readers_; left; left &= left - 1) {
       std::uint64_t const one = left & (~left + 1);
       auto const s = a_.of_.machine.grant(h.at, h.bytes, std::countr_zero(one));
-      if (s.ok())
+      if (s.ok()) {
         h.readers |= one;
-      else if (s.what == driver::code::not_supported)
-        a_.peers_.forget(one), readers_ &= ~one;
-      else
-        return h.readers = 0, s;
+      } else if (s.what == driver::code::not_supported) {
+        a_.peers_.forget(one);
+        readers_ &= ~one;
+      } else {
+        h.readers = 0;
+        return s;
+      }
     }
     return {};
   }
 
   enum class whose : std::uint8_t { any, own_pool };  // handles of a graph move in its pool alone
-  // false: no handle is wholly free and complete.
+  // False: no handle is wholly free and complete, or the driver takes none back.
   bool move(address to, std::size_t left, std::size_t& n, driver::status& s, whose handles) {
     stream_heap* from = nullptr;
     released victim = choose(left, from, handles);
@@ -205,9 +223,13 @@ class growth::filling {
       return false;
     handle const h = victim.handles.front();
     memory_pool& its = from->pool();
-    bool const comes_in = &its != &pool_;
-    // not open to peers, or more than the pool's limit leaves: it goes, and as much as is needed is made
-    if (h.bytes > left || mine_.readers() || (comes_in && !pool_.charge(h.bytes))) {
+    bool const from_other_pool = &its != &pool_;
+    // One that is larger than the hole, or not open to peers, cannot come, nor one that the pool's limit forbids.
+    bool comes = h.bytes <= left && !mine_.readers();
+    if (comes && from_other_pool)
+      comes = pool_.charge(h.bytes);
+    // It goes to the driver, and as much as is needed is made.
+    if (!comes) {
       if (!a_.return_.one(*from, victim))
         return false;
       n = sizes_.next(within_pool(std::min(left, h.bytes)));
@@ -216,10 +238,12 @@ class growth::filling {
     }
     n = h.bytes;
     s = a_.mover_.remap(*from, victim, to, out_);
-    if (!comes_in)
+    if (!from_other_pool)
       return true;
-    if (!s.ok())
-      return pool_.refund(n), true;
+    if (!s.ok()) {
+      pool_.refund(n);
+      return true;
+    }
     its.refund(n);
     out_.of_pool += n, out_.from_other_pools += n;
     return true;
@@ -229,37 +253,49 @@ class growth::filling {
   // ordered before the stream's next work. If no heap has one, a small one that goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from, whose handles) {
-    bool const own_alone = pool_.room() < page_;  // a handle of another pool would pass the limit
+    bool const pool_is_full = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       if (how == may::go && handles == whose::own_pool)
         break;  // a launch may use it where it is
       if (how != may::go && mine_.readers())
         continue;  // nothing moves to where peers read
       released found;
-      auto const look = [&](stream_heap& m) {
+      // Sets `found` and `from`.
+      auto const take_from = [&](stream_heap& m) {
         memory_pool const& its = m.pool();
-        bool const here = &its == &pool_;
-        if (handles == whose::own_pool && !here)
+        bool const of_this_pool = &its == &pool_;
+        if (handles == whose::own_pool && !of_this_pool)
           return false;
-        if (handles == whose::any && (its.pages_stay() || (own_alone && !here)))
+        if (handles == whose::any && (its.pages_stay() || (pool_is_full && !of_this_pool)))
           return false;
         found = choose_of(m, left, how);
         from = &m;
         return found.place != nullptr;
       };
       // With openings the heap's own come first: each leaves an alias here, and returns to it without a driver call.
-      if (for_.by_openings && look(mine_))
+      if (for_.by_openings && take_from(mine_))
         return found;
       // Else those of other heaps, where a free handle is of no use to this one.
-      a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
-      if (found.place || (!for_.by_openings && look(mine_)))
+      a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && take_from(m); });
+      if (!found.place && !for_.by_openings)
+        (void)take_from(mine_);
+      if (found.place)
         return found;
     }
     return {};
   }
+  // Looks twice if the first look has found a handle whose work the driver then says is complete.
   released choose_of(stream_heap& m, std::size_t left, may how) {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
     clock::stream_clock& home = mine_.home();
+    auto const suits = [&](handle const& h) {
+      bool const spares_addresses = how == may::fit_ordered && !moves_full_handles_;
+      if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
+        passed_over_ = true;
+        return false;
+      }
+      return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none && !a_.of_.open_bytes(h);
+    };
     for (bool asked = false;; asked = true) {
       clock::stamp oldest;  // of what may not go yet
       {
@@ -267,36 +303,27 @@ class growth::filling {
         if (m.pages_stay() && &m.pool() != &pool_)
           return {};  // a graph has taken it over meanwhile
         if (a_.heaps_.index.many())
-          in.end_ownership();
+          in.end_ownership();  // else the index lists the heap by all its mapped bytes, for every search
+        // Moves in a graph's pool have taken enough addresses.
         if (in.left_behind() && in.left_behind() > most_left_behind * m.pool().now().charged)
           return {};
         oldest.stream = m.home().id();
-        auto found = in.reserve_handle(
-            left, enough,
-            [&](handle const& h) {
-              bool const spares_addresses = how == may::fit_ordered && !short_;
-              if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
-                passed_over_ = true;
-                return false;
-              }
-              return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none &&
-                     !a_.of_.open_bytes(h);
-            },
-            [&](std::uint64_t freed) {
-              return how == may::fit_ordered ? a_.of_.ordered_or_complete(home, {oldest.stream, freed})
-                                             : a_.of_.clocks.complete({oldest.stream, freed});
-            });
+        auto found = in.reserve_handle(left, enough, suits, [&](std::uint64_t freed) {
+          return how == may::fit_ordered ? a_.of_.ordered_or_complete(home, {oldest.stream, freed})
+                                         : a_.of_.clocks.complete({oldest.stream, freed});
+        });
         if (found.from.place)
           return std::move(found.from);
         oldest.n = found.waits_for;
       }
+      // What is ordered needs no answer of the driver. A capture completes with its end.
       if (asked || how == may::fit_ordered || m.is_of_graph())
-        return {};  // a capture completes with its end
+        return {};
       if (!oldest.n || !patient_ || !complete_soon(oldest))
         return {};
     }
   }
-  // Only what is known to be complete may go, and free memory above has the newest stamp.
+  // Only what is known to be complete may go, and what is free at high addresses has the newest stamp.
   void ask_for_newest() {
     clock::stamp newest;
     {
@@ -310,8 +337,10 @@ class growth::filling {
   bool complete_soon(clock::stamp s) {
     for (int tries = 0; tries < 32; ++tries) {
       auto const done = a_.of_.clocks.poll(s);
-      if (!done.ok() || done.value)
-        return done.ok();
+      if (!done.ok())
+        return false;
+      if (done.value)
+        return true;
     }
     patient_ = false;
     return false;
@@ -334,9 +363,9 @@ class growth::filling {
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
   bool passed_over_ = false;                                     // a handle, because it is full of aliases
-  bool short_ = false;                                           // none is passed over for that
-  bool patient_ = true;
-  bool full_ = false;  // the driver has not even a page
+  bool moves_full_handles_ = false;                              // none is passed over for that
+  bool patient_ = true;                                          // no stream has let complete_soon() ask in vain
+  bool device_is_full_ = false;                                  // the driver has not even a page
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
@@ -346,7 +375,7 @@ driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked
   out.handles.reserve(g.missing_bytes / of_.space.page_bytes() + 1);  // nothing below is lost for want of host memory
   filling f(*this, mine, g, asked, out);
   for (address_range const& hole : g.missing) {
-    if (driver::status const s = f.hole(hole.at, hole.at + hole.bytes); !s.ok())
+    if (driver::status const s = f.fill_hole(hole.at, hole.at + hole.bytes); !s.ok())
       return s;
   }
   return {};

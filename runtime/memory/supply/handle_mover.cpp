@@ -6,21 +6,51 @@
 
 namespace weir::memory {
 
+namespace {
+// What has arrived inside a plan is not missing any more.
+void leave_out(growth_plan& g, std::map<address, aliased_handle> const& arrived) {
+  std::vector<address_range> missing;
+  g.missing_bytes = 0;
+  auto const add = [&](address from, address to) {
+    if (from >= to)
+      return;
+    missing.push_back({from, to - from});
+    g.missing_bytes += to - from;
+  };
+  for (auto [at, bytes] : g.missing) {
+    address const end = at + bytes;
+    auto h = arrived.lower_bound(at);
+    if (h != arrived.begin() && std::prev(h)->second.at + std::prev(h)->second.bytes > at)
+      --h;
+    for (; h != arrived.end() && h->first < end; ++h) {
+      add(at, h->first);
+      at = h->first + h->second.bytes;
+    }
+    add(at, end);
+  }
+  g.missing = std::move(missing);
+}
+}  // namespace
+
 struct handle_mover::onlooker {
-  handle_mover& in;
-  session& its;
+  handle_mover& mover;
+  session& in;
 
   // Requires: the lock of the aliases. Other heaps' handles would need their locks.
   static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
-    auto const& [in, its] = *static_cast<onlooker const*>(context);
-    stream_heap const& mine = its.heap();
+    auto const& [mover, in] = *static_cast<onlooker const*>(context);
+    stream_heap const& mine = in.heap();
     address const home = g.of->at;
-    if (g.granted && !mine.readers() && !mine.pages_stay() && (home < lo || home >= hi)) {
-      region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
-      if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() && its.free_since(*g.of))
+    bool const lies_outside = home < lo || home >= hi;
+    if (g.granted && !mine.readers() && !mine.pages_stay() && lies_outside) {
+      region const& r = *mover.of_.space.find(reinterpret_cast<void const*>(home));
+      bool const is_mine = r.owner.load() == &mine && r.page(home) == g.of;
+      if (is_mine && g.of->readers == mover.of_.own_bit() && in.free_since(*g.of))
         return alias_view::outcome::swaps;
     }
-    return !g.stuck && in.of_.clocks.complete(g.last) ? alias_view::outcome::unmaps : alias_view::outcome::stays;
+    if (g.stuck || !mover.of_.clocks.complete(g.last))
+      return alias_view::outcome::stays;
+    return alias_view::outcome::unmaps;
   }
 };
 
@@ -33,6 +63,7 @@ bool handle_mover::plan(session& mine, std::size_t bytes, std::size_t alignment,
 
 driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
   for (alias* const s : g.aliases) {
+    // The handle has come back, without a driver call.
     if (swap_with_alias(mine, *s, out))
       continue;
     // The ladder plans again, with what is known by then.
@@ -45,28 +76,8 @@ driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, ph
     }
     aliases_.forget(s->at);
   }
-  if (out.arrived.empty())
-    return {};
-  std::vector<address_range> missing;
-  g.missing_bytes = 0;
-  auto const add = [&](address from, address to) {
-    if (from >= to)
-      return;
-    missing.push_back({from, to - from});
-    g.missing_bytes += to - from;
-  };
-  for (auto [at, bytes] : g.missing) {
-    address const end = at + bytes;
-    auto h = out.arrived.lower_bound(at);
-    if (h != out.arrived.begin() && std::prev(h)->second.at + std::prev(h)->second.bytes > at)
-      --h;
-    for (; h != out.arrived.end() && h->first < end; ++h) {
-      add(at, h->first);
-      at = h->first + h->second.bytes;
-    }
-    add(at, end);
-  }
-  g.missing = std::move(missing);
+  if (!out.arrived.empty())
+    leave_out(g, out.arrived);
   return {};
 }
 
@@ -76,7 +87,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
     return false;  // an alias is open to its own device alone
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
-  // it would be charged to a pool where it is not
+  // The swap changes no pool's charge, so the handle stays in its pool.
   if (from.pages_stay() || &from.pool() != &mine.pool())
     return false;
   session in(from);
@@ -97,7 +108,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
 // Requires: the range at `to` is reserved.
 aliased_handle const& handle_mover::detach(session& from, released const& place, alias* back, address to,
                                            physical_memory::batch& out) {
-  auto [node, last] = from.detach(place);
+  auto [node, last] = from.detach(place);  // last: use of the handle at its old address
   aliased_handle& h = node.mapped();
   if (back)
     aliases_.swap(*back, last);
@@ -105,7 +116,7 @@ aliased_handle const& handle_mover::detach(session& from, released const& place,
     aliases_.leave_for(h, to, last);
   node.key() = to;
   out.arrived.insert(std::move(node));
-  // what another stream used last is ordered before the next work of this one
+  // Another stream's last use is complete, or ordered before the next work of this one.
   if (last.stream == out.home->id())
     out.arrived_freed = std::max(out.arrived_freed, last.n);
   else if (!of_.clocks.complete(last))
@@ -157,6 +168,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
 bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
   for (;;) {
     alias_table::place const g = aliases_.oldest(h, spared);
+    // No more than `spared` are left.
     if (!g.bytes)
       return true;
     stream_heap& in = *of_.space.find(reinterpret_cast<void const*>(g.at))->owner.load();
@@ -169,6 +181,7 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
     }
     if (!place.place)
       return false;  // another plan has reserved it
+    // Not ready: as long as work may use the alias.
     driver::status s{driver::code::not_ready};
     if (of_.is_complete(g.last))
       s = of_.machine.unmap(g.at, g.bytes);

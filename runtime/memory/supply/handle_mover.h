@@ -32,7 +32,8 @@ class handle_mover {
  private:
   struct onlooker;
   bool swap_with_alias(stream_heap& mine, alias&, physical_memory::batch&);
-  // To where its alias `back` lies, or, null, to `to`, which becomes one. Returns: the handle, which lives in the batch
+  // The handle moves to `to`, and its old place becomes an alias. back: the alias that lies at `to`; null: none does.
+  // Returns: the handle, which lives in the batch
   aliased_handle const& detach(session& from, released const&, alias* back, address to, physical_memory::batch&);
 
   device_context& of_;

@@ -39,14 +39,15 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
   if (m.pages_stay())
     return 0;
   std::size_t bytes = release_unusable(m);
-  // empty runs become free first, so that their use is complete, too, when a handle is chosen
+  // Empty runs become free first, so that their use is complete, too, when a handle is chosen.
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     session(m).return_empty_runs();
     m.finish();
   }
-  for (bool more = true; more && bytes < want;) {
+  for (bool driver_takes_all = true; driver_takes_all && bytes < want;) {
     leaving going = reserve_complete(m, want - bytes, freed);
     if (going.all.empty()) {
+      // Nothing more is known to be complete. The driver may know better of the next one.
       if (!completes_when_asked(going.waits_for, freed))
         break;
       continue;
@@ -54,7 +55,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
     for (released& g : going.all) {
       std::size_t const gave = one(m, g);
       bytes += gave;
-      more &= gave > 0;
+      driver_takes_all &= gave > 0;
     }
   }
   return bytes;
@@ -76,7 +77,11 @@ handle_return::leaving handle_return::reserve_complete(stream_heap& m, std::size
     return {};  // a graph has taken it over meanwhile
   in.return_empty_runs();
   std::uint64_t const home = m.home().id();
-  if (freed && (freed->stream != home || in.came_unstamped_after(last)))
+  // Another home has the heap by now.
+  if (freed && freed->stream != home)
+    return {};
+  // A block came free later, without a stamp of the home.
+  if (freed && in.came_unstamped_after(last))
     return {};
   arena::first const which = of_.deterministic ? arena::first::lowest : arena::first::oldest;
   auto found = in.reserve_handles(want, which, [&](std::uint64_t n) {
@@ -116,6 +121,7 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
     in.forget_handle(*g.in, h);
   in.log_mapping(bytes - back.orphaned, "memory returned to the driver");
   of_.counts.refund(bytes - back.orphaned);
+  // A handle without access serves no block: it is tried again later.
   if (gone == 0 && !(g.handles.front().readers & of_.own_bit())) {
     in.keep_unusable(std::move(g));
     return 0;

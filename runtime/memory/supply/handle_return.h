@@ -31,7 +31,7 @@ class handle_return {
   std::size_t release_unusable(stream_heap&);  // Returns: bytes that the driver has back
   // Handles that are wholly free and complete. freed: as of(). No driver call
   leaving reserve_complete(stream_heap&, std::size_t want, clock::stamp const* freed);
-  bool completes_when_asked(clock::stamp, clock::stamp const* freed);  // the driver was asked. False: or it may not go
+  bool completes_when_asked(clock::stamp, clock::stamp const* freed);  // False: it is not complete, or may not go
   std::size_t release_segment(stream_heap&, released&);
 
   device_context& of_;

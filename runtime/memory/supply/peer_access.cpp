@@ -5,6 +5,11 @@
 #include <bit>
 
 namespace weir::memory {
+namespace {
+address end_of(block_ref const& b) {
+  return b.in_slab ? b.start + b.in_slab->size : b.block->end();
+}
+}  // namespace
 
 driver::status peer_access::grant(void const* p, int reader) {
   region* const r = of_.space.find(p);
@@ -23,7 +28,7 @@ driver::status peer_access::grant(void const* p, int reader) {
     block_ref const b = in.at(*r, reinterpret_cast<address>(p));
     if (!b.live)
       return {driver::code::invalid};
-    for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
+    for (address a = b.start, end = end_of(b); a < end;) {
       handle const* const h = r->page(a);
       if (!(h->readers & bit))
         missing.push_back(*h);
@@ -32,7 +37,8 @@ driver::status peer_access::grant(void const* p, int reader) {
   }
   if (auto const s = of_.machine.open(reader); !s.ok())
     return s;
-  for (handle const& h : missing) {  // the block is live: its handles stay
+  // The block is live: its handles stay. One that sleeps is granted when it is mapped again.
+  for (handle const& h : missing) {
     driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
     if (!s.ok())
       return s;
@@ -52,7 +58,7 @@ bool peer_access::granted(void const* p, int reader) const noexcept {
   block_ref const b = in.at(*r, reinterpret_cast<address>(p));
   if (!b.live)
     return false;
-  for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
+  for (address a = b.start, end = end_of(b); a < end;) {
     handle const* const h = r->page(a);
     if (!(h->readers >> reader & 1))
       return false;
@@ -76,7 +82,11 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
   {
     quiet_session const in(m);
     in.each_handle([&](aliased_handle const& h) {
-      if (!(h.readers & of_.own_bit()) || !(readers & ~h.readers))
+      // It is unusable: not even open to its own device.
+      if (!(h.readers & of_.own_bit()))
+        return;
+      // It is open to all of them.
+      if (!(readers & ~h.readers))
         return;
       closed.push_back(h);
       for (alias const* g = m.is_of_graph() ? h.aliases : nullptr; g; g = g->next)
@@ -126,6 +136,7 @@ driver::status peer_access::open_all_heaps(std::uint64_t readers) {
       if (auto const s = open_handles(*all[opened], readers); !s.ok())
         return s;
     }
+    // Unless heaps have come meanwhile.
     if (heaps_.add_readers_of_all(readers, opened))
       return {};
   }
@@ -139,6 +150,7 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
     return {driver::code::not_supported};
   if (auto const s = open_devices(readers); !s.ok())
     return s;
+  // A heap of the stream is where add_readers() notes them.
   if (home)
     (void)heaps_.of(*home);
   base::lock_guard const alone(granting_);

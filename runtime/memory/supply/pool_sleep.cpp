@@ -6,6 +6,19 @@
 #include <set>
 
 namespace weir::memory {
+namespace {
+// Waits for a stream, or for its device: the driver is not asked about a stream that is borrowed or retired.
+driver::status finish_one(device_context& of, clock::stamp s) {
+  clock::stream_clock const* const t = clock::find(s.stream);
+  if (!t)
+    return {};
+  if (t->alive() != clock::life::borrowed && t->alive() != clock::life::retired)
+    return of.clocks.synchronize(s);
+  if (of.clocks.complete(s))
+    return {};
+  return of.clocks.synchronize_device(t->device());
+}
+}  // namespace
 
 std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
   auto all = heaps_.all();
@@ -14,6 +27,7 @@ std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
 }
 
 driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
+  // By number: the order of addresses would differ from run to run.
   auto const by_number = [](clock::stream_clock* a, clock::stream_clock* b) { return a->id() < b->id(); };
   std::set<clock::stream_clock*, decltype(by_number)> users(by_number);
   std::vector<clock::stamp> stamps;
@@ -41,15 +55,7 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   for (clock::stream_clock* const t : users)
     stamps.push_back(t->now());
   for (clock::stamp const s : stamps) {
-    clock::stream_clock const* const t = clock::find(s.stream);
-    if (!t)
-      continue;
-    bool const asked = t->alive() != clock::life::borrowed && t->alive() != clock::life::retired;
-    bool const done = !asked && of_.clocks.complete(s);
-    driver::status const is = asked  ? of_.clocks.synchronize(s)
-                              : done ? driver::status{}
-                                     : of_.clocks.synchronize_device(t->device());
-    if (!is.ok())
+    if (driver::status const is = finish_one(of_, s); !is.ok())
       return is;
   }
   for (stream_heap* const m : heaps)
@@ -63,7 +69,7 @@ void pool_sleep::plan(session const& in, sleeper& out) const {
   bool const exact = of_.runtime.observer() != nullptr;
   std::set<address> unusable;
   in.each_unusable([&](handle const& h) { unusable.insert(h.at); });
-  std::map<address, std::size_t> parts;  // by handle
+  std::map<address, std::size_t> parts;  // number in `out`, by the handle's address
   in.each_handle([&](handle const& h) {
     // An unusable handle has no live bytes. It stays mapped, because its record has to name its memory.
     if (unusable.contains(h.at))
@@ -101,7 +107,7 @@ void pool_sleep::plan(session const& in, sleeper& out) const {
 
 // From here on no block of the heap comes or goes. Adds its ranges.
 driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
-  for (;;) {  // what other threads freed meanwhile may still be in use
+  for (;;) {
     if (auto const s = finish({&m}); !s.ok())
       return s;
     session in(m);
@@ -110,6 +116,7 @@ driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
     (void)in.reclaim();
     clock::stamp newest{m.home().id(), 0};
     in.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
+    // Other threads have freed blocks since the wait, which may still be in use.
     if (in.has_pending() || (newest.n && !of_.clocks.complete(newest)))
       continue;
     plan(in, out);
@@ -120,14 +127,17 @@ driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
 
 // Enqueues the copies to the store, with a mark after each handle's.
 driver::status pool_sleep::save(sleeper const& all, page_store& store) {
-  driver::status s = store.reserve(all.bytes);
-  for (std::size_t i = 0; s.ok() && i < all.parts.size(); ++i) {
-    for (range const& r : all.parts[i].ranges)
-      s = s.ok() ? store.save(r.at, r.bytes, r.offset) : s;
-    if (s.ok())
-      s = store.mark(i);
+  if (auto const s = store.reserve(all.bytes); !s.ok())
+    return s;
+  for (std::size_t i = 0; i < all.parts.size(); ++i) {
+    for (range const& r : all.parts[i].ranges) {
+      if (auto const s = store.save(r.at, r.bytes, r.offset); !s.ok())
+        return s;
+    }
+    if (auto const s = store.mark(i); !s.ok())
+      return s;
   }
-  return s;
+  return {};
 }
 
 // All work is complete, and the handles that are wholly free have gone.
@@ -151,8 +161,10 @@ driver::status pool_sleep::put_all_to_rest(memory_pool& pool, page_store* store,
   }
   invalidate_fast_paths();
   for (part& p : all.parts) {
-    for (range& r : p.ranges)
-      r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
+    for (range& r : p.ranges) {
+      r.offset = all.bytes;
+      all.bytes += r.bytes;
+    }
   }
   pool.put_asleep(all.bytes);
   all.store = store;
@@ -203,8 +215,9 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
   pages_given const went = give_pages(its, given);
   if (went.is.ok())
     return {};
-  // The rest stays mapped, asleep if copies may still use it: its blocks' memory must not go to others meanwhile.
   its.copying = !copies_ended(store);
+  // Some pages have gone, or copies may still use what is mapped, which must not go to others meanwhile. So the pool is
+  // asleep, and the rest stays mapped.
   if (went.parts || its.copying)
     return {};
   asleep_.erase(&pool);
@@ -262,21 +275,27 @@ void pool_sleep::join(sleeper& its, std::size_t most) const {
     session const in(*p.in);
     region const* const r = of_.space.find(reinterpret_cast<void const*>(p.at));
     auto const continues = [&](part const& before) {
+      if (before.in != p.in || before.at + before.bytes != p.at)
+        return false;
+      // A free page that could not be dropped stays alone: the index of whole handles knows it.
+      if (before.ranges.empty() || p.ranges.empty())
+        return false;
+      // No handle crosses the start of a region, or of its part for runs.
+      if (before.at < r->base || p.at == r->runs)
+        return false;
       handle const left = in.handle_at(before.at), h = in.handle_at(p.at);
-      std::size_t const here = p.in->readers() ? std::max(most, of_.space.handles_that_stay().most) : most;
-      return left.asleep && h.asleep && left.readers == h.readers && before.saved == p.saved &&
-             before.bytes + p.bytes <= here;
+      if (!left.asleep || !h.asleep || left.readers != h.readers || before.saved != p.saved)
+        return false;
+      std::size_t const most_here = p.in->readers() ? std::max(most, of_.space.handles_that_stay().most) : most;
+      return before.bytes + p.bytes <= most_here;
     };
-    part* const before = out.empty() || out.back().in != p.in ? nullptr : &out.back();
-    // a free page that could not be dropped stays alone: the index of whole handles knows it
-    bool const in_use = before && !before->ranges.empty() && !p.ranges.empty();
-    if (!in_use || before->at + before->bytes != p.at || before->at < r->base || p.at == r->runs ||
-        !continues(*before)) {
+    if (out.empty() || !continues(out.back())) {
       out.push_back(p);
       continue;
     }
-    before->bytes += p.bytes;
-    before->ranges.insert(before->ranges.end(), p.ranges.begin(), p.ranges.end());
+    part& before = out.back();
+    before.bytes += p.bytes;
+    before.ranges.insert(before.ranges.end(), p.ranges.begin(), p.ranges.end());
   }
   its.parts = std::move(out);
 }
@@ -294,7 +313,8 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
     return readers != of_.own_bit() ? of_.machine.grant_all(h.at, h.bytes, readers)
                                     : of_.machine.grant(h.at, h.bytes, of_.device);
   };
-  if (!h.asleep) {  // it stayed mapped, perhaps without access
+  // It stayed mapped, perhaps without access.
+  if (!h.asleep) {
     if (h.readers & of_.own_bit())
       return {};
     driver::status const s = grant();
@@ -314,9 +334,12 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
     orphaned += back.orphaned;
     return s;
   }
-  p.made = h, p.made.readers = 0;
+  // Noted before the grant, which may be refused: undo() unmaps what is mapped.
+  p.made = h;
+  p.made.readers = 0;
   driver::status const s = grant();
-  p.made.readers = s.ok() ? readers : 0;
+  if (s.ok())
+    p.made.readers = readers;
   return s;
 }
 
@@ -334,7 +357,7 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
     before[p.at] = &p;
   for (part& p : now.parts) {
     auto const next = before.upper_bound(p.at);
-    // a handle that was unusable when the pool fell asleep stayed mapped
+    // It lies in no earlier part: it was unusable when the pool fell asleep, and stayed mapped.
     if (next == before.begin() || p.at - std::prev(next)->first >= std::prev(next)->second->bytes)
       continue;
     part const& was = *std::prev(next)->second;
@@ -366,7 +389,12 @@ bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   std::size_t const most = bound_.most(bound_.now(), need);
   if (reserved > most)
     (void)return_.some(reserved - most);
-  return charge(pool, need) || (return_.some(need) != 0 && charge(pool, need));
+  if (charge(pool, need))
+    return true;
+  // The device has less than the bound allows.
+  if (return_.some(need) == 0)
+    return false;
+  return charge(pool, need);
 }
 
 // Copies of a part run while the next one is mapped.
@@ -435,14 +463,15 @@ void pool_sleep::forget_free_handles(stream_heap& m) {
 }
 
 // What was mapped goes again. What the driver keeps mapped, or copies may still fill, is filled at the next try.
-void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std::size_t orphaned, bool quiet) {
+void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std::size_t orphaned,
+                      bool copies_are_over) {
   physical_memory::batch back;
   std::size_t kept = 0;
   for (part& p : its.parts) {
     if (!p.made.bytes)
       continue;
     handle const h = std::exchange(p.made, {});
-    if (quiet && of_.machine.unmap(h.at, h.bytes).ok()) {
+    if (copies_are_over && of_.machine.unmap(h.at, h.bytes).ok()) {
       memory_.release(h.physical, h.bytes, back);
       continue;
     }
@@ -472,7 +501,10 @@ void pool_sleep::return_what_is_free(stream_heap& m) {
 void pool_sleep::drop(memory_pool& pool) noexcept try {
   base::lock_guard const alone(changing_);
   auto const known = asleep_.find(&pool);
-  if (known == asleep_.end() || pool.has_asleep() || !finish_copies(known->second).ok())
+  // Another thread has woken it meanwhile, and may have put it to sleep again.
+  if (known == asleep_.end() || pool.has_asleep())
+    return;
+  if (!finish_copies(known->second).ok())
     return;
   if (known->second.store)
     known->second.store->drop();

@@ -88,7 +88,7 @@ class pool_sleep {
   bool charge_for_a_wake(memory_pool&, std::size_t need);  // False: there is no room, though free handles went
   driver::status map(part&, std::size_t& orphaned);
   driver::status map_and_restore(sleeper&, page_store*, std::size_t& orphaned);
-  void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
+  void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool copies_are_over);
   static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
 
   device_context& of_;

@@ -43,7 +43,7 @@ reserve_bound::usage reserve_bound::now() const {
   if (!few)
     return n;
   auto const caches = heaps_.cached();
-  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes),
+  n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes);
   n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
   n.pending += caches.waiting_bytes;
   return n;
@@ -79,9 +79,14 @@ void reserve_bound::learn(usage const& n, memory_pool const& pool, std::size_t m
     return;
   base::lock_guard const hold(lock_);
   // The sum falls when a heap ends.
-  std::int64_t const paid = std::max<std::int64_t>(0, n.allocations - std::exchange(allocations_, n.allocations));
+  std::int64_t const paid = std::max<std::int64_t>(0, n.allocations - allocations_);
+  allocations_ = n.allocations;
   debt_ = std::max<std::int64_t>(0, debt_ + static_cast<std::int64_t>(moves) * price - paid);
-  if (debt_ < (step_ ? later_patience : first_patience) * price || step_ + 1 == std::size(widths))
+  std::int64_t const patience = step_ ? later_patience : first_patience;
+  if (debt_ < patience * price)
+    return;
+  // It is as wide as it may be.
+  if (step_ + 1 == std::size(widths))
     return;
   ++step_;
   debt_ = 0;
