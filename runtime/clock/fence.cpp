@@ -41,7 +41,7 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       for (auto& idle : d.idle)
         base::make_room(idle, std::min(kept, d.made.size() + 1));
       base::make_room(d.doomed, d.made.size() + 1);
-      d.made.push_back(driver::event_handle::none);
+      d.made.push_back(driver::event_handle::none);  // the place of the event that is made below
     }
   }
   for (auto gone : doomed)
@@ -52,6 +52,7 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
     if (c->closed)
       return {{driver::code::unloading}, h};
     auto& all = c->devices[static_cast<std::size_t>(device)].made;
+    // Another thread's place serves as well.
     auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
     if (!made.ok()) {
       all.erase(std::next(place).base());
@@ -129,16 +130,20 @@ void fence_list::publish(fence_ref f, dropped& out) {
   if (list_.size() <= most)
     return;
   out.reserve(out.size() + list_.size());  // nothing below allocates
-  std::size_t const old = list_.size() / 2;
-  std::size_t left = 0;
+  std::size_t const older_half = list_.size() / 2;
+  std::size_t kept = 0;
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    bool const goes = list_[i]->stale.load() || (i < old && i % 2 == 0);
-    if (goes && i + 1 < list_.size())
+    bool const goes = list_[i]->stale.load() || (i < older_half && i % 2 == 0);
+    // The last one stays: it covers those that go.
+    if (goes && i + 1 < list_.size()) {
       out.push_back(std::move(list_[i]));
-    else if (i != left++)
-      list_[left - 1] = std::move(list_[i]);
+      continue;
+    }
+    if (i != kept)
+      list_[kept] = std::move(list_[i]);
+    ++kept;
   }
-  list_.resize(left);
+  list_.resize(kept);
   WEIR_RULE(list_.size() <= most, "there are more fences than `most`");
 }
 
