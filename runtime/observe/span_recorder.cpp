@@ -27,9 +27,9 @@ void span_recorder::add(span s) noexcept {
     return;  // a thread of the parent may hold the lock
   try {
     base::lock_guard const hold(lock_);
-    if (ring_.size() < most_)
+    if (ring_.size() < most_) {
       ring_.push_back(std::move(s));
-    else {
+    } else {
       ring_[next_] = std::move(s);
       next_ = (next_ + 1) % most_;
     }

@@ -389,6 +389,24 @@ std::string option_text(option_row const& row, options const& o) {
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
+namespace {
+// Takes ":seed=S" from the end of what follows the word sim.
+void take_seed(std::string_view& rest, simulated& sim, std::string_view text, std::string const& where,
+               source_location at) {
+  auto const end = rest.rfind(":seed=");
+  if (end == rest.npos)
+    return;
+  std::string_view const digits = rest.substr(end + 6);
+  auto const seed = whole_number(digits);
+  if (!seed)
+    refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
+           "Write a number, as in sim:2:seed=7; seed=0 chooses one and prints it", at, error_id{433});
+  sim.schedule = simulated::scheduling::seeded;
+  sim.seed = *seed;
+  rest = rest.substr(0, end);
+}
+}  // namespace
+
 machine_choice parse_devices(std::string_view text, std::string const& where, source_location at) {
   static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
   std::string_view const word = text.substr(0, text.find(':'));
@@ -405,16 +423,8 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
            did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=S]", at, error_id{177});
   choice.which = machine_choice::kind::simulated;
   std::string_view rest = text.substr(word.size());
-  if (auto const end = rest.rfind(":seed="); end != rest.npos) {
-    std::string_view const digits = rest.substr(end + 6);
-    auto const seed = whole_number(digits);
-    if (!seed)
-      refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
-             "Write a number, as in sim:2:seed=7; seed=0 chooses one and prints it", at, error_id{433});
-    choice.sim.schedule = simulated::scheduling::seeded;
-    choice.sim.seed = *seed;
-    rest = rest.substr(0, end);
-  }
+  take_seed(rest, choice.sim, text, where, at);
+  // What is left is empty, ":devices" or ":devices:size".
   if (rest.empty())
     return choice;
   rest.remove_prefix(1);
@@ -466,6 +476,7 @@ bool guard_wanted(options const& o, source_location at) {
   return *given;
 }
 
+// As CUDA: a word that names no device ends the list, and a device that is named twice empties it.
 std::vector<int> visible_devices(std::string_view text, int count) {
   constexpr std::string_view uuid = "SIM-";
   std::vector<int> shown;
@@ -511,9 +522,12 @@ found_options find_options(source_location at) {
     read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
-    bool const races = table[i].name == "check_races";
-    // CUDA's variable is on for any number except 0
-    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0"))
+    if (!value)
+      continue;
+    bool is_on = std::string_view(value) != "0";  // as CUDA's variable: on for any number except 0
+    if (table[i].name == "check_races")
+      is_on = races_of_process(at) != race_check::off;
+    if (!is_on)
       continue;
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;
