@@ -97,7 +97,7 @@ struct history::book {
   }
 
   void begin_block(event const& e) {
-    std::uint32_t const line = line_of(e);
+    std::uint32_t const line = number_of_line(e);
     // Its end was gathered before it.
     if (auto const early = early_ends_before.find(e.at); early != early_ends_before.end() && early->second > e.ticks) {
       early_ends_before.erase(early);
@@ -155,7 +155,7 @@ struct history::book {
     l.sums.blocks_at_peak = l.sums.blocks, l.sums.bytes_at_peak = l.sums.bytes;
   }
 
-  std::uint32_t line_of(event const& e) {
+  std::uint32_t number_of_line(event const& e) {
     if (last_line < lines.size()) {  // mostly the same as before
       line_sums const& l = lines[last_line].sums;
       place const& p = places[lines[last_line].place];

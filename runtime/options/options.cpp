@@ -389,24 +389,6 @@ std::string option_text(option_row const& row, options const& o) {
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
-namespace {
-// Takes ":seed=S" from the end of what follows the word sim.
-void take_seed(std::string_view& rest, simulated& sim, std::string_view text, std::string const& where,
-               source_location at) {
-  auto const end = rest.rfind(":seed=");
-  if (end == rest.npos)
-    return;
-  std::string_view const digits = rest.substr(end + 6);
-  auto const seed = whole_number(digits);
-  if (!seed)
-    refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
-           "Write a number, as in sim:2:seed=7; seed=0 chooses one and prints it", at, error_id{433});
-  sim.schedule = simulated::scheduling::seeded;
-  sim.seed = *seed;
-  rest = rest.substr(0, end);
-}
-}  // namespace
-
 machine_choice parse_devices(std::string_view text, std::string const& where, source_location at) {
   static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
   std::string_view const word = text.substr(0, text.find(':'));
@@ -423,7 +405,17 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
            did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=S]", at, error_id{177});
   choice.which = machine_choice::kind::simulated;
   std::string_view rest = text.substr(word.size());
-  take_seed(rest, choice.sim, text, where, at);
+  // The seed stands at the end.
+  if (auto const end = rest.rfind(":seed="); end != rest.npos) {
+    std::string_view const digits = rest.substr(end + 6);
+    auto const seed = whole_number(digits);
+    if (!seed)
+      refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
+             "Write a number, as in sim:2:seed=7; seed=0 chooses one and prints it", at, error_id{433});
+    choice.sim.schedule = simulated::scheduling::seeded;
+    choice.sim.seed = *seed;
+    rest = rest.substr(0, end);
+  }
   // What is left is empty, ":devices" or ":devices:size".
   if (rest.empty())
     return choice;
@@ -437,8 +429,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   if (count.size() == rest.size())
     return choice;
   rest.remove_prefix(count.size() + 1);
-  std::string const size(rest);
-  auto const bytes = size_from_text(number_from<double>(rest) ? size + "GiB" : size);
+  auto const bytes = size_from_text(std::string(rest) + (number_from<double>(rest) ? "GiB" : ""));
   if (!bytes || *bytes < 2_MiB || *bytes > 1024_GiB)
     refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a size",
            "Write a number of GiB, or a size from 2MiB to 1TiB: sim:N:16, sim:N:640MiB", at, error_id{179});
