@@ -67,7 +67,7 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   auto const captured = capturing(device, handle_of(foreign));
   if (!captured.ok())
     return {captured.is};
-  // CUDA would spoil its capture if it were asked for the stream's context.
+  // A captured stream is asked nothing more, and counts as one of this device.
   if (captured.value)
     return {captured.is, handle_of(foreign)};
   auto const of = owner_of(in, device, foreign);
@@ -117,7 +117,7 @@ result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
   CUstream const s = foreign ? foreign : CU_STREAM_LEGACY;
   CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult r = api_.cuStreamIsCapturing(s, &is);
-  // The legacy stream cannot be asked for its id either, while another stream is captured.
+  // While another stream is captured, the legacy stream counts as captured too. Neither is asked for its id.
   bool const captured = r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || is != CU_STREAM_CAPTURE_STATUS_NONE;
   if (captured)
     return {{}, {handle_of(s), true, 0}};
