@@ -41,26 +41,30 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       for (auto& idle : d.idle)
         base::make_room(idle, std::min(kept, d.made.size() + 1));
       base::make_room(d.doomed, d.made.size() + 1);
-      d.made.push_back(driver::event_handle::none);  // the place of the event that is made below
+      d.made.push_back(driver::event_handle::none);  // the place of the event that make_in_place() makes
     }
   }
   for (auto gone : doomed)
     machine_.destroy_event(device, gone);
-  if (h == driver::event_handle::none) {
-    auto const made = machine_.create_event(device, kind);
-    auto c = contents_.lock();
-    if (c->closed)
-      return {{driver::code::unloading}, h};
-    auto& all = c->devices[static_cast<std::size_t>(device)].made;
-    // Another thread's place serves as well.
-    auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
-    if (!made.ok()) {
-      all.erase(std::next(place).base());
-      return {made.is, h};
-    }
-    h = *place = made.value;
-  }
+  if (h == driver::event_handle::none)
+    return make_in_place(device, kind);
   return {{}, h};
+}
+
+driver::result<driver::event_handle> event_pool::make_in_place(int device, driver::event_kind kind) {
+  auto const made = machine_.create_event(device, kind);
+  auto c = contents_.lock();
+  if (c->closed)
+    return {{driver::code::unloading}, driver::event_handle::none};
+  auto& all = c->devices[static_cast<std::size_t>(device)].made;
+  // Another thread's place serves as well.
+  auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
+  if (!made.ok()) {
+    all.erase(std::next(place).base());
+    return {made.is, driver::event_handle::none};
+  }
+  *place = made.value;
+  return {{}, made.value};
 }
 
 driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
