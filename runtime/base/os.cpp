@@ -67,6 +67,7 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED)
     return nullptr;
+  // An aligned range lies in what was got. What is before and behind it goes back.
   auto const from = reinterpret_cast<std::uintptr_t>(got);
   std::uintptr_t const at = (from + alignment - 1) & ~(alignment - 1);
   if (at > from)
@@ -77,13 +78,16 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
 }
 
 bool is_mapped(void const* at, std::size_t bytes) noexcept {
-  std::uintptr_t const page = page_size(), from = reinterpret_cast<std::uintptr_t>(at);
-  unsigned char resident[1024];
-  for (std::uintptr_t first = from / page * page; first - from / page * page < bytes + from % page;) {
-    std::size_t const left = from + bytes - first, now = std::min(left, sizeof resident * page);
-    if (::mincore(reinterpret_cast<void*>(first), now, resident) != 0 && errno == ENOMEM)
+  std::uintptr_t const page = page_size(), before = reinterpret_cast<std::uintptr_t>(at) % page;
+  std::uintptr_t const first_page = reinterpret_cast<std::uintptr_t>(at) - before;
+  std::size_t const whole = before + bytes;
+  unsigned char resident[1024];  // one for each page
+  constexpr std::size_t most_pages = sizeof resident;
+  for (std::size_t done = 0; done < whole; done += most_pages * page) {
+    std::size_t const part = std::min(whole - done, most_pages * page);
+    // ENOMEM says that a page is not mapped; other failures say nothing about the pages.
+    if (::mincore(reinterpret_cast<void*>(first_page + done), part, resident) != 0 && errno == ENOMEM)
       return false;
-    first += (now + page - 1) / page * page;
   }
   return true;
 }
@@ -123,10 +127,10 @@ bad_access access_of(siginfo_t const* info, [[maybe_unused]] void const* context
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  int const interrupted = errno;
-  bool const again = explain_fault(access_of(info, context));
-  errno = interrupted;
-  if (again)
+  int const errno_before = errno;
+  bool const is_made_again = explain_fault(access_of(info, context));
+  errno = errno_before;
+  if (is_made_again)
     return;
   if (before_us.sa_flags & SA_SIGINFO)
     return before_us.sa_sigaction(signal, info, context);
@@ -202,11 +206,13 @@ void close_file(int file) noexcept {
 
 // Opens without waiting: an ordinary open() of a FIFO without a writer does not return.
 file_text read_text(char const* path, std::size_t most_bytes) {
-  auto const refused = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
+  auto const unreadable = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
   owned_file const file(::open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   struct ::stat about {};
-  if ((file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about)) != 0)
-    return refused();
+  // Also asked about what does not open: a socket is named as such.
+  int const failed = file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about);
+  if (failed)
+    return unreadable();
   if (!S_ISREG(about.st_mode))
     return {{}, kind_of(about.st_mode)};
   if (!file.is_open())
@@ -218,7 +224,7 @@ file_text read_text(char const* path, std::size_t most_bytes) {
     if (got < 0 && errno == EINTR)
       continue;
     if (got < 0)
-      return refused();
+      return unreadable();
     if (got == 0)
       return {std::move(text), {}};
     text.append(part.data(), static_cast<std::size_t>(got));

@@ -34,6 +34,7 @@ struct search {
   std::uint32_t type;
   std::function<void(std::string const&, void const*, std::size_t)> const& see;
 
+  // Notes stand one after another: a header, the name and the text, the last two padded to 4 bytes.
   void look_in(char const* file, char const* at, std::size_t left) const {
     struct header {
       std::uint32_t name_bytes, text_bytes, type;
@@ -45,7 +46,9 @@ struct search {
       if (whole > left)
         return;
       char const* const text = at + sizeof h + padded(h.name_bytes);
-      if (h.type == type && h.name_bytes == std::strlen(name) + 1 && !std::memcmp(at + sizeof h, name, h.name_bytes))
+      bool const same_name =
+          h.name_bytes == std::strlen(name) + 1 && std::memcmp(at + sizeof h, name, h.name_bytes) == 0;
+      if (h.type == type && same_name)
         see(file_name_of(file), text, h.text_bytes);
       at += whole, left -= whole;
     }

@@ -32,8 +32,12 @@ class text_file {
     int const file = ::open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
       return;
-    for (ssize_t got = 0; size_ < sizeof text_ && (got = ::read(file, text_ + size_, sizeof text_ - size_)) > 0;)
+    while (size_ < sizeof text_) {
+      ssize_t const got = ::read(file, text_ + size_, sizeof text_ - size_);
+      if (got <= 0)
+        break;
       size_ += static_cast<std::size_t>(got);
+    }
     close_file(file);
   }
   std::string_view text() const noexcept { return {text_, size_}; }
@@ -41,12 +45,11 @@ class text_file {
   std::optional<std::size_t> number() const noexcept { return first_number(text()); }
   // The number after the first word of a line.
   std::optional<std::size_t> number(std::string_view word) const noexcept {
-    for (std::string_view left = text(); !left.empty();
-         left.remove_prefix(std::min(left.size(), left.find('\n') + 1))) {
-      if (left.starts_with(word) && left.substr(word.size()).find_first_of(" \t") == 0)
-        return first_number(left.substr(word.size()));
-      if (left.find('\n') == left.npos)
-        break;
+    for (std::string_view left = text(); !left.empty();) {
+      std::string_view const line = left.substr(0, left.find('\n'));
+      left.remove_prefix(std::min(left.size(), line.size() + 1));
+      if (line.starts_with(word) && line.substr(word.size()).find_first_of(" \t") == 0)
+        return first_number(line.substr(word.size()));
     }
     return {};
   }
@@ -78,12 +81,16 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
       limit = high;
   }
   auto const used = text_file(root, names.folder, group, names.used).number();
-  if (!limit || !used || *limit >= out.total)
+  if (!limit || !used)
+    return;
+  // The group limits nothing, even with its file caches counted as used.
+  if (*limit >= out.total && *limit - std::min(*limit, *used) >= out.available)
     return;
   text_file const parts(root, names.folder, group, "/memory.stat");
   std::size_t const files = parts.number(names.inactive).value_or(0) + parts.number(names.active).value_or(0);
   std::size_t const held = *used - std::min(*used, files);
-  out.total = *limit;
+  // A group above may be nearly full, though its limit is larger.
+  out.total = std::min(out.total, *limit);
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 

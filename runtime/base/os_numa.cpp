@@ -54,16 +54,16 @@ int core_of(int processor) {
   return text.empty() || text[0] < '0' || text[0] > '9' ? -1 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
 }
 
-nodes* in_place = nullptr;
+nodes* installed = nullptr;
 nodes& asked() noexcept {
   static of_system system;
-  return in_place ? *in_place : system;
+  return installed ? *installed : system;
 }
 
 }  // namespace
 
 void nodes_by(nodes* them) noexcept {
-  in_place = them;
+  installed = them;
 }
 
 bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept {
@@ -78,6 +78,7 @@ std::vector<int> usable_processors_near(int numa_node) {
   std::sort(near.begin(), near.end());
   std::sort(allowed.begin(), allowed.end());
   std::set_intersection(near.begin(), near.end(), allowed.begin(), allowed.end(), std::back_inserter(both));
+  // The node restricts nothing.
   if (both.size() == allowed.size())
     both.clear();
   return both;
@@ -89,8 +90,10 @@ std::vector<int> processors_of_cores() {
     int const core = core_of(processor);
     if (core < 0)
       return {};
-    if (std::find(cores.begin(), cores.end(), core) == cores.end())
-      cores.push_back(core), found.push_back(processor);
+    if (std::find(cores.begin(), cores.end(), core) != cores.end())
+      continue;
+    cores.push_back(core);
+    found.push_back(processor);
   }
   return found;
 }

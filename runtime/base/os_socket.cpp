@@ -44,6 +44,7 @@ bool wait_for(int socket, short what, std::int64_t end) noexcept {
     int const n = ::poll(&one, 1, ms);
     if (n > 0 || (n < 0 && errno != EINTR))
       return true;
+    // One poll waits at most most_ms: a longer wait takes several.
     if (n == 0 && ms < most_ms)
       return false;
   }
@@ -62,6 +63,7 @@ void take_files(msghdr& m, received& into) noexcept {
       int file = -1;
       std::memcpy(&file, CMSG_DATA(c) + i * sizeof(int), sizeof file);
       owned_file own(file);
+      // The sender's own descriptor was not asked for: it is closed here.
       if (c->cmsg_type != SCM_RIGHTS)
         continue;
       if (into.file_count < most_files)
@@ -108,11 +110,11 @@ char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
 sameness same_open_file(int a, int b) noexcept {
   if (refused(call::compare_files))
     return sameness::unknown;
-  if (int const is = ::fcntl(a, query_same_file, b); is >= 0)
-    return is ? sameness::same : sameness::different;
+  if (int const is_same = ::fcntl(a, query_same_file, b); is_same >= 0)
+    return is_same ? sameness::same : sameness::different;
   auto const self = ::getpid();
-  if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0)
-    return is == 0 ? sameness::same : sameness::different;
+  if (long const order = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); order >= 0)
+    return order == 0 ? sameness::same : sameness::different;
   // Neither call is available here: compare the inode, which identifies a memory file.
   struct stat one {
   }, other{};
@@ -167,12 +169,16 @@ heard send_message(int socket, std::span<std::byte const> bytes, std::span<int c
     ssize_t const n = ::sendmsg(socket, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n == static_cast<ssize_t>(bytes.size()))
       return heard::message;
-    if (n < 0 && errno == EINTR)
-      continue;
-    if (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN || errno == ECONNREFUSED))
-      return heard::closed;
-    if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+    // A part was sent: the socket keeps no message boundaries.
+    if (n >= 0)
       return heard::refused;
+    if (errno == EINTR)
+      continue;
+    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN || errno == ECONNREFUSED)
+      return heard::closed;
+    if (errno != EAGAIN && errno != EWOULDBLOCK)
+      return heard::refused;
+    // The receiver's queue is full.
     if (!wait_for(socket, POLLOUT, end))
       return heard::too_late;
   }
@@ -196,7 +202,8 @@ received receive_message(int socket, std::span<std::byte> into, base::time_limit
       take_files(m, got);
       got.cut |= (m.msg_flags & MSG_CTRUNC) != 0;
       got.bytes = static_cast<std::size_t>(n);
-      got.is = n == 0 && got.file_count == 0 && has_ended(socket) ? heard::closed : heard::message;
+      bool const is_empty = n == 0 && got.file_count == 0;
+      got.is = is_empty && has_ended(socket) ? heard::closed : heard::message;
       return got;
     }
     if (errno == EINTR)

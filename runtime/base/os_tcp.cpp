@@ -35,6 +35,7 @@ bool until_ready(int socket, short what, std::int64_t end) noexcept {
     int const n = ::poll(&one, 1, ms);
     if (n > 0 || (n < 0 && errno != EINTR))
       return true;
+    // A wait longer than one poll takes several.
     if (n == 0 && ms < longest_poll_ms)
       return false;
   }
@@ -58,6 +59,24 @@ std::string said_by_system(int error) {
   return std::strerror(error);
 }
 
+// To all addresses of this machine. IPv6 takes IPv4 too. Returns: as bind(2)
+int bind_to_any(int socket, int family, std::uint16_t port) noexcept {
+  if (family == AF_INET6) {
+    int const off = 0;
+    (void)::setsockopt(socket, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    any.sin6_port = htons(port);
+    any.sin6_addr = in6addr_any;
+    return ::bind(socket, reinterpret_cast<sockaddr const*>(&any), sizeof any);
+  }
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_port = htons(port);
+  any.sin_addr.s_addr = htonl(INADDR_ANY);
+  return ::bind(socket, reinterpret_cast<sockaddr const*>(&any), sizeof any);
+}
+
 }  // namespace
 
 tcp_socket listen_tcp(std::uint16_t port) {
@@ -65,35 +84,20 @@ tcp_socket listen_tcp(std::uint16_t port) {
   if (refused(call::listen_tcp))
     return {{}, 0, "the system refuses a socket"};
   int error = 0;
-  for (int const family : {AF_INET6, AF_INET}) {  // the first takes IPv4 too, where the system has IPv6
+  for (int const family : {AF_INET6, AF_INET}) {  // the second where the system has no IPv6
     owned_file s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!s.is_open()) {
       error = errno;
       continue;
     }
     set_flag(s.get(), SOL_SOCKET, SO_REUSEADDR);
-    int bound = -1;
-    if (family == AF_INET6) {
-      int const off = 0;
-      (void)::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      sockaddr_in6 any{};
-      any.sin6_family = AF_INET6;
-      any.sin6_port = htons(port);
-      any.sin6_addr = in6addr_any;
-      bound = ::bind(s.get(), reinterpret_cast<sockaddr const*>(&any), sizeof any);
-    } else {
-      sockaddr_in any{};
-      any.sin_family = AF_INET;
-      any.sin_port = htons(port);
-      any.sin_addr.s_addr = htonl(INADDR_ANY);
-      bound = ::bind(s.get(), reinterpret_cast<sockaddr const*>(&any), sizeof any);
-    }
-    if (bound == 0 && ::listen(s.get(), SOMAXCONN) == 0) {
+    if (bind_to_any(s.get(), family, port) == 0 && ::listen(s.get(), SOMAXCONN) == 0) {
       made.port = port_of(s.get());
       made.file = std::move(s);
       return made;
     }
     error = errno;
+    // IPv4 alone might be free. Then connections by IPv6 would reach another program.
     if (error == EADDRINUSE)
       break;
   }
@@ -129,6 +133,7 @@ tcp_socket connect_tcp(std::string const& host, std::uint16_t port, base::time_l
       continue;
     }
     error = ::connect(s.get(), at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
+    // The socket keeps the result of the attempt.
     if (error == EINPROGRESS) {
       socklen_t length = sizeof error;
       if (!until_ready(s.get(), POLLOUT, end))

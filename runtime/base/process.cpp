@@ -45,7 +45,9 @@ void watch_process() noexcept {
 void run_at_process_end(void (*runs)()) noexcept {
   for (auto& each : run_at_end) {
     void (*found)() = nullptr;
-    if (each.compare_exchange(found, runs)) {
+    bool const is_entered = each.compare_exchange(found, runs);
+    if (is_entered) {
+      // Registered again: exit handlers run in reverse order, so that it precedes all that are registered now.
       std::atexit(begin_to_end);
       return;
     }

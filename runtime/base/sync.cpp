@@ -138,12 +138,14 @@ void bias_word::wait_for_end() const noexcept {
 void biased_mutex::lock() {
   mutex_.lock();
   std::uint64_t const me = this_thread_id();
+  // If there is an owner, it is this thread.
   if (last_ == me)
     return void(++in_a_row_);
   last_ = me, in_a_row_ = 0;
   bias_word const* const owner = owner_.load(memory_order_relaxed);
   if (!owner)
     return;
+  // Another thread's ownership ends. It may be inside by its word, without the mutex: that is waited for.
   owner_.store(nullptr, memory_order_relaxed);
   process_wide_fence();
   owner->wait_for_end();

@@ -175,10 +175,11 @@ T load_acquire(T& word) noexcept {
   return std::atomic_ref<T>(word).load(memory_order_acquire);
 }
 
-// Makes a mutex of the simulated machine, or of a driver in front of it. The scheduler does not switch away
+// For a mutex of the simulated machine, or of a driver in front of it. The scheduler does not switch away
 // from its holder, so that a driver call and what is recorded about it are one step.
 struct quiet_t {};
 inline constexpr quiet_t quiet;
+
 // A number that one thread, its owner, changes often together with data that belongs to it. Other threads
 // seldom stop it. The owner pays one plain store more than the change itself; a thread that stops it pays for
 // a fence in every thread of the process.
@@ -268,7 +269,7 @@ class biased_mutex {
   void lock();
   void unlock() { mutex_.unlock(); }
   // Makes the calling thread the owner if it has locked often enough.
-  // Requires: locked by lock(); `mine` outlives this, or is disowned
+  // Requires: locked by lock(); `mine` outlives this, or its bias is revoked before
   void bias_to(bias_word& mine) noexcept {
     if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed))
       owner_.store(&mine, memory_order_release);
@@ -277,7 +278,7 @@ class biased_mutex {
     if (owner_.load(memory_order_relaxed) == &gone)
       owner_.store(nullptr, memory_order_relaxed);
   }
-  // Requires: locked by lock(). An owner is then the calling thread; after disown() it uses lock() again.
+  // Requires: locked by lock(). An owner is then the calling thread; after revoke_bias() it uses lock() again.
   bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
   void revoke_bias() noexcept { owner_.store(nullptr, memory_order_relaxed); }
 
@@ -329,9 +330,9 @@ class condition {
   }
   bool wait_until(unique_lock& lock, std::chrono::steady_clock::time_point end) {  // false: timed out
     std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
-    bool const before = condition_.wait_until(inner, end) == std::cv_status::no_timeout;
+    bool const in_time = condition_.wait_until(inner, end) == std::cv_status::no_timeout;
     inner.release();
-    return before;
+    return in_time;
   }
   std::condition_variable condition_;
 };

@@ -12,14 +12,19 @@
 namespace weir::base {
 namespace {
 
+// row[j]: the fewest edits from the first i letters of `a` to the first j of `b`.
+// diagonal: the entry j - 1 of the row before.
 std::size_t edits(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
+    std::size_t diagonal = row[0];
+    row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      std::size_t const change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({change, row[j] + 1, row[j - 1] + 1}));
+      std::size_t const changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      std::size_t const removed = row[j] + 1, inserted = row[j - 1] + 1;
+      diagonal = row[j];
+      row[j] = std::min({changed, removed, inserted});
     }
   }
   return row.back();
@@ -36,7 +41,8 @@ std::optional<std::string_view> near(std::string_view word, std::span<std::strin
   if (n > 100)
     return found;
   for (std::string_view const one : candidates) {
-    std::size_t const e = n > 2 && one.starts_with(word) ? 1 : edits(word, one);
+    bool const is_abbreviated = n > 2 && one.starts_with(word);
+    std::size_t const e = is_abbreviated ? 1 : edits(word, one);
     if (e < fewest)
       fewest = e, found = one;
   }
@@ -107,7 +113,7 @@ std::string visible(std::string_view text) {
   std::string out;
   while (!text.empty()) {
     std::size_t const n = shown_bytes(text);
-    n ? out.append(text.substr(0, n)) : out.append("?");
+    out.append(n ? text.substr(0, n) : "?");
     text.remove_prefix(n ? n : 1);
   }
   return out;
@@ -116,12 +122,15 @@ std::string visible(std::string_view text) {
 std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (char const c : text) {
-    char code[8];
     bool const plain =
         static_cast<unsigned char>(c) >= 0x20 && std::string_view("\"\\<>&").find(c) == std::string_view::npos;
-    if (!plain)
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-    plain ? out += c : out += code;
+    if (plain) {
+      out += c;
+      continue;
+    }
+    char code[8];
+    std::snprintf(code, sizeof code, "\\u%04x", c);
+    out += code;
   }
   return out + '"';
 }

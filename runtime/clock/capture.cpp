@@ -69,6 +69,7 @@ result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref 
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();
   f->captured = true;
+  // The last record was outside: others may still query this event.
   if (before && !before->captured && !event->given_away()) {
     auto fresh = common_->events->take(device_, event->kind());
     if (!fresh.ok())
@@ -100,27 +101,28 @@ status stream_clock::wait_inside(clock::fence const& f, stream_clock& from) {
   auto const s = note(common_->machine.wait(device_, handle(), f.event->handle()));
   if (!s.ok())
     return s;
+  // The wait has put this stream into the capture.
   while (!note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
-  stream_clock const* const there = find(f.lane);
-  if (!there || there->alive() != life::captured || f.stale.load())
+  stream_clock const* const its_lane = find(f.lane);
+  if (!its_lane || its_lane->alive() != life::captured || f.stale.load())
     return s;
-  stream_clock* const here = lane_or_none();
-  if (here && here->capture() == there->capture())
-    here->merge(*there, f);
+  stream_clock* const own_lane = lane_or_none();
+  if (own_lane && own_lane->capture() == its_lane->capture())
+    own_lane->merge(*its_lane, f);
   return s;
 }
 
 status stream_clock::join(stream_clock& from) {
-  auto const there = from.captured();
-  if (!there.ok())
-    return there.is;
-  if (!there.value)
+  auto const inside = from.captured();
+  if (!inside.ok())
+    return inside.is;
+  if (!inside.value)
     return {code::not_permitted};
   auto event = common_->events->take(from.device_, driver::event_kind::order_only);
   if (!event.ok())
     return note(event.is);
-  auto const inside = from.record_inside(event.value, nullptr);
-  return inside.ok() ? wait_inside(*inside.value, from) : inside.is;
+  auto const recorded = from.record_inside(event.value, nullptr);
+  return recorded.ok() ? wait_inside(*recorded.value, from) : recorded.is;
 }
 
 }  // namespace weir::clock

@@ -19,13 +19,17 @@ class clocks::chain {
  public:
   void add(stream_clock& t) noexcept {
     t.after_ = nullptr;
-    (last_ ? last_->after_ : first_) = &t;
+    if (last_)
+      last_->after_ = &t;
+    else
+      first_ = &t;
     last_ = &t;
     ++size_;
   }
   // Requires: not empty.
   stream_clock& take_first() noexcept {
-    stream_clock& t = *std::exchange(first_, first_->after_);
+    stream_clock& t = *first_;
+    first_ = t.after_;
     if (!first_)
       last_ = nullptr;
     --size_;
@@ -42,7 +46,7 @@ struct clocks::state {
   explicit state(weir::runtime::impl& r)
       : runtime(r),
         shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())),
-        over(static_cast<std::size_t>(r.device_count())) {}
+        reusable(static_cast<std::size_t>(r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<stream_clock::common> shared;
   std::uint64_t const before = next_id.load() - 1;  // ids used by other runtimes
@@ -50,8 +54,8 @@ struct clocks::state {
   base::atomic<bool> any_ended{false};
   base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
   // by device: retired and done, in the order of completion
-  std::vector<base::guarded<chain>> over;
-  base::guarded<chain>& over_on(int device) { return over[static_cast<std::size_t>(device)]; }
+  std::vector<base::guarded<chain>> reusable;
+  base::guarded<chain>& reusable_on(int device) { return reusable[static_cast<std::size_t>(device)]; }
   struct registration {
     stream_clock* stream = nullptr;
     std::size_t times = 0;  // that the program registered it; of weir's own streams perhaps never
@@ -91,8 +95,8 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   if (l != life::captured)
     state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
-    if (stream_clock* const again = take_over(device, h, id, l))
-      return *again;
+    if (stream_clock* const reused = reuse_ended(device, h, id, l))
+      return *reused;
   }
   std::unique_ptr<stream_clock> made(new stream_clock(id, device, h, l, state_->runtime, state_->shared));
   state::registrations its_name;  // taken before the stream is listed, because it may need memory
@@ -117,17 +121,18 @@ std::uint64_t clocks::number_of(stream_clock const& t) const noexcept {
   return t.id() - state_->before;
 }
 
-stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id, life l) {
-  constexpr int few = 4;  // the rest are held
+stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint64_t id, life l) {
+  constexpr int few = 4;  // looked at; the others are left for a later call
   stream_clock* found = nullptr;
   {
-    auto over = state_->over_on(device).lock();
-    for (int i = 0; i < few && !found && over->size() > kept_ended; ++i) {
-      stream_clock& t = over->take_first();
-      if (t.held_.use_count() == 1)
-        found = &t;
+    auto ended = state_->reusable_on(device).lock();
+    for (int i = 0; i < few && !found && ended->size() > kept_ended; ++i) {
+      stream_clock& t = ended->take_first();
+      bool const is_held = t.held_.use_count() > 1;
+      if (is_held)
+        ended->add(t);
       else
-        over->add(t);
+        found = &t;
     }
   }
   if (!found)
@@ -136,7 +141,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false), found->announces_.store(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
-  found->unfenced_.store(0), found->frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
+  found->unfenced_.store(0), found->last_frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
   found->shared_.store(0);
   found->lane_.store(nullptr), found->stands_for_.store(nullptr), found->capture_.store(0);
   found->stands_for_held_.reset();
@@ -178,7 +183,9 @@ bool clocks::leave(stream_clock& t) {
     if (at != all->end() && at->second.stream == &t) {
       if (at->second.times == 0)
         return false;
-      if (--at->second.times || t.alive() == life::own)
+      --at->second.times;
+      // It is registered once more, or weir's own.
+      if (at->second.times > 0 || t.alive() == life::own)
         return true;
       all->erase(at);
     }
@@ -199,16 +206,23 @@ bool clocks::retire(stream_clock& t) {
       all->erase(at);
   }
   state_->any_ended.store(true);
-  bool covered = t.may_be_fenced() ? t.fence().ok() : was == life::borrowed && t.may_be_forgotten() && t.is_fenced();
-  // Without a fence, wait for the work. If that fails too, no fence covers the last stamps.
+  bool covered = false;
+  if (t.may_be_fenced())
+    covered = t.fence().ok();
+  else if (was == life::borrowed)  // no call names it: earlier fences must cover all that is ever freed
+    covered = t.may_be_forgotten() && t.is_fenced();
+  // Without a fence, wait for the work.
   if (!covered && was != life::borrowed)
     covered = t.synchronize().ok();
+  // No fence will have this number, so that only the whole device completes the last stamps.
   if (!covered)
     (void)t.begin();
   end(t);
-  // From here on its owner may destroy the stream.
-  while (was == life::foreign && t.callers_.load())
-    base::yield_thread();
+  // Its owner may destroy the stream after this call: those who ask the driver about it end first.
+  if (was == life::foreign) {
+    while (t.callers_.load())
+      base::yield_thread();
+  }
   let_go_of_ended(t);
   return covered;
 }
@@ -252,48 +266,49 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
       continue;  // it never completes
     if (!done.ok() || !done.value) {
       state_->ended.lock()->add(t);
-    } else if (t.held_) {
-      fence_list::dropped dropped;
-      snapshot known;
-      {
-        base::lock_guard const hold(t.lock_);
-        try {
-          t.fences_.clear(dropped);
-        } catch (...) {}  // no memory: they are released under the lock
-        known = std::exchange(t.frontier_, nullptr);
-      }
-      state_->over_on(t.device()).lock()->add(t);
+      continue;
     }
+    // One of weir's own, which is not reused.
+    if (!t.held_)
+      continue;
+    fence_list::dropped dropped;  // released after the lock, as is `known`
+    snapshot known;
+    {
+      base::lock_guard const hold(t.lock_);
+      try {
+        t.fences_.clear(dropped);
+      } catch (...) {}  // no memory: they are released under the lock
+      known = std::exchange(t.frontier_, nullptr);
+    }
+    state_->reusable_on(t.device()).lock()->add(t);
   }
 }
 
 stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
-  std::vector<stream_clock*> over;
-  stream_clock* its = nullptr;
+  std::vector<stream_clock*> ended;
   struct ends_them {
     clocks& of;
     std::vector<stream_clock*> const& lanes;
     ~ends_them() { of.end_lanes(lanes); }
-  } const after{*this, over};  // also if there is no memory for the next lane
-  {
-    auto all = state_->captures.lock();
-    its = s.lane_.load();
-    if (its && its->capture() == capture)
-      return *its;
-    if (its) {
-      if (auto const before = all->extract(its->capture()))
-        over = std::move(before.mapped());
-    }
-    auto& lanes = (*all)[capture];
-    base::make_room(lanes);
-    its = &make(s.device(), s.handle(), life::captured);
-    its->stands_for_held_ = s.hold();
-    its->stands_for_.store(&s);
-    its->capture_.store(capture, base::memory_order_release);
-    lanes.push_back(its);
-    s.lane_.store(its, base::memory_order_release);
+  } const after_the_lock{*this, ended};  // also if there is no memory for the next lane
+  auto all = state_->captures.lock();
+  stream_clock* const last = s.lane_.load();
+  if (last && last->capture() == capture)
+    return *last;
+  // The stream is in another capture, so that the one before has ended, with all its lanes.
+  if (last) {
+    if (auto const before = all->extract(last->capture()))
+      ended = std::move(before.mapped());
   }
-  return *its;
+  auto& lanes = (*all)[capture];
+  base::make_room(lanes);
+  stream_clock& its = make(s.device(), s.handle(), life::captured);
+  its.stands_for_held_ = s.hold();
+  its.stands_for_.store(&s);
+  its.capture_.store(capture, base::memory_order_release);
+  lanes.push_back(&its);
+  s.lane_.store(&its, base::memory_order_release);
+  return its;
 }
 
 std::vector<stream_clock*> clocks::state::take_lanes(std::uint64_t capture) noexcept {
@@ -314,11 +329,11 @@ void clocks::capture_ended(std::uint64_t capture) noexcept {
 // A stream that joined is given to no other capture before this call has returned.
 driver::result<driver::graph_handle> clocks::end_capture(stream_clock& s, std::uint64_t capture) noexcept {
   auto const kept = state_->shared->machine.end_capture(s.device(), s.handle());
-  auto const over = state_->take_lanes(capture);
+  auto const lanes = state_->take_lanes(capture);
   s.saw_captured(false);
-  for (stream_clock const* const lane : over)
+  for (stream_clock const* const lane : lanes)
     lane->stands_for()->saw_captured(false);
-  end_capture_of(over);
+  end_capture_of(lanes);
   return kept;
 }
 
@@ -345,17 +360,17 @@ void clocks::end_lanes(std::span<stream_clock* const> lanes) noexcept {
   state_->any_ended.store(true);
   for (stream_clock* const lane : lanes) {
     if (stream_clock* const s = lane->stands_for()) {
-      stream_clock* still = lane;
-      (void)s->lane_.compare_exchange(still, nullptr, base::memory_order_release);
+      stream_clock* expected = lane;  // the stream may be in its next capture
+      (void)s->lane_.compare_exchange(expected, nullptr, base::memory_order_release);
     }
     end(*lane);
     lane->done_.raise(lane->last_.load());
-    snapshot known;
+    snapshot known;  // released after the lock
     {
       base::lock_guard const hold(lane->lock_);
       known = std::exchange(lane->frontier_, nullptr);
     }
-    state_->over_on(lane->device()).lock()->add(*lane);
+    state_->reusable_on(lane->device()).lock()->add(*lane);
   }
 }
 
@@ -391,13 +406,14 @@ driver::status clocks::synchronize(stamp s) {
 driver::status clocks::ask_for_a_while(stamp s) {
   constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 200'000;
   constexpr int most_questions = 64;
-  // No question answers for what ended without a fence.
-  stream_clock const* const there = find(s.stream);
-  if (there && !there->may_be_fenced() && collectives_given().empty())
+  // What ended without a fence answers no question: unless ranks may wait for each other, a wait is better.
+  stream_clock const* const its = find(s.stream);
+  if (its && !its->may_be_fenced() && collectives_given().empty())
     return synchronize(s);
   bool const moves = state_->shared->machine.moves_by_itself();
   std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-  for (int questions = 0; moves ? base::now_ns() < until : questions < most_questions; ++questions) {
+  auto const goes_on = [&](int asked) { return moves ? base::now_ns() < until : asked < most_questions; };
+  for (int asked = 0; goes_on(asked); ++asked) {
     auto const done = poll(s);
     if (!done.ok() || done.value)
       return done.is;
@@ -481,6 +497,7 @@ driver::status clocks::synchronize_device(int device) try {
       state_->shared->waits_by_device[static_cast<std::size_t>(device)]);
   if (state::is_any_captured(state_->living_on(device)))
     return {driver::code::not_permitted};
+  // Numbers are begun before the call: it completes all stamps up to them.
   auto const all = state_->begin_on(device);
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
     return s;

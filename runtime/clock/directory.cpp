@@ -63,7 +63,10 @@ void leave(std::uint64_t id) noexcept {
   base::no_switch const one_step;
   base::lock_guard const hold(growing());
   std::uint64_t const page = at.index / entries_a_page();
-  if (++entries_gone[at.chunk][page] == entries_a_page())
+  std::uint16_t& gone = entries_gone[at.chunk][page];
+  ++gone;
+  // Ids are not used twice: the page is never needed again.
+  if (gone == entries_a_page())
     (void)os::advise(chunk + page * entries_a_page(), os::page_size(), os::advice::not_needed);
 }
 

@@ -41,25 +41,30 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       for (auto& idle : d.idle)
         base::make_room(idle, std::min(kept, d.made.size() + 1));
       base::make_room(d.doomed, d.made.size() + 1);
-      d.made.push_back(driver::event_handle::none);
+      d.made.push_back(driver::event_handle::none);  // the place of the event that make_in_place() makes
     }
   }
   for (auto gone : doomed)
     machine_.destroy_event(device, gone);
-  if (h == driver::event_handle::none) {
-    auto const made = machine_.create_event(device, kind);
-    auto c = contents_.lock();
-    if (c->closed)
-      return {{driver::code::unloading}, h};
-    auto& all = c->devices[static_cast<std::size_t>(device)].made;
-    auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
-    if (!made.ok()) {
-      all.erase(std::next(place).base());
-      return {made.is, h};
-    }
-    h = *place = made.value;
-  }
+  if (h == driver::event_handle::none)
+    return make_in_place(device, kind);
   return {{}, h};
+}
+
+driver::result<driver::event_handle> event_pool::make_in_place(int device, driver::event_kind kind) {
+  auto const made = machine_.create_event(device, kind);
+  auto c = contents_.lock();
+  if (c->closed)
+    return {{driver::code::unloading}, driver::event_handle::none};
+  auto& all = c->devices[static_cast<std::size_t>(device)].made;
+  // Another thread's place serves as well.
+  auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
+  if (!made.ok()) {
+    all.erase(std::next(place).base());
+    return {made.is, driver::event_handle::none};
+  }
+  *place = made.value;
+  return {{}, made.value};
 }
 
 driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {
@@ -129,16 +134,20 @@ void fence_list::publish(fence_ref f, dropped& out) {
   if (list_.size() <= most)
     return;
   out.reserve(out.size() + list_.size());  // nothing below allocates
-  std::size_t const old = list_.size() / 2;
-  std::size_t left = 0;
+  std::size_t const older_half = list_.size() / 2;
+  std::size_t kept = 0;
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    bool const goes = list_[i]->stale.load() || (i < old && i % 2 == 0);
-    if (goes && i + 1 < list_.size())
+    bool const goes = list_[i]->stale.load() || (i < older_half && i % 2 == 0);
+    // The last one stays: it covers those that go.
+    if (goes && i + 1 < list_.size()) {
       out.push_back(std::move(list_[i]));
-    else if (i != left++)
-      list_[left - 1] = std::move(list_[i]);
+      continue;
+    }
+    if (i != kept)
+      list_[kept] = std::move(list_[i]);
+    ++kept;
   }
-  list_.resize(left);
+  list_.resize(kept);
   WEIR_RULE(list_.size() <= most, "there are more fences than `most`");
 }
 

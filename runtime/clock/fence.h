@@ -56,6 +56,8 @@ class event_pool : public std::enable_shared_from_this<event_pool> {
   static constexpr int kinds = 4;
   static constexpr std::size_t kept = 1024;  // idle events per device and kind
   driver::result<driver::event_handle> take_handle(int device, driver::event_kind);
+  // Requires: take_handle() has entered a place for it
+  driver::result<driver::event_handle> make_in_place(int device, driver::event_kind);
   void give_back(int device, driver::event_kind, driver::event_handle, bool reusable) noexcept;
   struct one_device {
     std::vector<driver::event_handle> idle[kinds];

@@ -53,18 +53,26 @@ stream_clock const*& named_in_call::current() noexcept {
 }
 
 bool stream_clock::may_be_fenced() const noexcept {
-  life const is = alive();
-  return is != life::retired && is != life::captured && (is != life::borrowed || named_in_call::is(*this));
+  switch (alive()) {
+    case life::own:
+    case life::foreign: return true;
+    case life::borrowed: return named_in_call::is(*this);  // else the stream may exist no more
+    case life::captured:
+    case life::retired: break;
+  }
+  return false;
 }
 
 // A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because
 // others wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between
 // two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
-  bool const last_of_few =
-      live_blocks_.load(base::memory_order_relaxed) == 0 && frees_.fetch_add(1, base::memory_order_relaxed) < young;
+  bool is_last_of_young = false;
+  if (live_blocks_.load(base::memory_order_relaxed) == 0)
+    is_last_of_young = last_frees_.fetch_add(1, base::memory_order_relaxed) < young;
   std::uint32_t const counts_as = bytes >= large_free ? free_batch : 1;
-  return unfenced_.fetch_add(counts_as, base::memory_order_relaxed) + counts_as >= free_batch || last_of_few;
+  std::uint32_t const unfenced = unfenced_.fetch_add(counts_as, base::memory_order_relaxed) + counts_as;
+  return unfenced >= free_batch || is_last_of_young;
 }
 
 driver::status stream_clock::usable() const {
@@ -103,7 +111,10 @@ result<fence_ref> stream_clock::record(event_ref const& event, fence_ref const& 
 }
 
 status stream_clock::record_outside(clock::fence& f, fence_ref const& before) {
-  bool const was_stale = before && before->stale.exchange(true);
+  // Stale before the record: from then on the event's answers may be about the new fence.
+  bool was_stale = false;
+  if (before)
+    was_stale = before->stale.exchange(true);
   begun b = begin();
   f.n = b.n;
   f.seen = std::move(b.seen);
@@ -143,8 +154,11 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
   // If a capture began meanwhile, the record may be inside it, and a query of the event would spoil it.
   if (s.ok()) {
     auto const inside = captured();
-    s = inside.ok() && inside.value ? status{code::not_permitted} : inside.is;
+    s = inside.is;
+    if (inside.ok() && inside.value)
+      s = {code::not_permitted};
   }
+  // Without a fence, what was freed is still owed one.
   if (!s.ok()) {
     if (owed)
       unfenced_.fetch_add(owed);
@@ -168,7 +182,9 @@ result<fence_ref> stream_clock::fence_for(std::uint64_t n) {
     return result<fence_ref>{{}, fences_.covering(n, dropped)};
   });
   WEIR_RULE(!listed.value || listed.value->n >= n, "a fence does not cover the stamp that it is for");
-  return !listed.ok() || listed.value ? listed : record_fence(true);
+  if (!listed.ok() || listed.value)
+    return listed;
+  return record_fence(true);
 }
 
 std::uint64_t stream_clock::fence_covering(std::uint64_t n) {
@@ -193,16 +209,17 @@ bool stream_clock::knows(stamp s) const {
 
 void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
   static frontier const nothing;
-  auto const known_complete = [this](frontier::entry const& e) {
-    stream_clock const* const there = find(e.stream);
-    return e.stream == id() || !there || there->is_complete_up_to(e.n);
+  // What is complete, and this stream's own work, need no entry.
+  auto const needs_none = [this](frontier::entry const& e) {
+    stream_clock const* const its = find(e.stream);
+    return e.stream == id() || !its || its->is_complete_up_to(e.n);
   };
   WEIR_RULE(f.n < from.next_.seen(), "the frontier names a fence that was not begun");
   snapshot old;  // released after the lock
   base::lock_guard const hold(lock_);
   try {
     auto next = std::make_shared<frontier const>(
-        (frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
+        (frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, needs_none));
     old = std::exchange(frontier_, std::move(next));
   } catch (...) {}  // no memory: ordered, but not known to be
 }
@@ -221,7 +238,7 @@ status stream_clock::wait(fence_ref const& f, stream_clock& from) {
 
 // Merges only after the driver's wait returned: until then this stream's new work is not ordered.
 status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
-  bool const relied_on = !f->event->given_away();
+  bool const is_reliable = !f->event->given_away();
   if (auto const s = usable(); !s.ok())
     return s;
   if (auto const s = common_->state_of(from.device_); !s.ok())
@@ -235,7 +252,8 @@ status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
     return s;
   }
   common_->waits.fetch_add(1, base::memory_order_relaxed);
-  if (!relied_on)
+  // The program may have recorded the event: nothing is known of what the wait was for.
+  if (!is_reliable)
     return {};
   if (f->stale.load())
     return {code::not_ready};  // the event was recorded again: the wait was for that record
@@ -264,15 +282,17 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
     if (behind_all)
       *behind_all = f.value->asked;
     auto const s = wait_for(f.value, from);
-    if (s.what == code::invalid && in_vain(*f.value, common_->machine.query_event(f.value->event->handle())))
+    // A query tells whether it is the event that is invalid.
+    if (s.what == code::invalid && mark_if_in_vain(*f.value, common_->machine.query_event(f.value->event->handle())))
       continue;
+    // not_ready: the fence is stale. The next round takes another.
     if (s.what != code::not_ready)
       return s;
   }
 }
 
 // The record is inside a capture that came and went meanwhile: no query or wait can use the event.
-bool stream_clock::in_vain(clock::fence& f, status answer) {
+bool stream_clock::mark_if_in_vain(clock::fence& f, status answer) {
   if (answer.what != code::invalid)
     return false;
   f.stale.store(true);
@@ -283,8 +303,8 @@ bool stream_clock::in_vain(clock::fence& f, status answer) {
 void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
   if (seen) {
     for (auto const& e : seen->entries())
-      if (stream_clock* const there = find(e.stream))
-        there->done_.raise(e.n);
+      if (stream_clock* const before = find(e.stream))
+        before->done_.raise(e.n);
   }
   WEIR_RULE(n < next_.seen(), "`done` is not below `next`");
   done_.raise(n);  // done only grows
@@ -299,8 +319,10 @@ void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
 result<bool> stream_clock::ask(fence_ref const& f) {
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_event(f->event->handle()));
-  if (f->stale.load() || in_vain(*f, s))
+  if (f->stale.load())
     return {{code::not_ready}, false};  // the answer may be about a later record
+  if (mark_if_in_vain(*f, s))
+    return {{code::not_ready}, false};
   if (s.what == code::not_ready)
     return {{}, false};
   if (!s.ok())
@@ -325,23 +347,30 @@ result<bool> stream_clock::poll(std::uint64_t n) {
     if (!f.ok())
       return {f.is, false};
     auto const answer = ask(f.value);
+    // The fence is stale: the next round takes another.
     if (answer.is.what == code::not_ready)
       continue;
-    if (!answer.ok() || !answer.value)
-      return answer;
-    std::vector<fence_ref> newer;  // binary search for the newest complete fence
-    try {
-      base::lock_guard const hold(lock_);
-      newer = fences_.newer_than(f.value->n);
-    } catch (...) {}  // no memory: the first answer stays valid
-    for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
-      auto const also = ask(newer[at - 1]);
-      if (also.ok() && also.value)
-        low = at;
-      else
-        high = at - 1;
-    }
+    if (answer.ok() && answer.value)
+      ask_newer(f.value->n);
     return answer;
+  }
+}
+
+// A binary search, which asks the newest fence first.
+void stream_clock::ask_newer(std::uint64_t than) {
+  std::vector<fence_ref> newer;
+  try {
+    base::lock_guard const hold(lock_);
+    newer = fences_.newer_than(than);
+  } catch (...) {}  // no memory: what is known stays valid
+  // The first `complete` of them are complete, and those from `open` on are not known to be.
+  std::size_t complete = 0, open = newer.size();
+  for (std::size_t count = open; complete < open; count = complete + (open - complete) / 2 + 1) {
+    auto const answer = ask(newer[count - 1]);
+    if (answer.ok() && answer.value)
+      complete = count;
+    else
+      open = count - 1;
   }
 }
 
@@ -360,14 +389,17 @@ status stream_clock::synchronize(std::uint64_t n) {
     // only the whole device can tell; it is not asked while a stream of it is captured
     if (!f.ok() && !may_be_fenced())
       return runtime_.part<clocks>().synchronize_device(device_);
+    if (f.is.what == code::lost || f.is.what == code::not_permitted)
+      return f.is;
     // no fence: synchronize the stream itself
     if (!f.ok())
-      return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
+      return synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
-    if (in_vain(*f.value, s))
+    if (mark_if_in_vain(*f.value, s))
       continue;
     if (!s.ok())
       return s;
+    // The answer may be about a later record.
     if (f.value->stale.load())
       continue;
     observe(f.value->n, f.value->seen);
@@ -412,13 +444,11 @@ std::vector<std::string> stream_clock::validate() const {
   base::lock_guard const hold(lock_);
   std::uint64_t const next = next_.load();
   hold_that(done_.load() < next, "`done` is not below `next`");
-  auto const begun_there = [](frontier::entry const& e) {
-    stream_clock const* const there = find(e.stream);
-    return !there || e.n < there->next_.load();
-  };
   if (frontier_) {
-    for (auto const& e : frontier_->entries())
-      hold_that(begun_there(e), "the frontier names a fence that was not begun");
+    for (auto const& e : frontier_->entries()) {
+      stream_clock const* const its = find(e.stream);
+      hold_that(!its || e.n < its->next_.load(), "the frontier names a fence that was not begun");
+    }
   }
   std::uint64_t before = 0;
   for (auto const& f : fences_.all()) {
@@ -429,8 +459,8 @@ std::vector<std::string> stream_clock::validate() const {
       continue;
     bool const complete = f->n <= done_.load();  // read first: observe() raises the other streams before this one
     for (auto const& e : f->seen->entries()) {
-      stream_clock const* const there = find(e.stream);
-      bool const done = !there || there->is_complete_up_to(e.n);
+      stream_clock const* const its = find(e.stream);
+      bool const done = !its || its->is_complete_up_to(e.n);
       hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
                 "a fence is ordered after a stamp that the frontier lacks");
       if (complete)

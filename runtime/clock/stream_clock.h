@@ -114,6 +114,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // Counts a block that this stream took from pages that it shares. Returns: how many it has taken
   std::uint32_t count_shared() noexcept { return shared_.fetch_add(1, base::memory_order_relaxed) + 1; }
   void saw_captured(bool yes) const noexcept {  // the driver's answer just now
+    // Until it is noted, by this thread or by another.
     while (seen_captured() != yes && !note_captured(yes, capture_seen_.load(base::memory_order_relaxed))) {}
   }
 
@@ -235,12 +236,13 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   void publish(fence_ref const&);  // lists the fence for others
   // Waits even if it is covered. Requires: one runtime, not a captured fence
   driver::status wait_for(fence_ref const&, stream_clock& recorded_on);
-  // Whether this answer to a query of the event makes the fence worthless.
-  static bool in_vain(clock::fence&, driver::status answer);
+  // Whether this answer to a query of the event makes the fence worthless: then marks it stale.
+  static bool mark_if_in_vain(clock::fence&, driver::status answer);
   void merge(stream_clock const& from, clock::fence const&);
   void observe(std::uint64_t n, snapshot const&);  // the fence n with that frontier is complete
   // Whether the fence is complete. One driver call. not_ready: the fence became stale meanwhile
   driver::result<bool> ask(fence_ref const&);
+  void ask_newer(std::uint64_t than);  // for the newest complete fence
   driver::result<bool> poll(std::uint64_t n);
   driver::status synchronize(std::uint64_t n);
   std::vector<std::string> validate() const;
@@ -262,8 +264,9 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<bool> announces_{false};         // foreign: as all its registrations promise
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
   static constexpr std::uint32_t free_batch = 32, young = 1000;
-  static constexpr std::size_t large_free = 1 << 20;    // bytes: one such free is a batch
-  base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
+  static constexpr std::size_t large_free = 1 << 20;  // bytes: one such free is a batch
+  base::atomic<std::uint32_t> unfenced_{0};           // borrowed: frees since its last fence; a large one is many
+  base::atomic<std::uint32_t> last_frees_{0};         // borrowed: frees that left it without a block
   base::atomic<std::int32_t> live_blocks_{0};
   base::atomic<bool> marked_{false};
   base::atomic<std::uint32_t> shared_{0};  // blocks taken from shared pages
@@ -271,7 +274,9 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // read.
   bool note_captured(bool yes, std::uint32_t seen) const noexcept {
     bool const changes = (seen & 1) != yes;
-    if (!capture_seen_.compare_exchange(seen, (seen | 1) + 1 + yes, base::memory_order_relaxed))
+    std::uint32_t const next_count = (seen | 1) + 1;  // bit 0 is free for the answer
+    bool const is_noted = capture_seen_.compare_exchange(seen, next_count + yes, base::memory_order_relaxed);
+    if (!is_noted)
       return false;
     if (changes)
       invalidate_fast_paths();
@@ -376,7 +381,7 @@ class clocks {
   void end_lanes(std::span<stream_clock* const>) noexcept;
   void end_capture_of(std::span<stream_clock* const> lanes) noexcept;
   // Null: no stream has been over for long enough.
-  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);
+  stream_clock* reuse_ended(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;
   class chain;
   struct state;
@@ -425,13 +430,15 @@ inline bool stream_clock::is_complete_up_to(std::uint64_t n) const noexcept {
 inline bool stream_clock::covers(stamp s) const {
   if (s.stream == id())
     return true;
-  stream_clock const* const there = find(s.stream);
-  if (!there || there->is_complete_up_to(s.n))
+  stream_clock const* const from = find(s.stream);
+  if (!from || from->is_complete_up_to(s.n))
     return true;
   if (seen_captured())
     return false;
-  // is_complete_up_to() comes last: a stamp that has completed meanwhile is no longer in the frontier.
-  return knows({s.stream, there->last_wanted(s.n)}) || there->is_complete_up_to(s.n);
+  if (knows({s.stream, from->last_wanted(s.n)}))
+    return true;
+  // Asked again, after the frontier: a stamp that has completed meanwhile is no longer in it.
+  return from->is_complete_up_to(s.n);
 }
 
 inline std::uint64_t stream_clock::covers_up_to(stream_clock const& of) const {

@@ -56,9 +56,10 @@ copy_in_use::copy_in_use(source_location at) {
   {
     base::no_switch const one_step;
     base::lock_guard const hold(counting());
-    bool const inherited = weir_copy_mark.process != this_process();
+    // After a fork the mark counts the parent's runtimes.
+    bool const is_of_parent = weir_copy_mark.process != this_process();
     weir_copy_mark.process = this_process();
-    base::store_release(weir_copy_mark.runtimes, inherited ? 1u : weir_copy_mark.runtimes + 1);
+    base::store_release(weir_copy_mark.runtimes, is_of_parent ? 1u : weir_copy_mark.runtimes + 1);
   }
   // Marked before the search: of two copies that start at once, at least one is refused.
   std::string other;
@@ -69,7 +70,9 @@ copy_in_use::copy_in_use(source_location at) {
     std::memcpy(&distance, text, sizeof distance);
     auto* const mark =
         reinterpret_cast<copy_mark*>(reinterpret_cast<std::uintptr_t>(text) + static_cast<std::uintptr_t>(distance));
-    if (mark != &weir_copy_mark && base::load_acquire(mark->runtimes) != 0 && mark->process == this_process())
+    if (mark == &weir_copy_mark)
+      return;
+    if (base::load_acquire(mark->runtimes) != 0 && mark->process == this_process())
       other = file;
   });
   if (other.empty())

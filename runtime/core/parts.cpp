@@ -87,6 +87,7 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
   auto& at = slots_[static_cast<std::size_t>(slot)];
   if (void* there = at.load(base::memory_order_acquire))
     return there;
+  // Room for this part and all that make() makes below it: a part that is made is entered without fail.
   made_.reserve(made_.size() + 1 + static_cast<std::size_t>(detail::part_slots));
   void* const part = make(*this);
   made_.push_back({slot, part, destroy});
@@ -122,9 +123,12 @@ void runtime::impl::open_any(int likely, std::string_view operation, source_loca
 
 bool runtime::impl::has_come_to_rest() {
   bool all = true;
-  for (int d = 0; d < device_count_; ++d)
-    all &=
-        !opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire) || driver_->synchronize_device(d).ok();
+  for (int d = 0; d < device_count_; ++d) {
+    if (!opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire))
+      continue;
+    bool const is_idle = driver_->synchronize_device(d).ok();
+    all &= is_idle;
+  }
   return all;
 }
 

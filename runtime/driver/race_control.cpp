@@ -28,6 +28,7 @@ std::string unjudged::text() const {
     return std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
   };
   std::string text;
+  // Work without a stream leaves no count, so that every list ends with it.
   if (direct_work) {
     text = "work given to CUDA itself (";
     if (streams)

@@ -10,6 +10,7 @@ namespace weir::observe {
 void heap_counters::add(change const& out, change const& deferred) noexcept {
   out_.add(out.blocks, out.bytes, out.requested);
   deferred_.add(deferred.blocks, deferred.bytes, deferred.requested);
+  // Slots of several caches have counted since they were drawn.
   if (!alone_.get())
     return;
   bytes_left_.add(size_pool::small, -out.bytes);
@@ -22,11 +23,10 @@ void heap_counters::add(change const& out, change const& deferred) noexcept {
 void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   bool const was_aside = take_back();
   if (alone_.get() && !was_aside) {
-    bool const rising = rising_;
-    falls();
-    if (!rising && cached_left_.least() < 0)
+    if (rising_ && rooms_up() < 0)
+      note_peaks();
+    if (!rising_ && cached_left_.least() < 0)
       note_cached();
-    rising_ = rising;
   }
   left_.known = false;
   add(out, deferred);
@@ -40,15 +40,20 @@ void heap_counters::absorb(change const& out, change const& deferred) noexcept {
     return;
   // requested bytes, where slots in caches count whole
   std::int64_t const rise = out.requested - out.bytes + deferred.bytes - deferred.requested;
-  if (rise < 0)
+  if (rise < 0) {
     falls();
-  else
-    requested_left_.add(size_pool::small, -rise), rising_ = true;
-  if (shared_ && (credit_ -= std::max<std::int64_t>(0, rise)) < 0)
+  } else {
+    requested_left_.add(size_pool::small, -rise);
+    rising_ = true;
+  }
+  if (!shared_)
+    return;
+  credit_ -= std::max<std::int64_t>(0, rise);
+  if (credit_ < 0)
     publish();
 }
 
-void heap_counters::set_aside(grant const& g, int sign) noexcept {
+void heap_counters::lower_rooms(grant const& g, int sign) noexcept {
   bytes_left_.add(size_pool::small, -sign * g.up.bytes);
   requested_left_.add(size_pool::small, -sign * g.up.requested);
   blocks_left_.add(size_pool::small, -sign * g.up.blocks);
@@ -56,9 +61,10 @@ void heap_counters::set_aside(grant const& g, int sign) noexcept {
 }
 
 bool heap_counters::take_back() noexcept {
-  if (!std::exchange(set_aside_, false))
+  if (!set_aside_)
     return false;
-  set_aside(aside_, -1);
+  set_aside_ = false;
+  lower_rooms(aside_, -1);
   return true;
 }
 
@@ -68,12 +74,13 @@ grant heap_counters::left() noexcept {
   if ((rooms_up() | cached_left_.least()) >= 0) {
     std::size_t const large = index(size_pool::large);
     std::int64_t const came_and_went = taken_[large].blocks.get() + given_[large].blocks.get();
-    int const parts = std::exchange(large_seen_, came_and_went) == came_and_went ? 1 : 2;
+    int const parts = large_seen_ == came_and_went ? 1 : 2;
+    large_seen_ = came_and_went;
     auto const share = [parts](headroom const& r, std::int64_t most) { return std::min(r.left_of_small(parts), most); };
     aside_ = {{share(blocks_left_, unpublished::most_blocks), share(bytes_left_, unpublished::most_bytes),
                share(requested_left_, unpublished::most_bytes)},
               share(cached_left_, unpublished::most_bytes)};
-    set_aside(aside_, 1);
+    lower_rooms(aside_, 1);
     set_aside_ = true;
     return aside_;
   }
@@ -90,20 +97,27 @@ grant heap_counters::left() noexcept {
 
 grant heap_counters::left_after(change const& out, change const& deferred) noexcept {
   if (!left_.known) {
-    take_back() ? add(out, deferred) : absorb(out, deferred);
+    // Within what was set aside, no level has passed its peak.
+    if (take_back())
+      add(out, deferred);
+    else
+      absorb(out, deferred);
     return left();
   }
   add(out, deferred);
   std::int64_t const by[levels] = {out.blocks - deferred.blocks, out.blocks, out.bytes - deferred.bytes, out.bytes,
                                    out.requested - deferred.requested};
-  auto const fall = [](std::int64_t& left, std::int64_t n, value& peak) {
-    if ((left -= n) < 0)
-      peak.add(-std::exchange(left, 0));
+  auto const lower = [](std::int64_t& left, std::int64_t n, value& peak) {
+    left -= n;
+    if (left >= 0)
+      return;
+    peak.add(-left);
+    left = 0;
   };
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::size_t k = 0; k < levels; ++k)
-      fall(left_.up[k][i], by[k], peaks_[k][2 * i]);
-    fall(left_.down[i], -out.bytes, cached_peak_[2 * i]);
+      lower(left_.up[k][i], by[k], peaks_[k][2 * i]);
+    lower(left_.down[i], -out.bytes, cached_peak_[2 * i]);
   }
   return left_.least();
 }
@@ -120,6 +134,7 @@ grant heap_counters::left_now::least() const noexcept {
 void heap_counters::set_alone(bool to) noexcept {
   if (alone_.get() == to)
     return;
+  // Before the change and after it: the levels are others then.
   note_peaks(), note_cached();
   alone_.set(to);
   note_peaks(), note_cached();

@@ -77,8 +77,10 @@ class heap_counters {
   }
   // Deferred frees become pending.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
-    alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes)
-                 : give(size_pool::small, slots, bytes, bytes, returned_);
+    if (alone_.get())
+      returned_[index(size_pool::small)].add(slots, bytes, bytes);
+    else
+      give(size_pool::small, slots, bytes, bytes, returned_);
     sent_.add(slots, bytes, 0);
     for (std::size_t q : {index(size_pool::small), all})
       pending_peak_[q].raise(pending(q));
@@ -111,8 +113,8 @@ class heap_counters {
   }
   // What a thread cache did since its last report: allocated less freed, and of that its deferred frees.
   void absorb(change const& out, change const& deferred) noexcept;
-  // told(), and how far the only cache may go before its next report. Requires: is_alone(), and nothing else
-  // was counted since the last answer, or since told()
+  // absorb(), and how far the only cache may go before its next report. Requires: set_alone(true) holds, and
+  // nothing else was counted since the last answer, or since absorb()
   grant left_after(change const& out, change const& deferred) noexcept;
   // The only cache has a grant that is set aside in all rooms, so that large blocks need no report from it.
   // After each such call the owner checks is_used_up(), and if true, the cache reports.
@@ -125,9 +127,12 @@ class heap_counters {
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
-  void run_cut(std::int64_t bytes) noexcept {                    // negative: returned
-    mapped_[bytes > 0 ? 1 : 0].add(bytes > 0 ? -bytes : bytes);  // decrease first: those bytes were mapped once
-    map(bytes > 0 ? size_pool::small : size_pool::large, bytes > 0 ? bytes : -bytes);
+  void run_cut(std::int64_t bytes) noexcept {  // negative: returned
+    size_pool const from = bytes > 0 ? size_pool::large : size_pool::small;
+    size_pool const to = bytes > 0 ? size_pool::small : size_pool::large;
+    std::int64_t const moved = bytes > 0 ? bytes : -bytes;
+    mapped_[index(from)].add(-moved);  // decrease first: those bytes were mapped once
+    map(to, moved);
   }
   // No branch, because a branch predictor cannot guess whether an allocation leaves a free block.
   void free_blocks(std::int64_t change) noexcept {
@@ -269,7 +274,7 @@ class heap_counters {
   }
   void add(change const& out, change const& deferred) noexcept;
   grant left() noexcept;
-  void set_aside(grant const&, int sign) noexcept;
+  void lower_rooms(grant const&, int sign) noexcept;
   bool take_back() noexcept;  // ends the setting aside. False: nothing was
   // Of the allowed error of a peak, 7/16 is slack to rise, 7/16 to fall and 1/8 to drift before a report.
   [[gnu::noinline]] void publish() noexcept {
@@ -321,7 +326,7 @@ class heap_counters {
   value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
   pools pending_{}, reclaimed_{}, drawn_{}, returned_{};
   sums sent_{};              // small: deferred frees that became pending; the caches counted them before
-  sums out_{}, deferred_{};  // small: as in told()
+  sums out_{}, deferred_{};  // small: as in absorb()
   struct left_now {          // small and all: how far to each peak, and how far cached bytes may rise
     bool known = false;      // exact, and nothing has changed since
     std::array<std::array<std::int64_t, 2>, levels> up{};

@@ -38,7 +38,7 @@ void external_memory::appeared(int device, sharing kind, std::uintptr_t at, std:
     if (b->devices.size() <= static_cast<std::size_t>(device))
       b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
-  } catch (...) {}
+  } catch (...) {}  // no memory: counted if the device has its sums, and no segment
   if (statistic* const s = of(*b, device, kind))
     add(*s, static_cast<std::int64_t>(bytes));
 }
@@ -55,12 +55,15 @@ void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t re
                             source_location from) noexcept {
   auto b = books_.lock();
   try {
-    auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
-    if (!first)
-      is->second.requested = std::max(is->second.requested, requested), ++is->second.holders;
-    auto const next = std::next(is);
-    bool const inside = is != b->blocks.begin() && at - std::prev(is)->first < std::prev(is)->second.requested;
-    if (!inside && (next == b->blocks.end() || next->first - at >= requested))
+    auto const [own, is_new] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
+    if (!is_new) {
+      own->second.requested = std::max(own->second.requested, requested);
+      ++own->second.holders;
+    }
+    auto const next = std::next(own);
+    bool const is_inside = own != b->blocks.begin() && at - std::prev(own)->first < std::prev(own)->second.requested;
+    bool const holds_next = next != b->blocks.end() && next->first - at < requested;
+    if (!is_inside && !holds_next)
       return;
     if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
       in->second.overlaps = true;
@@ -72,8 +75,12 @@ void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t re
 
 void external_memory::given_back(std::uintptr_t at) noexcept {
   auto b = books_.lock();
-  if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0)
-    b->blocks.erase(is);
+  auto const found = b->blocks.find(at);
+  if (found == b->blocks.end())
+    return;
+  --found->second.holders;
+  if (found->second.holders == 0)
+    b->blocks.erase(found);
 }
 
 bool external_memory::pinned(std::uintptr_t at, std::size_t bytes, source_location from) noexcept {
@@ -130,16 +137,18 @@ std::optional<external_memory::place> external_memory::find(void const* where) c
   if (in == b->mapped.end())
     return std::nullopt;
   auto const& its = in->second;
-  auto is = base::at_or_before(b->blocks, at);
+  auto holder = base::at_or_before(b->blocks, at);
   auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
-  for (auto one = is;
-       its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
-    --one;
-    if (end_of(one) > end_of(is))
-      is = one;
+  // Of the blocks that overlap, an earlier one may end later.
+  if (its.overlaps && holder != b->blocks.end()) {
+    for (auto one = holder; one != b->blocks.begin() && std::prev(one)->first >= in->first;) {
+      --one;
+      if (end_of(one) > end_of(holder))
+        holder = one;
+    }
   }
-  if (is != b->blocks.end() && at - is->first < is->second.requested)
-    return place{its.device, its.kind, its.readers, true, is->first, is->second.requested};
+  if (holder != b->blocks.end() && at - holder->first < holder->second.requested)
+    return place{its.device, its.kind, its.readers, true, holder->first, holder->second.requested};
   if (its.partly_known)
     return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};

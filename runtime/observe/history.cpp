@@ -74,8 +74,8 @@ struct history::book {
   std::vector<event> batch;         // of several threads, sorted
   boost::circular_buffer<event> ring;
   boost::unordered_flat_map<std::uintptr_t, live_entry> live;
-  // ticks, of blocks whose beginning is gathered next time
-  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> early_ends, earlier_ends;
+  // ticks of frees whose blocks' beginnings are gathered next time: found by this gathering, and by the one before
+  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> early_ends, early_ends_before;
   boost::unordered_flat_map<line_key, std::uint32_t, boost::hash<line_key>> numbers;
   std::vector<line_entry> lines;
   std::vector<place> places;
@@ -87,38 +87,43 @@ struct history::book {
   std::int64_t ns_at_start = base::now_ns();
 
   void enter(event e) {
-    pair(e);
-    forgotten += ring.full();
+    if (e.what == action::alloc)
+      begin_block(e);
+    else if (e.what == action::free)
+      end_block(e);
+    if (ring.full())
+      ++forgotten;
     ring.push_back(e);
   }
 
-  void pair(event& e) {
-    if (e.what == action::alloc) {
-      if (auto const early = earlier_ends.find(e.at); early != earlier_ends.end() && early->second > e.ticks) {
-        earlier_ends.erase(early);
-        count_taken(clock_of(e), e.bytes, false);
-        return;
-      }
-      std::uint32_t const line = clock_of(e);
-      auto const [at, fresh] = live.try_emplace(e.at);
-      if (!fresh)
-        end(at->second);  // its end was not recorded: it was freed while the history was off
-      at->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
-      count_taken(line, e.bytes, true);
-    } else if (e.what == action::free) {
-      auto const found = live.find(e.at);
-      if (found == live.end()) {
-        early_ends[e.at] = e.ticks;
-        return;
-      }
-      live_entry const& began = found->second;
-      if (began.ticks > e.ticks)
-        return;  // of an earlier block there, which has already ended
-      place const& its = places[lines[began.line].place];
-      e.bytes = began.bytes, e.stream = began.stream, e.runtime = its.runtime, e.device = its.device;
-      end(began);
-      live.erase(found);
+  void begin_block(event const& e) {
+    std::uint32_t const line = number_of_line(e);
+    // Its end was gathered before it.
+    if (auto const early = early_ends_before.find(e.at); early != early_ends_before.end() && early->second > e.ticks) {
+      early_ends_before.erase(early);
+      count_taken(line, e.bytes, false);
+      return;
     }
+    auto const [entry, is_new] = live.try_emplace(e.at);
+    if (!is_new)
+      end(entry->second);  // its end was not recorded: it was freed while the history was off
+    entry->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
+    count_taken(line, e.bytes, true);
+  }
+  // Tells the free what is known of its block.
+  void end_block(event& e) {
+    auto const found = live.find(e.at);
+    if (found == live.end()) {
+      early_ends[e.at] = e.ticks;
+      return;
+    }
+    live_entry const& began = found->second;
+    if (began.ticks > e.ticks)
+      return;  // of an earlier block there, which has already ended
+    place const& its = places[lines[began.line].place];
+    e.bytes = began.bytes, e.stream = began.stream, e.runtime = its.runtime, e.device = its.device;
+    end(began);
+    live.erase(found);
   }
   void end(live_entry const& b) {
     line_sums& s = lines[b.line].sums;
@@ -150,7 +155,7 @@ struct history::book {
     l.sums.blocks_at_peak = l.sums.blocks, l.sums.bytes_at_peak = l.sums.bytes;
   }
 
-  std::uint32_t clock_of(event const& e) {
+  std::uint32_t number_of_line(event const& e) {
     if (last_line < lines.size()) {  // mostly the same as before
       line_sums const& l = lines[last_line].sums;
       place const& p = places[lines[last_line].place];
@@ -158,16 +163,17 @@ struct history::book {
         return last_line;
     }
     std::uint32_t const where = place_of(e.runtime, e.device);
-    auto const [at, fresh] =
+    auto const [number, is_new] =
         numbers.try_emplace(line_key{e.file, e.line, where}, static_cast<std::uint32_t>(lines.size()));
-    if (fresh) {
+    if (is_new) {
       line_entry l;
       l.sums.file = e.file, l.sums.function = e.function, l.sums.line = e.line;
       l.place = where;
       l.kept = places[where].peaks;
       lines.push_back(l);
     }
-    return last_line = at->second;
+    last_line = number->second;
+    return last_line;
   }
   std::uint32_t place_of(std::uint32_t runtime, std::int16_t device) {
     for (std::uint32_t i = 0; i < places.size(); ++i)
@@ -218,7 +224,7 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
   try {
     log& l = mine();
     std::uint32_t n = l.count.load(base::memory_order_relaxed);
-    if (n == log_events) {
+    if (n == log_events) {  // full
       base::lock_guard hold(lock_);
       gather();
       l.gathered = n = 0;
@@ -250,7 +256,7 @@ void history::take_back(std::uintptr_t at) noexcept try {
 void history::gather() {
   std::uint64_t const until = base::ticks();
   book& b = *book_;
-  b.earlier_ends.swap(b.early_ends);
+  b.early_ends_before.swap(b.early_ends);
   b.early_ends.clear();
   b.batch.clear();
   std::size_t writers = 0;
@@ -261,10 +267,13 @@ void history::gather() {
       --n;
     if (n == l->gathered)
       continue;
-    if (++writers == 1)
-      b.gathered = std::span(l->events).subspan(l->gathered, n - l->gathered);
+    auto const found = std::span<event const>(l->events).subspan(l->gathered, n - l->gathered);
+    ++writers;
+    // The first log is not copied, as mostly there is no other.
+    if (writers == 1)
+      b.gathered = found;
     else
-      b.batch.insert(b.batch.end(), l->events.begin() + l->gathered, l->events.begin() + n);
+      b.batch.insert(b.batch.end(), found.begin(), found.end());
     l->gathered = n;
   }
   if (writers > 1) {
@@ -276,7 +285,7 @@ void history::gather() {
     for (event const& e : b.gathered)
       b.enter(e);
   }
-  b.earlier_ends.clear();
+  b.early_ends_before.clear();
 }
 
 std::uint32_t history::number_of_stack() noexcept {

@@ -34,13 +34,17 @@ class shared_levels {
                std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
     std::int64_t const n = std::max(heaps_, few);
-    constexpr auto most = static_cast<std::size_t>(level::active_bytes);
-    std::int64_t const all = peaks_[most][2] / 8, by_cached = all - all / 4, held = sums_[most][2] >> 10;
+    constexpr auto active = static_cast<std::size_t>(level::active_bytes);
+    constexpr std::size_t all = 2;
+    // An eighth of the peak: a quarter of it in equal shares, the rest by what each heap_counters holds.
+    std::int64_t const eighth = peaks_[active][all] / 8, by_holding = eighth - eighth / 4;
+    // In KiB, so that the product does not overflow.
+    std::int64_t const held = sums_[active][all] >> 10, own = last.upto[active][all] >> 10;
+    std::int64_t const wanted = held > 0 ? by_holding / held * own : 0;
     extra_ -= last.extra;
-    last.extra = std::clamp<std::int64_t>(held > 0 ? by_cached / held * (last.upto[most][2] >> 10) : 0, 0,
-                                          std::max<std::int64_t>(0, by_cached - extra_));
+    last.extra = std::clamp<std::int64_t>(wanted, 0, std::max<std::int64_t>(0, by_holding - extra_));
     extra_ += last.extra;
-    std::int64_t const share = all / 4 / std::max<std::int64_t>(1, heaps_) + last.extra;
+    std::int64_t const share = eighth / 4 / std::max<std::int64_t>(1, heaps_) + last.extra;
     last.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
     last.slack_blocks = slack_blocks * few / n;
     auto const publish_level = [&](std::size_t k, std::int64_t slack) {

@@ -27,10 +27,12 @@ void span_recorder::add(span s) noexcept {
     return;  // a thread of the parent may hold the lock
   try {
     base::lock_guard const hold(lock_);
-    if (ring_.size() < most_)
+    if (ring_.size() < most_) {
       ring_.push_back(std::move(s));
-    else
-      ring_[next_] = std::move(s), next_ = (next_ + 1) % most_;
+    } else {
+      ring_[next_] = std::move(s);
+      next_ = (next_ + 1) % most_;
+    }
   } catch (std::bad_alloc const&) {}  // no memory: the span is dropped
 }
 
@@ -47,6 +49,7 @@ using call_of_thread = base::thread_pointer<outermost, static_cast<span*>(nullpt
 }  // namespace
 
 void host_span::begin(std::string_view name, source_location at, std::size_t bytes, std::uint64_t stream) noexcept {
+  // Part of a call of that name: its work belongs to that call.
   if (span const* const call = call_of_thread::value; call && call->name == name) {
     within_ = call->link;
     return;

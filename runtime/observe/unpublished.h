@@ -71,6 +71,7 @@ class unpublished {
   static change read(std::uint64_t word) noexcept {
     constexpr std::int64_t all = std::int64_t{1} << bits_of_bytes;
     auto requested = static_cast<std::int64_t>(word & (all - 1));
+    // Below 0: it has borrowed from the blocks above, which get it back.
     if (requested >= all / 4 * 3)
       requested -= all;
     word = (word - static_cast<std::uint64_t>(requested)) >> blocks_shift;

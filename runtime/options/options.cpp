@@ -405,6 +405,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
            did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=S]", at, error_id{177});
   choice.which = machine_choice::kind::simulated;
   std::string_view rest = text.substr(word.size());
+  // The seed stands at the end.
   if (auto const end = rest.rfind(":seed="); end != rest.npos) {
     std::string_view const digits = rest.substr(end + 6);
     auto const seed = whole_number(digits);
@@ -415,6 +416,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
     choice.sim.seed = *seed;
     rest = rest.substr(0, end);
   }
+  // What is left is empty, ":devices" or ":devices:size".
   if (rest.empty())
     return choice;
   rest.remove_prefix(1);
@@ -427,8 +429,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   if (count.size() == rest.size())
     return choice;
   rest.remove_prefix(count.size() + 1);
-  std::string const size(rest);
-  auto const bytes = size_from_text(number_from<double>(rest) ? size + "GiB" : size);
+  auto const bytes = size_from_text(std::string(rest) + (number_from<double>(rest) ? "GiB" : ""));
   if (!bytes || *bytes < 2_MiB || *bytes > 1024_GiB)
     refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a size",
            "Write a number of GiB, or a size from 2MiB to 1TiB: sim:N:16, sim:N:640MiB", at, error_id{179});
@@ -466,6 +467,7 @@ bool guard_wanted(options const& o, source_location at) {
   return *given;
 }
 
+// As CUDA: a word that names no device ends the list, and a device that is named twice empties it.
 std::vector<int> visible_devices(std::string_view text, int count) {
   constexpr std::string_view uuid = "SIM-";
   std::vector<int> shown;
@@ -511,9 +513,12 @@ found_options find_options(source_location at) {
     read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
-    bool const races = table[i].name == "check_races";
-    // CUDA's variable is on for any number except 0
-    if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0"))
+    if (!value)
+      continue;
+    bool is_on = std::string_view(value) != "0";  // as CUDA's variable: on for any number except 0
+    if (table[i].name == "check_races")
+      is_on = races_of_process(at) != race_check::off;
+    if (!is_on)
       continue;
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;

@@ -35,6 +35,7 @@ std::vector<stretch> joined(std::vector<stretch> all) {
   return out;
 }
 
+// others: disjoint and in order
 std::int64_t within(stretch s, std::vector<stretch> const& others) {
   std::int64_t sum = 0;
   auto at = std::partition_point(others.begin(), others.end(), [&](stretch o) { return o.to <= s.from; });
@@ -80,13 +81,18 @@ std::string share_hidden(hidden_work const& work, std::vector<stretch> const& ke
     overlapped += both;
     line& l = lines[{s->at.file_name() ? s->at.file_name() : "", s->at.line()}];
     l.alone += whole - both, l.whole += whole, l.bytes += s->bytes;
-    l.count += s->link == 0 || l.calls.insert(s->link).second;
+    // The parts of one call share its link, and count once.
+    bool is_new_call = true;
+    if (s->link != 0)
+      is_new_call = l.calls.insert(s->link).second;
+    l.count += is_new_call;
   }
   std::string const out =
       base::text("Of the ", work.many, ", ", overlapped * 100 / all, " % of the time overlapped with a kernel.\n");
   auto const worst = std::max_element(lines.begin(), lines.end(),
                                       [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
   line const& l = worst->second;
+  // Less than 2 % of the time is not worth a line.
   if (l.alone * 50 < all)
     return out;
   std::string file = worst->first.first;

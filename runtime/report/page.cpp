@@ -100,16 +100,17 @@ class names {
   // Returns: number of the innermost call plus one; 0: no call is known
   std::size_t innermost_call(source_location const& at, std::uint32_t stack) {
     std::size_t call = 0;
-    bool const named = at.file_name() && at.line();
-    bool has_line = !named;
+    bool const is_known = at.file_name() && at.line();
+    bool is_among_frames = false;
     if (auto const* const frames = frames_of(stack)) {
       for (auto f = frames->rbegin(); f != frames->rend(); ++f) {
         call = this->call(call, *f);
-        has_line |= named && f->line == at.line() && f->file == at.file_name();
+        is_among_frames |= is_known && f->line == at.line() && f->file == at.file_name();
       }
     }
-    if (has_line)
+    if (!is_known || is_among_frames)
       return call;
+    // The stack lacks the line, which is then the innermost call.
     return this->call(call, {at.function_name() ? at.function_name() : "", at.file_name(), at.line()});
   }
   std::size_t call(std::size_t outer, frame const& f) {
@@ -177,6 +178,7 @@ beginning before_the_trace(device_snapshot const& d) {
         b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes,
                                s.stream, m.where, m.state == block_state::active_pending_free};
   }
+  // Undoes the events, from the last to the first.
   for (std::size_t i = d.trace.size(); i-- > 0;) {
     trace_entry const& e = d.trace[i];
     if (e.action == "alloc")
@@ -226,8 +228,8 @@ class writer {
 
  private:
   void entry(trace_entry const& e, trace_entry const* next) {
-    if (joined_) {
-      joined_ = false;
+    if (is_written_) {
+      is_written_ = false;
       return;
     }
     if (e.action == "alloc")
@@ -239,27 +241,28 @@ class writer {
     if (e.action == "segment_unmap" || e.action == "segment_free")
       return range(kind::unmap, e.us, e.at, e.bytes, e.stream);
     if (e.action == "free_requested") {
-      joined_ = next && next->action == "free_completed" && next->at == e.at;
-      return give(joined_ ? kind::free : kind::ask, e.us, e.at, e.user);
+      // Complete at once: both are one event.
+      is_written_ = next && next->action == "free_completed" && next->at == e.at;
+      return give(is_written_ ? kind::free : kind::ask, e.us, e.at, e.user);
     }
     if (e.action == "free_completed")
       give(kind::settle, e.us, e.at, 0);
   }
   void take(std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t site) {
-    if (there_.contains(at))
+    if (number_at_.contains(at))
       give(kind::free, us, at, 0);  // its end was not recorded
     event(kind::alloc, us).near(at, block_at_).number(bytes).number(site).number(names_.stream(stream));
-    there_[at] = blocks_++;
+    number_at_[at] = blocks_++;
   }
   void give(kind k, std::int64_t us, std::uintptr_t at, std::uint64_t user) {
-    auto const found = there_.find(at);
-    if (found == there_.end())
+    auto const found = number_at_.find(at);
+    if (found == number_at_.end())
       return;  // an unknown block
     event(k, us).number(blocks_ - found->second);
     if (k == kind::ask)
       number(user ? names_.stream(user) + 1 : 0);
     else
-      there_.erase(found);
+      number_at_.erase(found);
   }
   void range(kind k, std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream) {
     event(k, us).near(at, range_at_).number(bytes).number(names_.stream(stream));
@@ -276,6 +279,7 @@ class writer {
     us_ += later;
     return number(static_cast<std::uint64_t>(later));
   }
+  // The distance from the last address, with its sign in bit 0: small numbers take few bytes.
   writer& near(std::uintptr_t at, std::uintptr_t& last) {
     auto const away = static_cast<std::int64_t>(at - last);
     last = at;
@@ -290,11 +294,11 @@ class writer {
 
   names& names_;
   std::string out_;
-  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> there_;  // number of the block at each address
+  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> number_at_;  // of the block at each address
   std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;
   std::uintptr_t block_at_ = 0, range_at_ = 0;
   std::int64_t us_ = 0, first_ = 0;
-  bool joined_ = false;
+  bool is_written_ = false;  // the next entry, with the one before it
 };
 
 std::string filled(std::string_view frame, std::initializer_list<std::pair<std::string_view, std::string_view>> parts) {
@@ -324,48 +328,63 @@ std::map<std::string, line_use> live_lines(device_snapshot const& d) {
   return all;
 }
 
-// The lines that hold most, from the state before the recording and its events.
-peak_of_recording peak_of(device_snapshot const& d) {
+namespace {
+
+// The live blocks of a recording, at its beginning or after some of its events.
+class live_blocks {
+ public:
   struct held {
     std::size_t bytes = 0;
     std::string line;
   };
-  std::map<std::uintptr_t, held> live;
-  std::size_t now = 0;
-  for (auto const& [at, b] : before_the_trace(d).blocks) {
-    if (b.given_back)
-      continue;
-    live[at] = {b.bytes, full_name(b.where)};
-    now += b.bytes;
+  explicit live_blocks(device_snapshot const& d) {
+    for (auto const& [at, b] : before_the_trace(d).blocks)
+      if (!b.given_back)
+        add(at, b.bytes, b.where);
   }
-  peak_of_recording peak{now, d.trace.empty() ? 0 : d.trace.front().us, {}};
-  std::size_t at_event = 0;
-  // Two passes over the events: the first finds the moment, the second stops there.
-  auto const play = [&](std::size_t events, auto&& then) {
-    for (std::size_t i = 0; i < events; ++i) {
-      trace_entry const& e = d.trace[i];
-      auto const known = live.find(e.at);
-      if (known != live.end() && (e.action == "alloc" || e.action == "free_requested")) {
-        now -= known->second.bytes;
-        live.erase(known);
-      }
-      if (e.action != "alloc")
-        continue;
-      live[e.at] = {e.bytes, full_name(e.where)};
-      now += e.bytes;
-      then(i, e);
-    }
-  };
-  auto const first = live;
-  std::size_t const began = now;
-  play(d.trace.size(), [&](std::size_t i, trace_entry const& e) {
-    if (now <= peak.live)
+  void play(trace_entry const& e) {
+    if (e.action != "alloc" && e.action != "free_requested")
       return;
-    peak.live = now, peak.us = e.us, at_event = i + 1;
-  });
-  live = first, now = began;
-  play(at_event, [](std::size_t, trace_entry const&) {});
-  for (auto const& [at, h] : live) {
+    // Before an allocation, too: a block's end may not have been recorded.
+    if (auto const known = all_.find(e.at); known != all_.end()) {
+      bytes_ -= known->second.bytes;
+      all_.erase(known);
+    }
+    if (e.action == "alloc")
+      add(e.at, e.bytes, e.where);
+  }
+  std::size_t bytes() const { return bytes_; }
+  std::map<std::uintptr_t, held> const& all() const { return all_; }
+
+ private:
+  void add(std::uintptr_t at, std::size_t bytes, source_location const& where) {
+    all_[at] = {bytes, full_name(where)};
+    bytes_ += bytes;
+  }
+  std::map<std::uintptr_t, held> all_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+// The lines that hold most, from the state before the recording and its events.
+peak_of_recording peak_of(device_snapshot const& d) {
+  live_blocks const beginning(d);
+  peak_of_recording peak{beginning.bytes(), d.trace.empty() ? 0 : d.trace.front().us, {}};
+  std::size_t events_to_peak = 0;
+  live_blocks live = beginning;
+  for (std::size_t i = 0; i < d.trace.size(); ++i) {
+    live.play(d.trace[i]);
+    if (live.bytes() <= peak.live)
+      continue;
+    peak.live = live.bytes(), peak.us = d.trace[i].us;
+    events_to_peak = i + 1;
+  }
+  // Once more, up to that moment.
+  live = beginning;
+  for (std::size_t i = 0; i < events_to_peak; ++i)
+    live.play(d.trace[i]);
+  for (auto const& [at, h] : live.all()) {
     line_use& line = peak.lines[h.line];
     line.bytes += h.bytes;
     ++line.blocks;

@@ -50,8 +50,9 @@ std::string whose_cached(statistic const& cached, std::int64_t reserved, std::sp
   for (stream_memory_use const& u : streams) {
     if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3)
       continue;
-    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to " + stream_text(u.stream) +
+    out += (told ? ", " : ": ") + bytes_text(u.cached) + " belong to " + stream_text(u.stream) +
            (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
+    ++told;
   }
   return out + ". Other streams can use them when memory is short; empty_cache() returns them to the driver.\n";
 }
@@ -59,11 +60,15 @@ std::string whose_cached(statistic const& cached, std::int64_t reserved, std::sp
 std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use const> streams) {
   std::string out = in_units(pending) + " are freed but may still be in use:";
   std::size_t told = 0;
-  for (stream_memory_use const& u : streams)
-    for (auto const& w : u.waits_for)
-      if (told < 4)
-        out += (told++ ? "," : "") +
-               (" " + bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " + stream_text(w.stream));
+  for (stream_memory_use const& u : streams) {
+    for (auto const& w : u.waits_for) {
+      if (told == 4)
+        break;
+      out += told ? ", " : " ";
+      out += bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " + stream_text(w.stream);
+      ++told;
+    }
+  }
   return out + ".\n";
 }
 

@@ -24,7 +24,8 @@ class events_writer {
     out_ += ",\"args\":{\"name\":" + json_text(text) + "}}";
   }
   void span(observe::span const& s, std::int64_t from, std::int64_t to) {
-    int const process = s.where == observe::span::on::thread ? 0 : 1 + s.device;
+    bool const is_call = s.where == observe::span::on::thread;
+    int const process = is_call ? 0 : 1 + s.device;
     begin(s.name, "X", process, s.number);
     time("ts", from - origin_);
     time("dur", to - from);
@@ -33,15 +34,19 @@ class events_writer {
     if (s.bytes)
       arg(first, "bytes", std::to_string(s.bytes));
     if (s.stream)
-      arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
+      arg(first, is_call ? "stream" : "for stream", std::to_string(s.stream));
     if (s.at.file_name())
       arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
     out_ += "}}";
-    // to the first part of the work
-    if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second))
+    if (!s.link)
       return;
-    // an arrow from the call to its work
-    begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
+    // An arrow leads from the call to the first part of its work.
+    if (!is_call) {
+      bool const is_first_part = arrived_.insert(s.link).second;
+      if (!is_first_part)
+        return;
+    }
+    begin("given", is_call ? "s" : "f", process, s.number);
     time("ts", from - origin_);
     out_ += base::text(",\"cat\":\"given\",\"bp\":\"e\",\"id\":", s.link, "}");
   }
@@ -91,6 +96,23 @@ std::int64_t first_time(std::span<observe::span const> spans, std::span<device_m
 
 }  // namespace
 
+namespace {
+// d.live_bytes are after the last event: what was live before the first one follows.
+void add_memory(events_writer& out, device_memory_events const& d) {
+  auto const change = [](memory_event const& e) {
+    auto const bytes = static_cast<std::int64_t>(e.bytes);
+    return e.what == "alloc" ? bytes : e.what == "free" ? -bytes : 0;
+  };
+  std::int64_t live = d.live_bytes;
+  for (memory_event const& e : d.events)
+    live -= change(e);
+  for (memory_event const& e : d.events) {
+    live += change(e);
+    out.memory(d.device, e, live);
+  }
+}
+}  // namespace
+
 std::string trace_events(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
   events_writer out(first_time(spans, memory));
   std::set<int> devices;
@@ -109,7 +131,8 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
       if (fresh)
         out.name("thread_name", 1 + s->device, s->number, "stream " + std::to_string(s->number));
       devices.insert(s->device);
-      from = std::max(from, last->second), to = std::max(to, from);  // times are exact to half a microsecond
+      // Times are exact to half a microsecond: a span may seem to begin before the last one's end.
+      from = std::max(from, last->second), to = std::max(to, from);
       last->second = to;
     } else if (threads.insert(s->number).second) {
       out.name("thread_name", 0, s->number, "thread " + std::to_string(s->number));
@@ -117,18 +140,9 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     out.span(*s, from, to);
   }
   for (device_memory_events const& d : memory) {
-    auto const change = [](memory_event const& e) {
-      auto const bytes = static_cast<std::int64_t>(e.bytes);
-      return e.what == "alloc" ? bytes : e.what == "free" ? -bytes : 0;
-    };
-    std::int64_t live = d.live_bytes;
-    for (memory_event const& e : d.events)
-      live -= change(e);
-    for (memory_event const& e : d.events) {
-      live += change(e);
-      out.memory(d.device, e, live);
+    add_memory(out, d);
+    if (!d.events.empty())
       devices.insert(d.device);
-    }
   }
   out.name("process_name", 0, 0, "host");
   for (int const d : devices)

@@ -86,6 +86,12 @@ TEST(os, memory_is_what_host_and_control_groups_leave) {
   write("sys/fs/cgroup/a/b/memory.max", "300000\n");
   write("sys/fs/cgroup/a/b/memory.current", "350000\n");
   is(300'000, 0);
+  // The limit of the group above is larger, but other groups in it leave less.
+  write("sys/fs/cgroup/a/b/memory.current", "100000\n");
+  write("sys/fs/cgroup/a/memory.current", "450000\n");
+  is(300'000, 150'000);
+  write("sys/fs/cgroup/a/b/memory.current", "350000\n");
+  write("sys/fs/cgroup/a/memory.current", "400000\n");
   // Above memory.high the kernel slows the group down.
   write("sys/fs/cgroup/a/b/memory.max", "max\n");
   write("sys/fs/cgroup/a/b/memory.high", "360000\n");

@@ -86,6 +86,7 @@ void announcer::unusable(address at) noexcept {
   auto const found = p->all.find(at);
   if (found == p->all.end())
     return;
+  // NVTX ends the regions of a heap with it.
   if (found->second.heap) {
     p->regions.erase(p->regions.lower_bound(at), p->regions.lower_bound(at + found->second.bytes));
     unregister_heap(found->second.heap);
@@ -98,6 +99,7 @@ void announcer::taken(address at, std::size_t bytes) {
     return;
   auto p = pages_.lock();
   p->blocks[at] = bytes;
+  // From the last page that begins at or before the block.
   auto in = p->all.upper_bound(at);
   if (in != p->all.begin())
     --in;

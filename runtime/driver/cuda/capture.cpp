@@ -41,6 +41,7 @@ result<graph_handle> cuda_driver::end_capture(int device, stream_handle s) {
     return {captured.is};
   if (!captured.value)
     return {not_permitted};
+  // Entered before the call, so that nothing can fail after it.
   auto const id = graphs_.lock()->add_graph();
   call in(*this, device, call::mode::enqueues);
   CUgraph made = nullptr;
@@ -74,23 +75,24 @@ result<std::uint64_t> cuda_driver::capture_of(int device, stream_handle s) {
 status cuda_driver::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
   call in(*this, device, call::mode::enqueues);
   status said = in.refusal();
-  CUuserObject object = nullptr;
-  if (!in.refused()) {
+  CUgraph graph = nullptr;
+  if (said.ok()) {
     CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUgraph graph = nullptr;
     said = in.answer(api_.cuStreamGetCaptureInfo(stream_of(s), &is, nullptr, &graph, nullptr, nullptr));
     if (said.ok() && is != CU_STREAM_CAPTURE_STATUS_ACTIVE)
       said = not_permitted;
-    if (said.ok())
-      said = in.answer(api_.cuUserObjectCreate(&object, state, drop, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
-    if (said.ok()) {
-      said = in.answer(api_.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
-      if (!said.ok())
-        return api_.cuUserObjectRelease(object, 1), said;  // which calls drop
-    }
   }
-  if (!said.ok())
+  CUuserObject object = nullptr;
+  if (said.ok())
+    said = in.answer(api_.cuUserObjectCreate(&object, state, drop, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  if (!said.ok()) {
     drop(state);
+    return said;
+  }
+  // The object owns the state from here on: its end calls drop.
+  said = in.answer(api_.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+  if (!said.ok())
+    api_.cuUserObjectRelease(object, 1);
   return said;
 }
 
@@ -103,12 +105,13 @@ status cuda_driver::update(int device, executable_handle which, graph_handle han
   {
     auto g = graphs_.lock();
     auto const graph = g->kept.find(static_cast<std::uint64_t>(handle));
-    auto const found = g->executables.find(static_cast<std::uint64_t>(which));
-    if (graph == g->kept.end() || !graph->second || found == g->executables.end() || !found->second.made ||
-        found->second.device != device)
+    auto const executable = g->executables.find(static_cast<std::uint64_t>(which));
+    if (graph == g->kept.end() || !graph->second)
+      return invalid;
+    if (executable == g->executables.end() || !executable->second.made || executable->second.device != device)
       return invalid;
     from = graph->second;
-    to = found->second.made;
+    to = executable->second.made;
   }
   CUgraphExecUpdateResultInfo why{};
   CUresult const r = api_.cuGraphExecUpdate(to, from, &why);

@@ -156,7 +156,9 @@ class cuda_driver final : public driver {
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
   struct remembered;
   void outdate() noexcept;
-  void over(ranges books::*, address, bool stays);
+  void end_busy(ranges books::*, address, bool stays);
+  status make_gate_words(gates&, call&);                         // if there are none
+  static int free_gate_slot(gates const&, int device) noexcept;  // -1: all of the device's are closed
   template <class Asks>
   CUresult in_relaxed(Asks asks);  // CUDA's answer, without disturbing a capture
   // One call of CUDA's that needs a context, and what its answer means.

@@ -8,6 +8,12 @@
 namespace weir::driver::cuda {
 namespace {
 base::atomic<int> running{0};  // lets a call skip the per-thread check while no host function runs
+
+void drop_each(std::vector<host_call*> const& calls) {
+  for (host_call const* c : calls)
+    if (c->what.drop)
+      c->what.drop(c->what.state);
+}
 }  // namespace
 
 bool inside_host_function() noexcept {
@@ -27,7 +33,7 @@ void host_call::arrive(void* self) noexcept {
       c->what.drop(c->what.state);
   }
   running.fetch_sub(1);
-  std::unique_ptr<host_call> const self_no_more(c);
+  std::unique_ptr<host_call> const deleted_at_the_end(c);
   auto p = c->owner->pending_.lock();
   p->calls.erase(c->id);
   c->owner->call_over_.notify_all();  // under the lock: the owner may be destroyed once it is released
@@ -70,6 +76,7 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
   if (r == CUDA_SUCCESS)
     return {};
+  // CUDA has refused it. If a loss took it meanwhile, its thread drops it, and it stays in memory.
   bool const ours = c->take();
   if (ours) {
     pending_.lock()->calls.erase(id);
@@ -89,7 +96,9 @@ void cuda_driver::drop_pending(int device) noexcept {
     auto p = pending_.lock();
     taken.reserve(p->calls.size());
     for (auto c = p->calls.begin(); c != p->calls.end();) {
-      if (c->second->device == device && c->second->take()) {
+      // One that runs is not taken: it ends by itself.
+      bool const is_taken = c->second->device == device && c->second->take();
+      if (is_taken) {
         taken.push_back(c->second);
         c = p->calls.erase(c);
       } else {
@@ -98,15 +107,9 @@ void cuda_driver::drop_pending(int device) noexcept {
     }
     if (taken.empty())
       return;
-    p->droppers.emplace_back([taken] {
-      for (host_call const* c : taken)
-        if (c->what.drop)
-          c->what.drop(c->what.state);
-    });
+    p->droppers.emplace_back([taken] { drop_each(taken); });
   } catch (std::exception const&) {  // no memory or no thread: drop them here
-    for (host_call const* c : taken)
-      if (c->what.drop)
-        c->what.drop(c->what.state);
+    drop_each(taken);
   }
 }
 

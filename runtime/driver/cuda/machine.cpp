@@ -9,6 +9,21 @@
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
+namespace {
+
+std::string uuid_text(CUuuid const& uuid) {  // as nvidia-smi writes it
+  std::string out = "GPU-";
+  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10)
+      out += '-';
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    out += digits;
+  }
+  return out;
+}
+
+}  // namespace
 
 cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(count) {
   outdate();
@@ -84,7 +99,7 @@ void cuda_driver::release_contexts(bool any_lost) {
       continue;
     if (d.lost.load() == 0)
       api_.cuStreamDestroy(d.probe);
-    // Releasing a context for the last time waits for its work too.
+    // Releasing a context for the last time waits for its work, which may wait for a device that is lost.
     if (d.lost.load() != 0 || !any_lost)
       api_.cuDevicePrimaryCtxRelease(d.id);
   }
@@ -106,7 +121,7 @@ std::string cuda_driver::left_behind() {
   };
   bool const lost_one = has_lost_any();
   auto const b = books_.lock();
-  // memory alone is reported by its runtime
+  // While no device is lost, memory alone is reported by its runtime.
   if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty())
     return {};
   say(b->reservations.size(), "reservation");
@@ -221,20 +236,14 @@ result<device_info> cuda_driver::info(int device) {
   if (api_.cuDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), id) == CUDA_SUCCESS)
     about.pci_bus_id = text.data();
   CUuuid uuid{};
-  if (api_.cuDeviceGetUuid(&uuid, id) == CUDA_SUCCESS) {
-    about.uuid = "GPU-";
-    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
-      if (i == 4 || i == 6 || i == 8 || i == 10)
-        about.uuid += '-';
-      std::snprintf(text.data(), text.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
-      about.uuid += text.data();
-    }
-  }
+  if (api_.cuDeviceGetUuid(&uuid, id) == CUDA_SUCCESS)
+    about.uuid = uuid_text(uuid);
   about.maps = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0) != 0;
   about.multicast = attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0) != 0;
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, id};
+  // A device that does not say its granularity counts as one that cannot map.
   if (!about.maps || api_.cuMemGetAllocationGranularity(&about.granularity, &wanted,
                                                         CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) {
     about.maps = false;
@@ -375,6 +384,7 @@ call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), 
     r = driver.api_.cuCtxPushCurrent(context);
     pushed_ = r == CUDA_SUCCESS;
   }
+  // A lost device may refuse its context: a call that survives is made without it.
   if (r != CUDA_SUCCESS && lost == 0) {
     refusal_ = answer(r);
     return;

@@ -29,13 +29,14 @@ auto node_for(Range const& r) {
 
 }  // namespace
 
-// A call about a range is over: it is busy no more, and stays in the books or leaves them.
-void cuda_driver::over(ranges books::*which, address at, bool stays) {
+// A call about a range has ended: it is busy no more, and stays in the books or leaves them.
+void cuda_driver::end_busy(ranges books::*which, address at, bool stays) {
   auto b = books_.lock();
   if (stays) {
     ((*b).*which).find(at)->second.busy = false;
     return;
   }
+  // Threads cache no reservations.
   if (which != &books::reservations)
     outdate();
   ((*b).*which).erase(at);
@@ -49,8 +50,8 @@ result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
     return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes});
   CUdeviceptr at = 0;
-  auto const place = std::max(alignment, granularity_);
-  if (CUresult const r = in_relaxed([&] { return api_.cuMemAddressReserve(&at, bytes, place, 0, 0); }))
+  auto const aligned_to = std::max(alignment, granularity_);
+  if (CUresult const r = in_relaxed([&] { return api_.cuMemAddressReserve(&at, bytes, aligned_to, 0, 0); }))
     return {to_status(r)};
   node.key() = at;
   books_.lock()->reservations.insert(std::move(node));
@@ -70,7 +71,7 @@ status cuda_driver::unreserve(address at, std::size_t bytes) {
     found->second.busy = true;
   }
   CUresult const r = in_relaxed([&] { return api_.cuMemAddressFree(at, bytes); });
-  over(&books::reservations, at, r != CUDA_SUCCESS);
+  end_busy(&books::reservations, at, r != CUDA_SUCCESS);
   return to_status(r);
 }
 
@@ -90,6 +91,7 @@ result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAl
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, at(device).id};
   if (exportable_as != CU_MEM_HANDLE_TYPE_NONE)
     wanted.allocFlags.gpuDirectRDMACapable = serves_network_cards(at(device).id);
+  // Entered before the call, so that nothing can fail after it.
   std::uint64_t id = 0;
   {
     auto b = books_.lock();
@@ -142,7 +144,7 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) try
     b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
   }
   CUresult const r = in_relaxed([&] { return api_.cuMemMap(at, bytes, 0, page.handle, 0); });
-  over(&books::mappings, at, r == CUDA_SUCCESS);
+  end_busy(&books::mappings, at, r == CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost)
     found_lost(page.device, r);
@@ -166,7 +168,7 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
   if (announcer_)
     announcer_->unusable(at);
   CUresult const r = in_relaxed([&] { return api_.cuMemUnmap(at, bytes); });
-  over(&books::mappings, at, r != CUDA_SUCCESS);
+  end_busy(&books::mappings, at, r != CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost)
     found_lost(device, r);
@@ -277,7 +279,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
     b->pins.emplace(at, range{.bytes = bytes, .busy = true});
   }
   CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-  over(&books::pins, at, r == CUDA_SUCCESS);
+  end_busy(&books::pins, at, r == CUDA_SUCCESS);
   // The system refuses to lock more memory.
   if (r == CUDA_ERROR_OPERATING_SYSTEM)
     return {code::out_of_memory, r};
@@ -288,6 +290,7 @@ status cuda_driver::unpin(void* host) {
   call in(*this, any_device(), call::mode::asks);
   if (in.refused() && in.refusal().what != code::lost)
     return in.refusal();
+  // After a loss, too, what is not pinned is invalid.
   address const at = reinterpret_cast<address>(host);
   {
     auto b = books_.lock();
@@ -299,7 +302,7 @@ status cuda_driver::unpin(void* host) {
     found->second.busy = true;
   }
   CUresult const r = api_.cuMemHostUnregister(host);
-  over(&books::pins, at, r != CUDA_SUCCESS);
+  end_busy(&books::pins, at, r != CUDA_SUCCESS);
   return in.answer(r);
 }
 
@@ -358,14 +361,14 @@ std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_
     if (found == in->end())
       continue;
     address const begin = found->first;
-    address next = begin + found->second.bytes;
+    address end = begin + found->second.bytes;
     if (in == &b.mappings) {
-      while (next - at < bytes && ++found != in->end() && found->first == next)
-        next += found->second.bytes;
+      for (++found; end - at < bytes && found != in->end() && found->first == end; ++found)
+        end += found->second.bytes;
     }
     if (where)
-      *where = {begin, next, in == &b.pins};
-    return next - at >= bytes;
+      *where = {begin, end, in == &b.pins};
+    return end - at >= bytes;
   }
   if (overlaps(b.reservations, at, bytes))
     return false;
@@ -390,9 +393,12 @@ struct cuda_driver::remembered {
         return &e;
     return nullptr;
   }
-  void read(std::uint64_t now) noexcept {
-    if (std::exchange(edition, now) != now)
-      known = {};
+  // Forgets what is of another edition.
+  void follow(std::uint64_t now) noexcept {
+    if (edition == now)
+      return;
+    edition = now;
+    known = {};
   }
   void note(extent const& e) noexcept {
     if (!find(e.begin, e.end - e.begin))
@@ -422,8 +428,9 @@ cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size
   auto const of_dst = in_books(*b, to, bytes, &dst_lies), of_src = in_books(*b, from, bytes, &src_lies);
   try {
     static base::per_thread<remembered> of_thread;
-    auto& mine = *(remembered::own::value = &of_thread.get());
-    mine.read(edition_.load(base::memory_order_relaxed));
+    remembered& mine = of_thread.get();
+    remembered::own::value = &mine;
+    mine.follow(edition_.load(base::memory_order_relaxed));
     if (of_dst.value_or(false))
       mine.note(dst_lies);
     if (of_src.value_or(false))
@@ -459,7 +466,11 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
   address const at = reinterpret_cast<address>(p);
   if (wraps(at, bytes))
     return false;
-  std::optional<bool> const ours = [&] { return in_books(*books_.lock(), at, bytes); }();
+  std::optional<bool> ours;
+  {
+    auto const b = books_.lock();
+    ours = in_books(*b, at, bytes);
+  }
   return copyable(p, bytes, ours);
 }
 

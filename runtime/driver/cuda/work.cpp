@@ -65,7 +65,10 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   if (foreign == CU_STREAM_LEGACY || foreign == CU_STREAM_PER_THREAD)
     return {{}, handle_of(foreign)};
   auto const captured = capturing(device, handle_of(foreign));
-  if (!captured.ok() || captured.value)
+  if (!captured.ok())
+    return {captured.is};
+  // A captured stream is asked nothing more, and counts as one of this device.
+  if (captured.value)
     return {captured.is, handle_of(foreign)};
   auto const of = owner_of(in, device, foreign);
   if (!of.ok())
@@ -102,7 +105,9 @@ result<int> cuda_driver::stream_device(int device, CUstream_st* foreign) {
   if (captured.value)
     return {{code::not_permitted}};
   auto const of = owner_of(in, device, foreign);
-  return of.ok() && of.value == no_device ? result<int>{invalid} : of;
+  if (of.ok() && of.value == no_device)
+    return {invalid};
+  return of;
 }
 
 result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
@@ -112,6 +117,7 @@ result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
   CUstream const s = foreign ? foreign : CU_STREAM_LEGACY;
   CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult r = api_.cuStreamIsCapturing(s, &is);
+  // While another stream is captured, the legacy stream counts as captured too. Neither is asked for its id.
   bool const captured = r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || is != CU_STREAM_CAPTURE_STATUS_NONE;
   if (captured)
     return {{}, {handle_of(s), true, 0}};
@@ -128,7 +134,7 @@ result<stream_kind> cuda_driver::kind_of(int device, stream_handle s) {
   CUstream const stream = stream_of(s);
   if (!stream)
     return {invalid};
-  // The legacy stream is not asked, as a blocking stream may be captured.
+  // The driver's own streams are blocking. They are not asked, as another blocking stream may be captured.
   if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
     return {{}, stream_kind::blocking};
   if (status const said = refuse_captured(device, s); !said.ok())
@@ -247,7 +253,7 @@ status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void co
 
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   seen const ends = bytes ? look_at(dst, src, bytes) : seen{};
-  // The host copies, and enters the driver in copy_on_host. A range may leave its pinned block.
+  // The host copies, and copy_on_host() makes the call of the driver. A range may leave its pinned block.
   if (ends.both_pinned) {
     if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst))
       return invalid;
@@ -314,12 +320,37 @@ status cuda_driver::fill(int device, stream_handle s, void* dst, std::uint32_t p
   return in.answer(api_.cuMemsetD32Async(to, pattern, count, stream_of(s)));
 }
 
+// Simulated devices run such work, and CUDA's none.
 status cuda_driver::enqueue(int device, stream_handle, std::span<touch const>, work w) {
   if (w.drop)
     w.drop(w.state);
   if (status const may = may_call(); !may.ok())
     return may;
   return exists(device) ? status{code::not_supported, 0} : invalid;
+}
+
+status cuda_driver::make_gate_words(gates& g, call& in) {
+  if (g.words)
+    return {};
+  void* words = nullptr;
+  relaxed const mode(api_);
+  std::size_t const bytes = g.sequences.size() * sizeof(std::uint32_t);
+  status const said =
+      in.answer(api_.cuMemHostAlloc(&words, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+  if (!said.ok())
+    return said;
+  std::fill_n(static_cast<std::uint32_t*>(words), g.sequences.size(), 0u);
+  g.words = static_cast<std::uint32_t*>(words);
+  return {};
+}
+
+int cuda_driver::free_gate_slot(gates const& g, int device) noexcept {
+  std::array<bool, gates_a_device> used{};
+  for (auto const& [id, closed] : g.closed)
+    if (closed.device == device)
+      used[static_cast<std::size_t>(closed.slot)] = true;
+  auto const unused = std::find(used.begin(), used.end(), false);
+  return unused == used.end() ? -1 : static_cast<int>(unused - used.begin());
 }
 
 // A gate is a word that the stream waits for. Words only grow, so that a word can serve its next gate before
@@ -336,32 +367,18 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
       able == 0)
     return {{code::not_supported, 0}};
   auto g = gates_.lock();  // held during the calls: for tests only, and waiting on a word does not block the host
-  if (!g->words) {
-    void* words = nullptr;
-    relaxed const mode(api_);
-    std::size_t const bytes = g->sequences.size() * sizeof(std::uint32_t);
-    if (status const said =
-            in.answer(api_.cuMemHostAlloc(&words, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
-        !said.ok())
-      return {said};
-    std::fill_n(static_cast<std::uint32_t*>(words), g->sequences.size(), 0u);
-    g->words = static_cast<std::uint32_t*>(words);
-  }
-  std::array<bool, gates_a_device> used{};
-  for (auto const& [id, closed] : g->closed)
-    if (closed.device == device)
-      used[static_cast<std::size_t>(closed.slot)] = true;
-  auto const free_slot = std::find(used.begin(), used.end(), false);
-  if (free_slot == used.end())
+  if (status const said = make_gate_words(*g, in); !said.ok())
+    return {said};
+  int const slot = free_gate_slot(*g, device);
+  if (slot < 0)
     return {{code::not_permitted, 0}};
-  gate const made{.device = device, .slot = static_cast<int>(free_slot - used.begin()), .sequence = 0};
-  auto const index = static_cast<std::size_t>(device * gates_a_device + made.slot);
+  auto const index = static_cast<std::size_t>(device * gates_a_device + slot);
   std::uint32_t const sequence = g->sequences[index] + 1;
   CUdeviceptr seen_from_device = 0;
   if (status const said = in.answer(api_.cuMemHostGetDevicePointer(&seen_from_device, g->words + index, 0)); !said.ok())
     return {said};
   auto const id = g->next++;
-  auto const entry = g->closed.emplace(id, made).first;
+  auto const entry = g->closed.emplace(id, gate{.device = device, .slot = slot, .sequence = sequence}).first;
   status const said =
       in.answer(api_.cuStreamWaitValue32(stream_of(s), seen_from_device, sequence, CU_STREAM_WAIT_VALUE_GEQ));
   if (!said.ok()) {
@@ -369,7 +386,6 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
     return {said};
   }
   g->sequences[index] = sequence;
-  entry->second.sequence = sequence;
   return {{}, static_cast<gate_handle>(id)};
 }
 
