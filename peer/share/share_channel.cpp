@@ -69,7 +69,7 @@ int exportable_buffer::importers() const {
 
 void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   auto& stream = streams::clock_or_throw(s, "exportable_buffer::record_stream", at);
-  if (!is_ || is_->ended)
+  if (!is_ || is_->handle().ended)
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
                       "Record streams before the buffer is released", at, error_id{304});
   auto& users = is_->users;
