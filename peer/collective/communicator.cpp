@@ -30,8 +30,9 @@ bool are_send_receive(requests all) noexcept {
 std::string_view name_of(requests all) noexcept {
   if (are_send_receive(all))
     return "send_receive";
-  auto const differs = [&](collective_request const& r) { return r.what != all[0].what; };
-  return all.empty() || std::any_of(all.begin(), all.end(), differs) ? "collective_group" : name_of(all[0].what);
+  auto const is_as_the_first = [&](collective_request const& r) { return r.what == all[0].what; };
+  bool const are_alike = !all.empty() && std::all_of(all.begin(), all.end(), is_as_the_first);
+  return are_alike ? name_of(all[0].what) : "collective_group";
 }
 
 std::string text_of(requests all) {
@@ -69,11 +70,13 @@ std::string collective_request::of_one() const {
 
 collective_request::own_touches collective_request::touches(std::size_t ranks) const noexcept {
   std::size_t const part = part_bytes(), all = part * ranks;
-  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all() ? all : part, false},
-                  {reinterpret_cast<driver::address>(out), writes_all() ? all : part, true}}},
-                in ? 0u : 1u,
-                2};
-  t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
+  driver::touch const read{reinterpret_cast<driver::address>(in), reads_all() ? all : part, false};
+  driver::touch const written{reinterpret_cast<driver::address>(out), writes_all() ? all : part, true};
+  own_touches t{{{read, written}}};
+  // Without `in` the first is omitted, without `out` the second.
+  t.first = in ? 0u : 1u;
+  if (part > 0)
+    t.count = std::size_t{in != nullptr} + std::size_t{out != nullptr};
   return t;
 }
 
@@ -116,12 +119,13 @@ void group::refuse_if_broken(int rank, std::string const& operation, requests al
 }
 
 void group::end_broken(int rank, std::string const& why, std::string const& operation, source_location at) {
-  bool is_over = true;
+  bool was_over = true;
   try {
-    is_over = !failure().empty();
+    was_over = !failure().empty();
   } catch (std::bad_alloc const&) {}  // only a failure has a text
   abort(rank, why);
-  if (is_over)
+  // It names the rank that ended them.
+  if (was_over)
     refuse_if_over(rank, operation, {}, at);
 }
 
@@ -149,22 +153,29 @@ stamp group::call(int rank, std::span<collective_request> all, std::span<source_
   return issue(rank, on, all, at);
 }
 
+void group::place_members(int rank, std::span<collective_request> all) const noexcept {
+  std::uint32_t members = 0;
+  for (collective_request& r : all) {
+    r.placed = placed(rank, r);
+    if (r.between_two())
+      continue;
+    r.member = members;
+    ++members;
+  }
+  for (collective_request& r : all)
+    if (!r.between_two())
+      r.members = members;
+}
+
 stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_request> all, source_location at) {
   std::string_view const name = name_of(all);
   std::string const operation(name);
   refuse_if_broken(rank, operation, all, at);
   if (all.empty())
     return streams::public_stamp(on.now());
-  std::uint32_t members = 0;
-  for (collective_request& r : all) {
-    r.placed = placed(rank, r);
-    if (!r.between_two())
-      r.member = members++;
-  }
-  for (collective_request& r : all)
-    if (!r.between_two())
-      r.members = members;
+  place_members(rank, all);
   on.set_carries_collectives(true);
+  // Before the collective: a fence behind it would wait for other ranks.
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
   on.count_collective();

@@ -121,8 +121,10 @@ void gradient_buckets::state::lay_out() {
     o->offset = at;
     o->bucket = static_cast<int>(buckets.size()) - 1;
     at += base::round_up(static_cast<std::size_t>(o->count) * size_of(o->type), gap);
-    buckets.back().end = at;
-    buckets.back().missing = ++buckets.back().members;
+    bucket& its = buckets.back();
+    its.end = at;
+    ++its.members;
+    its.missing = its.members;
   }
 }
 
@@ -131,7 +133,7 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   if (!options.registered)
     return from.allocate(home, bytes, gap, at);
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
-  std::uint64_t inside = 0;
+  std::uint64_t inside = 0;  // what enter() returns for leave(); 0: not inside
   try {
     inside = memory::thread_caches::enter(*pool);
     void* const p = from.allocate(home, bytes, gap, at);
@@ -299,13 +301,14 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
         at, error_id{281});
   s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
+  // Of each stream the latest stamp covers those before.
   clock::stamp const written = stream.now();
-  auto const same =
+  auto const earlier =
       std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
-  if (same == b.written.end())
+  if (earlier == b.written.end())
     b.written.push_back(written);
   else
-    *same = written;
+    *earlier = written;
   o.was_ready = true;
   --b.missing;
   s.start_full_buckets(at);
@@ -316,19 +319,21 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   s.find(0, "gradient_buckets::finish", at);
   (void)s.all->owner("gradient_buckets::finish", at);
   clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
-  std::string missing;
-  int more = 0;
+  constexpr int most_named = 8;
+  std::string names;
+  int missing = 0;
   for (int i = 0; i < size(); ++i) {
     if (s.ones[static_cast<std::size_t>(i)].was_ready)
       continue;
-    if (constexpr int named = 8; more++ < named)
-      missing += (missing.empty() ? "" : ", ") + s.named(i);
+    if (missing < most_named)
+      names += (names.empty() ? "" : ", ") + s.named(i);
+    ++missing;
   }
-  if (more)
-    throw invalid_use(
-        "gradient_buckets::finish",
-        base::text(more, " of ", size(), " gradients were not marked as ready: ", missing, more > 8 ? ", …" : ""),
-        "Call mark_ready for each gradient in each step, also for a zero gradient", at, error_id{282});
+  if (missing > 0)
+    throw invalid_use("gradient_buckets::finish",
+                      base::text(missing, " of ", size(), " gradients were not marked as ready: ", names,
+                                 missing > most_named ? ", …" : ""),
+                      "Call mark_ready for each gradient in each step, also for a zero gradient", at, error_id{282});
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);
   require(wait_behind(stream, side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);

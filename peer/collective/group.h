@@ -225,6 +225,7 @@ class group {
     std::size_t bytes;
   };
   void refuse_if_broken(int rank, std::string const& operation, requests, source_location);  // or over
+  void place_members(int rank, std::span<collective_request>) const noexcept;
   // after the backend refused what was agreed on
   void take_back(int rank, std::string const& operation, requests, source_location);
   std::uint64_t placed(int rank, collective_request const&) const noexcept;
@@ -287,7 +288,8 @@ class thread_group final : public group {
     int silent = 0;                   // ranks
     std::uint64_t exceptions_of(int rank) const noexcept;
     void speaks(int rank) noexcept;
-    int awaited() const noexcept;            // a silent rank that another waits for; -1: none
+    int awaited() const noexcept;  // a silent rank that another waits for in vain; -1: none
+    bool is_awaited(int rank) const noexcept;
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;

@@ -71,6 +71,7 @@ class nccl_backend final : public collective_backend {
       mine.comm.store(first);
       return;
     }
+    // The one for collectives: its calls block, and NCCL starts no thread for them.
     if (answer == ncclSuccess) {
       config.blocking = 1;
       answer = wait.for_end(nccl().CommSplit(first, 0, rank, &own, &config), first);
@@ -96,7 +97,9 @@ class nccl_backend final : public collective_backend {
   // call. The algorithm depends on the collective and on its size. Pairs connect in their first transfer.
   void connect(std::function<void()> const& all_are_ready, source_location at) override {
     std::deque<first_calls> here;
-    for (std::size_t r = 0; r < ranks_.size() && ranks_.size() > 1; ++r)
+    // A single rank connects to nobody.
+    bool const connects = ranks_.size() > 1;
+    for (std::size_t r = 0; connects && r < ranks_.size(); ++r)
       if (ranks_[r].comm.load())
         here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
     all_are_ready();
@@ -108,6 +111,7 @@ class nccl_backend final : public collective_backend {
       base::unique_lock alone;
       if (here.size() == 1)  // else no other thread knows the ranks yet
         alone = base::unique_lock(here[0].of.calls);
+      // A small and a large call of each: the algorithm depends on the size, too.
       std::size_t const large = first_calls::bytes / sizeof(float) / ranks_.size();
       for (std::size_t const count : {std::size_t{1}, large})
         for (auto const what :
@@ -156,15 +160,11 @@ class nccl_backend final : public collective_backend {
           note(enqueue_one(each));
       };
       answer = all.size() == 1 ? enqueue_one(all[0]) : in_a_group(enqueue_all);
-      if (answer != ncclSuccess) {
-        // an invalid argument changes nothing; any other error ends the communicator
-        bool const is_over = answer != ncclInvalidArgument;
-        if (is_over)
-          mine.failed = "NCCL failed";  // fits without host memory
+      // An invalid argument changes nothing; any other error ends the communicator.
+      if (answer == ncclInvalidArgument)
         text = nccl_words(answer);
-        if (is_over)
-          mine.failed = text;
-      }
+      else if (answer != ncclSuccess)
+        text = note_failure(mine, answer);
     }
     if (answer == ncclSuccess) {
       base::call_site const in(runtime_.observer(), name_of(all).data(), at);
@@ -191,7 +191,7 @@ class nccl_backend final : public collective_backend {
     auto const about = runtime_.machine().info(device);
     require(about.is, "register_pool", operands, "", at);
     base::lock_guard const lock(mine.calls);
-    mine.windows.push_back(nullptr);
+    mine.windows.push_back(nullptr);  // for register_memory, which then needs no host memory
     return devices_.size() > 2 && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
@@ -221,12 +221,9 @@ class nccl_backend final : public collective_backend {
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
                                                comm);
       }
-      // other ranks may wait for this one
-      if (answer != ncclSuccess) {
-        mine.failed = "NCCL failed";  // fits without host memory
-        text = nccl_words(answer);
-        mine.failed = text;
-      }
+      // Other ranks may wait for this one.
+      if (answer != ncclSuccess)
+        text = note_failure(mine, answer);
     }
     if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "register_pool", operands() + ": NCCL answers " + text,
@@ -252,13 +249,14 @@ class nccl_backend final : public collective_backend {
       return "the communicator was aborted";
     if (!mine.failed.empty())
       return mine.failed;
-    ncclResult_t later = ncclSuccess;
-    ncclResult_t const answer = nccl().CommGetAsyncError(comm, &later);
+    ncclResult_t error = ncclSuccess;
+    ncclResult_t const answer = nccl().CommGetAsyncError(comm, &error);
     if (answer != ncclSuccess)
-      later = answer;
-    if (later == ncclSuccess || later == ncclInProgress)
+      error = answer;
+    if (error == ncclSuccess || error == ncclInProgress)
       return {};
-    return mine.failed = "NCCL reports " + nccl_words(later);
+    mine.failed = "NCCL reports " + nccl_words(error);
+    return mine.failed;
   }
 
   // CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. Threads that were
@@ -293,13 +291,21 @@ class nccl_backend final : public collective_backend {
     driver::status done;
     if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed))
       done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
-    if (!end(mine, done.ok())) {
-      base::lock_guard const until_freed(aborts_);
-    }
+    bool const ended_here = end(mine, done.ok());
+    if (ended_here)
+      return;
+    // An abort was first: leave() returns when that has freed the communicator.
+    base::lock_guard const until_freed(aborts_);
   }
 
  private:
   struct one;
+  // From now on no rank can continue. Requires: calls. Returns: NCCL's words
+  static std::string note_failure(one& mine, ncclResult_t answer) {
+    mine.failed = "NCCL failed";  // fits without host memory
+    mine.failed = nccl_words(answer);
+    return mine.failed;
+  }
   // Returns: whether no abort was first
   static bool end(one& mine, bool complete) noexcept {
     base::lock_guard const lock(mine.calls);
@@ -322,25 +328,27 @@ class nccl_backend final : public collective_backend {
 
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
-    bool const slower = r.placed && !mine.multicasts && r.how == reduce_op::sum && r.type == float32 &&
-                        r.part_bytes() * parts >= slower_in_windows;
-    return slower && mine.times_one ? *mine.times_one : nccl_operation(r.how);
+    bool const uses_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
+    bool const is_slower_there = !mine.multicasts && r.part_bytes() * parts >= slower_in_windows;
+    if (uses_windows && is_slower_there && mine.times_one)
+      return *mine.times_one;
+    return nccl_operation(r.how);
   }
 
   // Long: the switch has a line for each collective.
   ncclResult_t enqueue(int rank, collective_request const& r, ncclRedOp_t how, ncclComm_t comm, CUstream_st* on) const {
     if (r.count == 0)
       return ncclSuccess;
-    bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
-    std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
-    ncclDataType_t const type = bytes ? ncclUint8 : nccl_type(r.type);
+    bool const as_bytes = !r.reduces();  // no arithmetic: element types do not matter
+    std::size_t const count = static_cast<std::size_t>(r.count) * (as_bytes ? size_of(r.type) : 1);
+    ncclDataType_t const type = as_bytes ? ncclUint8 : nccl_type(r.type);
     switch (r.what) {
       case collective::all_reduce: return nccl().AllReduce(r.in, r.out, count, type, how, comm, on);
       case collective::broadcast: return nccl().Broadcast(r.in, r.out, count, type, r.root, comm, on);
       case collective::all_gather: return nccl().AllGather(r.in, r.out, count, type, comm, on);
       case collective::reduce_scatter: return nccl().ReduceScatter(r.in, r.out, count, type, how, comm, on);
-      case collective::scatter:
-      case collective::gather: return spread(rank, r, count, comm, on);
+      case collective::scatter: return scatter(rank, r, count, comm, on);
+      case collective::gather: return gather(rank, r, count, comm, on);
       case collective::all_to_all: return exchange(r, count, comm, on);
       case collective::send: return nccl().Send(r.in, count, type, r.root, comm, on);
       case collective::receive: return nccl().Recv(r.out, count, type, r.root, comm, on);
@@ -364,24 +372,35 @@ class nccl_backend final : public collective_backend {
     return worst;
   }
 
-  // Sends or receives the ranks' parts, the root's own too unless it is in place.
-  ncclResult_t spread(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
-                      CUstream_st* on) const {
-    bool const scatters = r.what == collective::scatter;
-    auto const mine = static_cast<std::size_t>(rank);
-    bool const in_place =
-        rank == r.root && (scatters ? part_of(r.in, mine, bytes) == r.out : part_of(r.out, mine, bytes) == r.in);
+  // The root sends all parts, its own too unless that is in place.
+  ncclResult_t scatter(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
+                       CUstream_st* on) const {
+    bool const is_root = rank == r.root;
+    bool const in_place = is_root && part_of(r.in, static_cast<std::size_t>(rank), bytes) == r.out;
     return in_a_group([&](auto const& note) {
-      for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
-        int const peer = static_cast<int>(other);
-        if (peer == rank && in_place)
-          continue;
-        note(scatters ? nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on)
-                      : nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
+      for (std::size_t to = 0; is_root && to < devices_.size(); ++to) {
+        int const peer = static_cast<int>(to);
+        if (peer != rank || !in_place)
+          note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
       }
       if (!in_place)
-        note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on)
-                      : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+        note(nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on));
+    });
+  }
+
+  // The root receives all parts, its own too unless that is in place.
+  ncclResult_t gather(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
+                      CUstream_st* on) const {
+    bool const is_root = rank == r.root;
+    bool const in_place = is_root && part_of(r.out, static_cast<std::size_t>(rank), bytes) == r.in;
+    return in_a_group([&](auto const& note) {
+      for (std::size_t from = 0; is_root && from < devices_.size(); ++from) {
+        int const peer = static_cast<int>(from);
+        if (peer != rank || !in_place)
+          note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
+      }
+      if (!in_place)
+        note(nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
     });
   }
 

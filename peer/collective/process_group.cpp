@@ -37,11 +37,12 @@ std::shared_ptr<group> group_at(runtime::impl&, rendezvous_point, membership con
 
 // A hash of a sequence of requests and one more; ranks that call the same have the same.
 std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noexcept {
+  std::uint64_t const how = r.reduces() ? static_cast<std::uint64_t>(r.how) : 0;
+  std::uint64_t const root = r.has_root() ? static_cast<std::uint64_t>(r.root) : 0;
+  std::uint64_t const kind = static_cast<std::uint64_t>(r.what) | static_cast<std::uint64_t>(r.type) << 8 | how << 16;
+  std::uint64_t const member = r.member | static_cast<std::uint64_t>(r.members) << 32;
   std::uint64_t x = before ^ static_cast<std::uint64_t>(r.count);
-  for (std::uint64_t const part : {static_cast<std::uint64_t>(r.what) | static_cast<std::uint64_t>(r.type) << 8 |
-                                       (r.reduces() ? static_cast<std::uint64_t>(r.how) << 16 : 0),
-                                   (r.has_root() ? static_cast<std::uint64_t>(r.root) : 0) ^ r.placed,
-                                   r.member | static_cast<std::uint64_t>(r.members) << 32}) {
+  for (std::uint64_t const part : {kind, root ^ r.placed, member}) {
     x = (x ^ part) * 0x9e3779b97f4a7c15u;
     x ^= x >> 32;
   }
@@ -77,6 +78,7 @@ class process_group final : public group {
       if (watch().failed())
         refuse_if_over(rank_, name_of_round(rank_watch::round::connect), {}, at);
     } catch (driver_error const& e) {
+      // The cause may be a rank that has failed: then its verdict is told.
       end_broken(rank_, std::string(e.operands()), name_of_round(rank_watch::round::connect), at);
       throw;
     } catch (std::exception const& e) {
@@ -100,6 +102,7 @@ class process_group final : public group {
         point = new_point(watch().own_address(), at);
         brings += text_of(point.id);
       } catch (std::exception const& e) {
+        // The others read it where they look for an id.
         brings += std::string_view(e.what()).substr(0, longest_text);
       }
     }
@@ -115,6 +118,7 @@ class process_group final : public group {
     if (!where)
       throw driver_error(0, "split", base::text(subject(), ": rank ", members[0], " has no port: ", base::visible(id)),
                          "Remove what that rank's error names, and repeat the call on all ranks", at, error_id{440});
+    // The first one listens, the others need no port.
     if (members[0] != rank_)
       point = {};
     point.id = *where;
@@ -137,7 +141,8 @@ class process_group final : public group {
   }
 
   void leave(int) noexcept override {
-    if (left_.exchange(true))
+    bool const has_left = left_.exchange(true);
+    if (has_left)
       return;
     if (std::uncaught_exceptions() > 0 && waits(rank_))
       abort(rank_, "an exception ended its communicator");
@@ -160,36 +165,54 @@ class process_group final : public group {
     if (watch().failed())
       return backend_->abort();
     std::uint64_t const called = next_.load();
-    int other = watch().left_before(called);
-    bool in_collective = other >= 0, by_exception = false;
-    {
-      auto const with = transfers_.lock();
-      for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
-        if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
-          other = static_cast<int>(r);
-      bool const has_left = with->empty();  // such a rank waits for no other
-      if (other < 0 && !has_left) {
-        other = watch().unwound_before(exceptions(), *with, waits_in_meet_.load());
-        by_exception = in_collective = other >= 0;
-      }
-    }
-    if (other < 0 || (!calling_.load() && !(by_exception && waits_in_meet_.load()) && backend_->idle(rank_)))
+    awaited const other = find_awaited(called);
+    if (other.rank < 0)
       return;
-    char const* const what = by_exception ? ": an exception ended its gradient_buckets or collective_group"
-                                          : " has destroyed its communicator";
+    bool const by_exception = other.why == awaited::cause::exception;
+    bool const meets = by_exception && waits_in_meet_.load();
+    // It has what it called: it waits for nobody.
+    if (!calling_.load() && !meets && backend_->idle(rank_))
+      return;
     try {
-      watch().accuse(other, base::text("rank ", other, what, ", and rank ", rank_, " waits for it",
-                                       by_exception    ? ""
-                                       : in_collective ? base::text(" in collective ", called)
-                                                       : " in a transfer"));
+      watch().accuse(other.rank, accusation_of(other, called));
     } catch (...) {  // no host memory for the text
-      watch().accuse(
-          other, by_exception ? "an exception ended what a rank waits for" : "a rank has destroyed its communicator");
+      watch().accuse(other.rank, by_exception ? "an exception ended what a rank waits for"
+                                              : "a rank has destroyed its communicator");
     }
   }
 
  private:
   static constexpr std::size_t longest_text = 1000;
+
+  struct awaited {  // a rank that never makes the call that this one waits for
+    enum class cause : std::uint8_t { left_before_collective, left_before_transfer, exception };
+    int rank = -1;  // -1: there is none
+    cause why{};
+  };
+  // called: this rank's calls with a collective
+  awaited find_awaited(std::uint64_t called) {
+    if (int const r = watch().left_before(called); r >= 0)
+      return {r, awaited::cause::left_before_collective};
+    auto const with = transfers_.lock();
+    for (std::size_t r = 0; r < with->size(); ++r)
+      if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
+        return {static_cast<int>(r), awaited::cause::left_before_transfer};
+    // This rank has left, and waits for no other.
+    if (with->empty())
+      return {};
+    return {watch().unwound_before(exceptions(), *with, waits_in_meet_.load()), awaited::cause::exception};
+  }
+  std::string accusation_of(awaited const& other, std::uint64_t called) const {
+    std::string const waits = base::text(", and rank ", rank_, " waits for it");
+    switch (other.why) {
+      case awaited::cause::left_before_collective:
+        return base::text("rank ", other.rank, " has destroyed its communicator", waits, " in collective ", called);
+      case awaited::cause::left_before_transfer:
+        return base::text("rank ", other.rank, " has destroyed its communicator", waits, " in a transfer");
+      case awaited::cause::exception: break;
+    }
+    return base::text("rank ", other.rank, ": an exception ended its gradient_buckets or collective_group", waits);
+  }
 
   static std::string name_of_round(rank_watch::round of) {
     return std::string(base::name_in({"barrier", "split", "register_pool", "communicator"}, of));
@@ -202,26 +225,14 @@ class process_group final : public group {
     refuse_if_over(rank_, operation, {}, at);
     speaks();
     waits_in_meet_.store(met_ + 1);
+    // That an exception silenced a rank may have been told before this rank waited.
     if (watch().any_unwound())
       others_changed();
     auto const end = watch().meet(why, limit, brings);
     waits_in_meet_.store(0);
-    met_ += end.is == rank_watch::at_barrier::end::all_came;
     if (end.is == rank_watch::at_barrier::end::all_came) {
-      std::size_t const shared = brings.empty() ? 0 : brings.size() - 1;
-      for (std::size_t r = 0; r < end.brought.size(); ++r) {
-        rank_watch::offer const& its = end.brought[r];
-        bool const same = its.is.value_or(why) == why;
-        bool const fits = why == rank_watch::round::split
-                              ? its.bytes.size() >= sizeof(color_and_key)
-                              : its.bytes.size() == brings.size() && its.bytes.starts_with(brings.substr(0, shared));
-        if (!same || !fits)
-          throw invalid_use(operation,
-                            base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
-                                       name_of_round(its.is.value_or(why)),
-                                       same ? " of another pool or size, or after other collectives" : ""),
-                            "Call the same collectives in the same order on all ranks", at, error_id{441});
-      }
+      ++met_;
+      require_same(why, brings, end.brought, at);
       return end.brought;
     }
     refuse_if_over(rank_, operation, {}, at);
@@ -232,11 +243,34 @@ class process_group final : public group {
                     "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
   }
 
+  // Throws: invalid_use unless all ranks came for the same, and brought what fits.
+  void require_same(rank_watch::round why, std::string const& brings, std::vector<rank_watch::offer> const& brought,
+                    source_location at) const {
+    std::string const operation = name_of_round(why);
+    // The last character is the rank's own.
+    std::string const shared = brings.substr(0, brings.empty() ? 0 : brings.size() - 1);
+    for (std::size_t r = 0; r < brought.size(); ++r) {
+      rank_watch::offer const& its = brought[r];
+      bool const same = its.is.value_or(why) == why;
+      bool fits = its.bytes.size() == brings.size() && its.bytes.starts_with(shared);
+      if (why == rank_watch::round::split)
+        fits = its.bytes.size() >= sizeof(color_and_key);
+      if (!same || !fits)
+        throw invalid_use(operation,
+                          base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
+                                     name_of_round(its.is.value_or(why)),
+                                     same ? " of another pool or size, or after other collectives" : ""),
+                          "Call the same collectives in the same order on all ranks", at, error_id{441});
+    }
+  }
+
   // Exceptions that have ended owners of this rank since its last collective.
   std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == next_.load() ? exceptions_.load() : 0; }
   void speaks() noexcept {
-    if (std::exchange(silent_, false))
-      watch().unwound(0, met_, *transfers_.lock());
+    if (!silent_)
+      return;
+    silent_ = false;
+    watch().unwound(0, met_, *transfers_.lock());
   }
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
@@ -244,9 +278,12 @@ class process_group final : public group {
   // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
   void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
     int left = left_.load() ? rank_ : -1;
-    for (int const r : watch().left_in_order())  // rank 0 carries what simulated devices transfer
-      if (left < 0 && (needs(what, r) || (r == 0 && simulated_)))
+    for (int const r : watch().left_in_order()) {
+      // Rank 0 carries what simulated devices transfer.
+      bool const is_needed = needs(what, r) || (r == 0 && simulated_);
+      if (left < 0 && is_needed)
         left = r;
+    }
     if (watch().failed())
       throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
     if (left >= 0)
@@ -268,15 +305,19 @@ class process_group final : public group {
     {
       auto counts = transfers_.lock();
       for (collective_request& r : all)
-        if (r.between_two())
-          r.turn = count_of(*counts, r)++;
+        if (r.between_two()) {
+          std::uint64_t& count = count_of(*counts, r);
+          r.turn = count;
+          ++count;
+        }
     }
     if (have_collective(all)) {  // one for the watch: then it sees a rank that calls the members singly
       before_ = trace_;
       for (collective_request& r : all) {
         if (r.between_two())
           continue;
-        r.turn = turn_++;
+        r.turn = turn_;
+        ++turn_;
         trace_ = next_trace(trace_, r);
       }
       std::uint64_t const exceptions = this->exceptions();
@@ -311,7 +352,8 @@ class process_group final : public group {
     if (!have_collective(all))
       return;
     for (collective_request const& r : all)
-      turn_ -= !r.between_two();
+      if (!r.between_two())
+        --turn_;
     trace_ = before_;
     watch().counts(next_.fetch_sub(1) - 1, trace_);
   }
@@ -363,8 +405,10 @@ std::unique_ptr<collective_backend> backend_of(runtime::impl& owner, std::vector
           owner, devices, m.rank, std::move(with.with.data),
           [&watch](int rank, std::string const& why) { watch.accuse(rank, why); }, at);
     std::int64_t const end = base::time_limit(o.start).after(base::now_ns());
-    auto const gives_up = [&watch, end] {
-      return watch.failed() ? watch.failure() : base::now_ns() > end ? "it took longer than rank_options::start" : "";
+    auto const gives_up = [&watch, end]() -> std::string {
+      if (watch.failed())
+        return watch.failure();
+      return base::now_ns() > end ? "it took longer than rank_options::start" : "";
     };
     return carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
   } catch (std::exception const& e) {

@@ -39,32 +39,38 @@ std::uint64_t group::placed(int rank, collective_request const& r) const noexcep
     return 0;
   if (r.what == collective::scatter || r.what == collective::gather)
     return 0;
-  std::uint64_t offset = 0;
-  auto const pool_of = [&](void const* p) -> std::uint64_t {
+  struct place {
+    std::uint64_t pool = 0, offset = 0;  // pools count from 1; 0: it lies in none
+  };
+  auto const place_of = [&](void const* p) -> place {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     for (std::size_t i = 0; i < all.size(); ++i)
       if (at - all[i].at < all[i].bytes)
-        return offset = at - all[i].at, i + 1;
-    return offset = 0, 0;
+        return {i + 1, at - all[i].at};
+    return {};
   };
-  bool const by_input = r.what == collective::reduce_scatter,
-             in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
-  std::uint64_t const other = in_place ? 0 : pool_of(by_input ? r.out : r.in), its = pool_of(by_input ? r.in : r.out);
-  return other << (offset_bits + pool_bits) | its << offset_bits | offset;
+  bool const whole_is_input = r.what == collective::reduce_scatter;
+  place const whole = place_of(whole_is_input ? r.in : r.out);
+  bool const in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
+  place other;
+  if (!in_place)
+    other = place_of(whole_is_input ? r.out : r.in);
+  return other.pool << (offset_bits + pool_bits) | whole.pool << offset_bits | whole.offset;
 }
 
 void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& of, memory::memory_pool& pool,
                           source_location at) {
   auto& all = registered_[static_cast<std::size_t>(rank)];
-  bool const again = std::any_of(all.begin(), all.end(), [&](registered const& r) { return r.pool == &pool; });
-  if (again || all.size() == most_pools)
-    throw invalid_use("register_pool",
-                      base::text("rank ", rank, ": pool ", pool.name(),
-                                 again ? " is registered already" : base::text(" is one more than ", most_pools)),
-                      "Register each pool once, and few, of a higher limit", at, error_id{450});
+  bool const is_registered = std::any_of(all.begin(), all.end(), [&](registered const& r) { return r.pool == &pool; });
+  if (is_registered || all.size() == most_pools)
+    throw invalid_use(
+        "register_pool",
+        base::text("rank ", rank, ": pool ", pool.name(),
+                   is_registered ? " is registered already" : base::text(" is one more than ", most_pools)),
+        "Register each pool once, and few, of a higher limit", at, error_id{450});
   bool multicast = backend_->prepare_registration(rank, at);
   auto const whole = of.whole(pool);
-  all.reserve(all.size() + 1);
+  all.reserve(all.size() + 1);  // so that nothing throws after all ranks have registered
   collective_request r{collective::register_pool,
                        uint8,
                        reduce_op::sum,
@@ -102,11 +108,13 @@ void communicator::register_pool(pool const& p, source_location at) {
   runtime::impl& owner = state_->all->owner("register_pool", at);
   pool::state const& its = p.usable("register_pool", at);
   int const device = state_->all->device(rank());
-  std::string const why = !its.here->is_registered()    ? " is an ordinary pool"
-                          : its.of.if_alive() != &owner ? " is of another runtime"
-                          : its.on.index() != device
-                              ? base::text(" of ", its.on.str(), ", the rank's device is ", base::gpu_name(device))
-                              : "";
+  std::string why;
+  if (!its.here->is_registered())
+    why = " is an ordinary pool";
+  else if (its.of.if_alive() != &owner)
+    why = " is of another runtime";
+  else if (its.on.index() != device)
+    why = base::text(" of ", its.on.str(), ", the rank's device is ", base::gpu_name(device));
   if (!why.empty())
     throw invalid_use("register_pool", base::text("rank ", rank(), ": pool ", its.name, why),
                       "Pass a pool of this runtime and of the rank's device, made with pool_options::registered", at,

@@ -58,8 +58,8 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
     throw invalid_use(op,
                       base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
                       "Pass one part for each rank", at, error_id{267});
-  bool const slice = first_byte(part) == first_byte(whole) + static_cast<std::uintptr_t>(rank) * byte_count(part);
-  if (!slice && !lie_apart(whole, part))
+  bool const is_slice = first_byte(part) == first_byte(whole) + static_cast<std::uintptr_t>(rank) * byte_count(part);
+  if (!is_slice && !lie_apart(whole, part))
     throw invalid_use(op,
                       base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
                                  base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
@@ -136,10 +136,10 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
     throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
   if (bytes == 0)
     return;
-  // another rank's thread may enqueue the collective
+  // The pool stays awake: another rank's thread may enqueue the collective, after this call.
   if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
-    void const* const named_there = what.data;
-    pools->hold(operation, &stream, {&named_there, 1}, at, streams::spills::until::the_end);
+    void const* const address = what.data;
+    pools->hold(operation, &stream, {&address, 1}, at, streams::spills::until::the_end);
     pools->let_go();
   }
   using streams::known_range;
@@ -189,8 +189,9 @@ void require_apart(requests all, std::size_t ranks, std::span<source_location co
   std::vector<used> const memory = memory_of(all, ranks);
   for (auto a = memory.begin(); a != memory.end(); ++a) {
     for (auto b = a + 1; b != memory.end() && b->begin < a->end; ++b) {
-      bool const may = a->member == b->member && all[a->member].what != collective::all_to_all;
-      if (may || (!a->writes && !b->writes))
+      bool const are_of_one = a->member == b->member && all[a->member].what != collective::all_to_all;
+      bool const both_read = !a->writes && !b->writes;
+      if (are_of_one || both_read)
         continue;
       used const &first = a->member < b->member ? *a : *b, &second = a->member < b->member ? *b : *a;
       auto const text = [&](used const& its) {
@@ -206,14 +207,16 @@ void require_apart(requests all, std::size_t ranks, std::span<source_location co
 }  // namespace
 
 void use_on(clock::stream_clock& on, requests all, int rank, int ranks, std::span<source_location const> from) {
-  bool const both = name_of(all) == "send_receive";
+  bool const is_pair = name_of(all) == "send_receive";
   for (std::size_t i = 0; i < all.size(); ++i) {
     collective_request const& r = all[i];
-    std::string_view const operation = both ? "send_receive" : name_of(r.what);
+    std::string_view const operation = is_pair ? "send_receive" : name_of(r.what);
     auto const times = static_cast<std::int64_t>(ranks);
-    bool const mine = r.root == rank, in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
-    bool const reads = r.what != collective::receive && (r.what != collective::scatter || mine),
-               writes = r.what != collective::send && (r.what != collective::gather || mine);
+    bool const in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
+    // Of scatter the root alone reads, and of gather it alone writes.
+    bool const is_root = r.root == rank;
+    bool const reads = r.what != collective::receive && (r.what != collective::scatter || is_root);
+    bool const writes = r.what != collective::send && (r.what != collective::gather || is_root);
     if (in_place) {
       use_on(on, {r.out, r.count, r.type}, operation, "the buffer", from[i]);
       continue;

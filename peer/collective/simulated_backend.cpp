@@ -102,11 +102,11 @@ void joint_call::do_share(std::size_t r) const noexcept {
 }
 
 void joint_call::reduce_own_lines(std::size_t r) const noexcept {
-  constexpr std::int64_t stream = 64;  // elements: no two shares meet in a cache line, for any type
-  std::int64_t const lines = (what.count + stream - 1) / stream;
-  auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * stream); };
-  int const rank = rank_of[r];
-  reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
+  constexpr std::int64_t block = 64;  // elements: no two shares meet in a cache line, for any type
+  std::int64_t const blocks = (what.count + block - 1) / block;
+  auto const begin_of = [&](int rank) { return std::min(what.count, blocks * rank / ranks() * block); };
+  int const own = rank_of[r];
+  reduce(what.type, what.how, in, out, begin_of(own), begin_of(own + 1));
 }
 
 void joint_call::reduce_own_slice(std::size_t r) const noexcept {
@@ -157,7 +157,12 @@ struct rank_task {
   bool ran = false;
 
   bool ready() const noexcept {
-    return does == step::arrive || (does == step::share ? where->all_arrived(mine) : where->all_done(mine));
+    switch (does) {
+      case step::arrive: break;
+      case step::share: return where->all_arrived(mine);
+      case step::depart: return where->all_done(mine);
+    }
+    return true;
   }
   void run() noexcept {
     ran = true;
@@ -176,6 +181,7 @@ struct rank_task {
   void drop() noexcept {
     if (!ran && !captured) {
       where->dropped[mine].fetch_add(1);
+      // Else issue() is under way: expect_all_to_run() or take_back() sees to it.
       if (where->given[mine].load())
         where->lose(mine);
     }
@@ -196,7 +202,12 @@ struct rank_task {
   bool needs(rank_task const& other) const noexcept {
     if (other.where != where || other.mine == mine || other.ran)
       return false;
-    return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
+    switch (does) {
+      case step::arrive: break;
+      case step::share: return other.does == step::arrive;
+      case step::depart: return other.does == step::share;
+    }
+    return false;
   }
   std::string missing() const {
     std::string none;
@@ -326,7 +337,9 @@ class streams_backend final : public collective_backend {
     p.where->at[p.mine] = at;
     for (auto& t : p.tasks)
       t->where = p.where;
-    if (++e.issued == p.where->rank_of.size())
+    ++e.issued;
+    // All have called it: the next call with this key is another.
+    if (e.issued == p.where->rank_of.size())
       p.last = open->extract(k);
   }
 
@@ -374,13 +387,15 @@ class streams_backend final : public collective_backend {
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
   void take_back(part& p, int rank) noexcept {
     auto open = open_.lock();
+    // This rank had closed it.
     if (p.last)
       open->insert(std::move(p.last));
     auto const at = open->find(p.what->key_of(rank));
     p.where->in[p.mine] = nullptr;
     p.where->out[p.mine] = nullptr;
     p.where->dropped[p.mine].store(0);
-    if (--at->second.issued == 0)
+    --at->second.issued;
+    if (at->second.issued == 0)
       open->erase(at);
   }
 

@@ -103,7 +103,8 @@ driver::work work_of(std::unique_ptr<Part> task) {
   return {[](void* p) { static_cast<Part*>(p)->run(); },
           [](void* p) {
             auto* const part = static_cast<Part*>(p);
-            if (!part->ran && part->all->given.load()) {  // its device is lost
+            // Its call was enqueued in full, so its device is lost.
+            if (!part->ran && part->all->given.load()) {
               part->all->lost.store(true);
               part->all->stop();
             }
@@ -137,7 +138,7 @@ class sockets_backend final : public collective_backend {
     std::vector<part> parts = parts_of(all, at);
     expect_results(parts);
     base::call_site const in(runtime_.observer(), name_of(all).data(), at);
-    all_->given.store(false);
+    all_->given.store(false);  // until it is true again, a dropped part was refused
     enqueued const so_far = enqueue_in_steps(parts, on);
     bool const has_not_begun = !so_far.is.ok() && !so_far.any;
     if (has_not_begun)
@@ -179,8 +180,10 @@ class sockets_backend final : public collective_backend {
 
   void abort() noexcept override {
     all_->stop();
-    if (hung_up_.exchange(true))
-      return;  // the runtime may have ended
+    bool const has_hung_up = hung_up_.exchange(true);
+    // The runtime may have ended since.
+    if (has_hung_up)
+      return;
     for (os::owned_file const& line : lines_)
       if (line.is_open())
         os::shut_down(line.get());
@@ -341,15 +344,15 @@ class sockets_backend final : public collective_backend {
         next = std::move(q->jobs.front());
         q->jobs.pop_front();
       }
-      if (exchange* const e = next.own.get()) {
-        if (rank_ == 0)
-          take(0, e->what, e->at, std::move(e->in));
-        else
-          send(0, head_of(e->what, e->in.size()), e->in);
-      } else {
+      exchange* const own = next.own.get();
+      if (!own)
         send(next.to, next.head, next.part);
-      }
+      else if (rank_ == 0)
+        take(0, own->what, own->at, std::move(own->in));
+      else
+        send(0, head_of(own->what, own->in.size()), own->in);
     }
+    // All is sent, and this rank leaves.
     frame_head farewell;
     farewell.leaves = 1;
     for (os::owned_file const& line : lines_)
@@ -365,7 +368,10 @@ class sockets_backend final : public collective_backend {
       if (all_->over.load())
         return;
       for (std::size_t i = 0; i < open.size(); ++i) {
-        if (open[i] < 0 || !ready[i] || read_frame(static_cast<int>(i), open[i]))
+        if (open[i] < 0 || !ready[i])
+          continue;
+        bool const goes_on = read_frame(static_cast<int>(i), open[i]);
+        if (goes_on)
           continue;
         open[i] = -1;
         // The other ranks have a line to rank 0 alone.
@@ -423,36 +429,45 @@ class sockets_backend final : public collective_backend {
       blame_hub();
   }
 
-  // Rank 0: a rank's part of a call.
+  // Rank 0: a rank's part of a call. The last part completes it.
   void take(int from, collective_request const& asks, source_location at, byte_vector brings) {
     if (asks.between_two() && asks.root == from)
       throw fault{from, nonsense};
-    joined complete;
+    joined call;
     {
       auto all = joining_.lock();
       auto const [place_of_call, is_new] = all->try_emplace(asks.key_of(from));
       joined& j = place_of_call->second;
       if (is_new)
         j.parts.resize(asks.between_two() ? 2 : size());
-      auto& mine = j.parts[asks.between_two() ? asks.what == collective::receive : static_cast<std::size_t>(from)];
-      if (mine.came)
+      std::size_t place = static_cast<std::size_t>(from);
+      if (asks.between_two())
+        place = asks.what == collective::send ? 0 : 1;
+      auto& its = j.parts[place];
+      if (its.came)
         throw fault{from, nonsense};
-      mine = {asks, at, std::move(brings), true};
+      its = {asks, at, std::move(brings), true};
       ++j.came;
       compare(j, from);
       if (j.came < j.parts.size())
         return;
-      complete = std::move(j);
+      call = std::move(j);
       all->erase(place_of_call);
     }
+    answer_all(call, asks);
+  }
+
+  // Rank 0: joins the parts, and tells each rank its result. asks: of any of the ranks
+  void answer_all(joined& call, collective_request const& asks) {
     std::vector<byte_vector> parts;
-    for (auto& p : complete.parts)
+    for (auto& p : call.parts)
       parts.push_back(std::move(p.brings));
     auto const whole = std::make_shared<byte_vector const>(combine(asks, parts));
     std::optional<collective_request> own;  // its result comes last: then this rank may leave
-    for (std::size_t place = 0; place < complete.parts.size(); ++place) {
-      collective_request const& r = complete.parts[place].asks;
-      int const rank = r.between_two() ? complete.parts[1 - place].asks.root : static_cast<int>(place);
+    for (std::size_t place = 0; place < call.parts.size(); ++place) {
+      collective_request const& r = call.parts[place].asks;
+      // The other one of two names this one.
+      int const rank = r.between_two() ? call.parts[1 - place].asks.root : static_cast<int>(place);
       std::span<std::byte const> const answer = result(r, *whole, rank, ranks());
       if (rank == 0) {
         own = r;
@@ -470,25 +485,29 @@ class sockets_backend final : public collective_backend {
     finish(*own, {answer.begin(), answer.end()});
   }
 
+  // Throws: a fault, if the part of `from`, which came last, does not fit those that came before.
   static void compare(joined const& j, int from) {
-    auto const differs = [](int rank, joined::one const& b, int first, joined::one const& a, std::string const& which) {
-      throw fault{rank, base::text("calls ", b.asks.text(), " where rank ", first, " called ", a.asks.text(),
-                                   a.at.file_name() ? base::text(" at ", a.at.file_name(), ":", a.at.line()) : "", " (",
-                                   which, " ", a.asks.turn + 1, ")")};
-    };
     if (j.parts.size() == 2 && j.parts[0].asks.between_two()) {
       auto const &sends = j.parts[0], &receives = j.parts[1];
       if (!sends.came || !receives.came || sends.asks.fits(receives.asks))
         return;
-      bool const by_sender = from == receives.asks.root;
-      differs(from, by_sender ? sends : receives, by_sender ? sends.asks.root : receives.asks.root,
-              by_sender ? receives : sends, "transfer");
+      if (from == receives.asks.root)
+        refuse_other(from, sends, sends.asks.root, receives, "transfer");
+      refuse_other(from, receives, receives.asks.root, sends, "transfer");
     }
+    // With rank 0's part, which names the call.
     if (!j.parts[0].came)
       return;
     for (std::size_t r = 1; r < j.parts.size(); ++r)
       if (j.parts[r].came && !j.parts[r].asks.matches(j.parts[0].asks))
-        differs(static_cast<int>(r), j.parts[r], 0, j.parts[0], "collective");
+        refuse_other(static_cast<int>(r), j.parts[r], 0, j.parts[0], "collective");
+  }
+  [[noreturn]] static void refuse_other(int rank, joined::one const& its, int first, joined::one const& of_first,
+                                        char const* kind) {
+    source_location const& at = of_first.at;
+    std::string const line = at.file_name() ? base::text(" at ", at.file_name(), ":", at.line()) : "";
+    throw fault{rank, base::text("calls ", its.asks.text(), " where rank ", first, " called ", of_first.asks.text(),
+                                 line, " (", kind, " ", of_first.asks.turn + 1, ")")};
   }
 
   // This rank has its result.
@@ -510,7 +529,9 @@ class sockets_backend final : public collective_backend {
   }
 
   void send(int to, frame_head const& h, std::span<std::byte const> content) const {
-    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, content) && !hub_left_.load())
+    bool const is_sent = sent(lines_[static_cast<std::size_t>(to)].get(), h, content);
+    // A rank 0 that has left reads no more: what waits is told of that.
+    if (!is_sent && !hub_left_.load())
       throw fault{to, hung_up};
   }
   static constexpr char const *hung_up = "has ended, or its connection is broken",

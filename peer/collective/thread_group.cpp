@@ -66,12 +66,12 @@ namespace {
 }  // namespace
 
 void thread_group::refuse_other(int rank, collective_request const& r, asked const& first, source_location at) {
-  std::string const there = first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
+  std::string const line = first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
   if (!r.between_two())
-    refuse_difference(name_of(r.what), rank, r.text(), first.first_rank, first.first.text() + there, at);
+    refuse_difference(name_of(r.what), rank, r.text(), first.first_rank, first.first.text() + line, at);
   throw invalid_use(std::string(name_of(r.what)),
                     base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
-                               first.first.text(), there),
+                               first.first.text(), line),
                     "Pass equal counts and types to a send and its receive", at, error_id{437});
 }
 
@@ -90,6 +90,7 @@ void thread_group::agree(int rank, std::span<collective_request> all, source_loc
   }
   if (awaited < 0)
     return;
+  // A rank now waits for one that an exception has silenced: all ranks end, this one too.
   end_if_awaited();
   refuse_if_over(rank, std::string(name_of(all)), all, at);
 }
@@ -129,7 +130,8 @@ void thread_group::compare(shared& s, int rank, requests all, source_location at
   for (collective_request const& r : all) {
     if (r.between_two()) {
       pair& p = pair_of(s, rank, r);
-      compare_with_peer(p, p.compared++, rank, r, at);
+      compare_with_peer(p, p.compared, rank, r, at);
+      ++p.compared;
       continue;
     }
     // Past the open calls this rank is the first.
@@ -143,9 +145,13 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
                              source_location at) const noexcept {
   if (r.between_two()) {
     pair& p = pair_of(s, rank, r);
-    bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
-    r.turn = sends ? p.sent++ : p.received++;
-    if (second)
+    bool const sends = r.what == collective::send;
+    std::uint64_t& own_calls = sends ? p.sent : p.received;
+    std::uint64_t const peers_calls = sends ? p.received : p.sent;
+    r.turn = own_calls;
+    ++own_calls;
+    // The peer has called it before: that is the oldest open call.
+    if (r.turn < peers_calls)
       p.open.erase(p.open.begin());
     else
       p.open.push_back({r, rank, at, 1, exceptions});
@@ -174,22 +180,30 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
   if (r.between_two()) {
     pair& p = pair_of(s, rank, r);
     bool const sends = r.what == collective::send;
-    std::uint64_t const mine = --(sends ? p.sent : p.received);
-    if (mine < (sends ? p.received : p.sent))
+    std::uint64_t& own_calls = sends ? p.sent : p.received;
+    std::uint64_t const peers_calls = sends ? p.received : p.sent;
+    --own_calls;
+    // The peer had called it before: its call is open again.
+    if (own_calls < peers_calls)
       p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
     else
       p.open.pop_back();
     return;
   }
-  std::uint64_t const sequence = --s.next[static_cast<std::size_t>(rank)];
-  if (sequence < s.closed) {  // this rank completed it: reopen it for the retry
-    s.open.insert(s.open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
+  std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
+  --next;
+  // This rank completed it: reopen it for the retry, in the name of another rank.
+  if (next < s.closed) {
+    int const other = rank == 0 ? size() - 1 : 0;
+    s.open.insert(s.open.begin(), {r, other, at, size() - 1});
     --s.closed;
     return;
   }
-  std::size_t const place = static_cast<std::size_t>(sequence - s.closed);
-  if (--s.open[place].ranks == 0)
-    s.open.pop_back();  // no other rank got this far, so it is the last entry
+  asked& call = s.open[static_cast<std::size_t>(next - s.closed)];
+  --call.ranks;
+  // No other rank got this far, so it is the last entry.
+  if (call.ranks == 0)
+    s.open.pop_back();
 }
 
 namespace {
@@ -302,7 +316,9 @@ void thread_group::seat_all(round& m, source_location at) noexcept {
   try {
     seats.resize(devices_.size());
     for (std::size_t r = 0; r < seats.size(); ++r) {
-      if (m.colors[r][0] == communicator::no_color || seats[r].in)
+      // A rank of the same color has seated it before.
+      bool const is_seated = seats[r].in != nullptr;
+      if (m.colors[r][0] == communicator::no_color || is_seated)
         continue;
       std::vector<int> const members = members_of(m.colors[r][0], m.colors);
       std::vector<int> on;
@@ -346,36 +362,48 @@ std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
 }
 
 void thread_group::shared::speaks(int rank) noexcept {
-  if (std::exchange(unwound[static_cast<std::size_t>(rank)].silent, false))
+  bool& is_silent = unwound[static_cast<std::size_t>(rank)].silent;
+  if (is_silent)
     --silent;
+  is_silent = false;
 }
 
-// Returns: a rank that others wait for in vain, because more exceptions have ended owners of its communicator than had
-// when they made their calls, and it has made none since. -1: there is none.
 int thread_group::shared::awaited() const noexcept {
   if (silent == 0)
     return -1;
   for (std::size_t r = 0; r < unwound.size(); ++r) {
-    if (!unwound[r].silent || gone[r])
-      continue;
-    int const rank = static_cast<int>(r);
-    std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
-    if (place < open.size() && open[place].exceptions < its)
-      return rank;
-    // `at_its_call`: exceptions of the other rank then. One that has called the next collective is judged by it:
-    // both come to their other calls behind it.
-    auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
-      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && at_its_call < its;
-    };
-    for (auto const& [of, p] : pairs)
-      if ((of[0] == rank || of[1] == rank) && !p.open.empty() &&
-          waits_in_vain(p.open.front().first_rank, p.open.front().exceptions))
-        return rank;
-    for (int other = 0; meets && !meets->came[r] && other < static_cast<int>(unwound.size()); ++other)
-      if (meets->came[static_cast<std::size_t>(other)] && waits_in_vain(other, exceptions_of(other)))
-        return rank;
+    if (unwound[r].silent && !gone[r] && is_awaited(static_cast<int>(r)))
+      return static_cast<int>(r);
   }
   return -1;
+}
+
+// Whether another rank waits for a call of this one that never comes: more exceptions have ended owners of
+// this rank's communicator than had ended the other's when it made its call.
+bool thread_group::shared::is_awaited(int rank) const noexcept {
+  auto const r = static_cast<std::size_t>(rank);
+  std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
+  // In the collective that is its next.
+  if (place < open.size() && open[place].exceptions < its)
+    return true;
+  // `at_its_call`: exceptions of the other rank then. One that has called the next collective is judged by it:
+  // both come to their other calls behind it.
+  auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
+    return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && at_its_call < its;
+  };
+  // In a transfer with it.
+  for (auto const& [of, p] : pairs) {
+    bool const is_its = of[0] == rank || of[1] == rank;
+    if (is_its && !p.open.empty() && waits_in_vain(p.open.front().first_rank, p.open.front().exceptions))
+      return true;
+  }
+  // In a round, unless this rank has come to it.
+  if (!meets || meets->came[r])
+    return false;
+  for (int other = 0; other < static_cast<int>(unwound.size()); ++other)
+    if (meets->came[static_cast<std::size_t>(other)] && waits_in_vain(other, exceptions_of(other)))
+      return true;
+  return false;
 }
 
 void thread_group::end_if_awaited() noexcept {
@@ -396,49 +424,59 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
     auto s = shared_.lock();
     auto& its = s->unwound[static_cast<std::size_t>(rank)];
     std::uint64_t const turn = s->next[static_cast<std::size_t>(rank)];
-    its = {its.turn == turn ? its.count + 1 : 1, turn, its.silent, owner};
-    if (!std::exchange(its.silent, true))
+    // Those before its last collective count no more.
+    if (its.turn != turn)
+      its.count = 0;
+    ++its.count;
+    its.turn = turn;
+    its.owner = owner;
+    if (!its.silent)
       ++s->silent;
+    its.silent = true;
   }
   end_if_awaited();
 }
 
 bool thread_group::waits(int rank) const noexcept {
   auto s = shared_.lock();
-  return s->aborted_by < 0 && (s->next[static_cast<std::size_t>(rank)] > s->closed ||
-                               std::any_of(s->pairs.begin(), s->pairs.end(), [&](auto const& p) {
-                                 return !p.second.open.empty() && p.second.open.front().first_rank == rank;
-                               }));
+  if (s->aborted_by >= 0)
+    return false;
+  // For a collective.
+  if (s->next[static_cast<std::size_t>(rank)] > s->closed)
+    return true;
+  // For a transfer: all open calls of a pair are of one rank.
+  return std::any_of(s->pairs.begin(), s->pairs.end(),
+                     [&](auto const& p) { return !p.second.open.empty() && p.second.open.front().first_rank == rank; });
 }
 
 void thread_group::leave(int rank) noexcept {
-  bool waits = false, over = false;
+  bool has_open = false, is_aborted = false;
   {
     auto s = shared_.lock();
-    waits = s->has_open(rank);  // for this rank, or for ranks that are refused from now on
-    over = s->aborted_by >= 0;
+    has_open = s->has_open(rank);  // others wait for this rank, or for ranks that are refused from now on
+    is_aborted = s->aborted_by >= 0;
     s->gone[static_cast<std::size_t>(rank)] = true;
   }
   changed_.notify_all();
-  if (waits && !over)
+  if (has_open && !is_aborted)
     abort(rank, {});
   if (!ended())
     leave_backend(rank);
 }
 
 void thread_group::runtime_ends() noexcept {
-  auto const first_to_leave = [&](int rank, bool& waits) {
-    auto s = shared_.lock();
-    waits = s->has_open(rank) && s->aborted_by < 0;
-    bool const already = s->gone[static_cast<std::size_t>(rank)];
-    s->gone[static_cast<std::size_t>(rank)] = true;
-    return !already;
-  };
   for (int rank = 0; rank < size(); ++rank) {
-    bool waits = false;
-    if (!first_to_leave(rank, waits))
+    bool has_left = false, has_open = false, is_aborted = false;
+    {
+      auto s = shared_.lock();
+      has_left = s->gone[static_cast<std::size_t>(rank)];
+      has_open = s->has_open(rank);
+      is_aborted = s->aborted_by >= 0;
+      s->gone[static_cast<std::size_t>(rank)] = true;
+    }
+    if (has_left)
       continue;
-    if (waits)
+    if (has_open && !is_aborted)
       abort(rank, {});
     leave_backend(rank);
   }

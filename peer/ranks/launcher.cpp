@@ -53,9 +53,12 @@ launch_info read_launch(launcher_names const& l, source_location at) {
 }  // namespace
 
 launch_info this_launch(source_location at) {
-  if (os::environment("WORLD_SIZE") && (os::environment("MASTER_ADDR") || !os::environment("OMPI_COMM_WORLD_SIZE")))
+  bool const within_mpirun = os::environment("OMPI_COMM_WORLD_SIZE").has_value();
+  // Within mpirun WORLD_SIZE alone may be there for another reason: torchrun sets MASTER_ADDR, too.
+  bool const within_torchrun = os::environment("WORLD_SIZE") && (os::environment("MASTER_ADDR") || !within_mpirun);
+  if (within_torchrun)
     return read_launch(by_torchrun, at);
-  if (os::environment("OMPI_COMM_WORLD_SIZE"))
+  if (within_mpirun)
     return read_launch(by_mpirun, at);
   return {};
 }
@@ -83,6 +86,7 @@ std::uint16_t master_port(source_location at) {
   return port;
 }
 
+// turn: of this process's communicators, which have a key each.
 // The agent's store outlives its processes: a key may hold the address of an earlier rank 0, which does not
 // answer, or does not know the nonce. TORCHELASTIC_RESTART_COUNT cannot tell them apart: ranks disagree.
 rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t port, int turn, base::time_limit limit,
@@ -185,17 +189,17 @@ rendezvous_point by_mpi(launch_info const& l, source_location at) {
     point.id = {one_machine ? "127.0.0.1" : os::own_address(), point.listener.port, os::random_number()};
     text_of(point.id).copy(text.data(), text.size() - 1);
   }
-  int is_there = 0, level = 0;
-  int failed = mpi.initialized(&is_there);
-  if (!failed && !is_there)
-    failed = mpi.init_thread(nullptr, nullptr, 0, &level);
-  if (!failed)
-    failed = mpi.bcast(text.data(), static_cast<int>(text.size()), mpi.byte, 0, mpi.world);
-  if (!failed && !is_there)
-    failed = mpi.finalize();
+  int is_the_programs = 0, level = 0;
+  int error = mpi.initialized(&is_the_programs);
+  if (!error && !is_the_programs)
+    error = mpi.init_thread(nullptr, nullptr, 0, &level);
+  if (!error)
+    error = mpi.bcast(text.data(), static_cast<int>(text.size()), mpi.byte, 0, mpi.world);
+  if (!error && !is_the_programs)
+    error = mpi.finalize();
   auto const id = rendezvous_id_of(text.data());
-  if (failed || !id)
-    throw driver_error(failed, operation, base::text("rank ", l.rank, " of ", l.size, ": Open MPI answers ", failed),
+  if (error || !id)
+    throw driver_error(error, operation, base::text("rank ", l.rank, " of ", l.size, ": Open MPI answers ", error),
                        "Start all ranks by one mpirun", at, error_id{420});
   point.id = *id;
   return point;

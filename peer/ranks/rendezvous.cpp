@@ -27,6 +27,7 @@ struct hello {
 };
 static_assert(sizeof(hello) == 32);
 
+// over: ranks are missing; another: of another communicator; late: all have met before
 enum class answer : std::uint32_t { welcome = 1, refused = 2, over = 3, another = 4, late = 5 };
 struct reply {
   answer is = answer::welcome;
@@ -70,14 +71,14 @@ class reception {
         throw timed_out("communicator", "rank 0 waited at port " + std::to_string(listener_.port) + ": " + what,
                         "Check the output of those ranks, and start one process for each rank", at, error_id{422});
       }
-      turn(std::min(left, most_hello_ns / 10));
+      listen_once(std::min(left, most_hello_ns / 10));
     }
     tell_all(answer::welcome, greeting);
     all_met_ = true;
     return {std::move(with_), std::move(greeting)};
   }
   // Requires: receive_all has returned
-  void turn_away() { turn(0); }
+  void turn_away() { listen_once(0); }
 
  private:
   struct stranger {
@@ -104,11 +105,12 @@ class reception {
           tell(s.get(), is, text);
   }
 
-  void turn(std::int64_t ns) {
+  // Waits that long at most, reads what strangers say, and lets new ones in.
+  void listen_once(std::int64_t ns) {
     std::vector<int> sockets{listener_.file.get()};
     for (stranger const& s : strangers_)
       sockets.push_back(s.socket.get());
-    std::vector<bool> ready;
+    std::vector<bool> ready;  // the listener, then each stranger
     os::wait_readable(sockets, ready, std::chrono::nanoseconds(ns));
     std::int64_t const now = base::now_ns();
     for (std::size_t i = 0; i < strangers_.size(); ++i) {
@@ -140,7 +142,7 @@ class reception {
   void know(stranger& s) {
     hello h;
     std::memcpy(&h, s.said.data(), sizeof h);
-    os::owned_file socket = std::move(s.socket);
+    os::owned_file socket = std::move(s.socket);  // closed by this call unless the rank takes its place
     if (h.word != hello_word)
       return;  // not of weir, or of another version
     auto const refuse = [&](answer why, std::string const& text) { tell(socket.get(), why, text); };
@@ -199,7 +201,7 @@ std::optional<rendezvous_id> rendezvous_id_of(std::string_view text) {
   char const* at = text.data() + first.size();
   char const* const end = text.data() + text.size();
   rendezvous_id id;
-  auto const number = [&](auto& into, int base) {
+  auto const read_number = [&](auto& into, int base) {
     auto const [next, failed] = std::from_chars(at, end, into, base);
     if (failed != std::errc{} || next == end || *next != ':')
       return false;
@@ -207,7 +209,9 @@ std::optional<rendezvous_id> rendezvous_id_of(std::string_view text) {
     return true;
   };
   constexpr std::size_t most_host = 255;
-  if (!number(id.nonce, 16) || !number(id.port, 10) || id.port == 0)
+  if (!read_number(id.nonce, 16))
+    return {};
+  if (!read_number(id.port, 10) || id.port == 0)
     return {};
   id.host.assign(at, end);
   if (id.host.empty() || id.host.size() > most_host ||
@@ -272,7 +276,9 @@ struct visitor {
   bool hear(os::owned_file const& from, met& got) {
     auto const said = hear_reply(from.get(), left(0));
     if (!said) {
-      why_not = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
+      // It had until the limit to answer.
+      bool const is_silent = base::now_ns() >= end;
+      why_not = is_silent ? "it waits for other ranks" : "it hung up, or is not of this program";
       return false;
     }
     return take(said->first, said->second, got);

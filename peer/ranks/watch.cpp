@@ -62,6 +62,7 @@ void rank_watch::labour() noexcept {
 
 void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
+  // Else a call is withdrawn.
   if (collectives > s->own.count)
     s->exceptions[collectives % state::traces_kept] = exceptions;
   s->own = {collectives, trace};
@@ -81,15 +82,22 @@ void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::spa
 int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers const> own, std::uint64_t meets) const {
   auto s = state_->all.lock();
   for (std::size_t r = 0; r < s->unwound.size(); ++r) {
-    std::uint64_t const its = s->unwound[r].exceptions, next = s->gone_count[r] + 1;
+    std::uint64_t const its = s->unwound[r].exceptions;
     if (its == 0 || s->gone[r])
       continue;
-    bool const in_collective = next <= s->own.count && s->own.count - next < state::traces_kept &&
-                               s->exceptions[next % state::traces_kept] < its;
-    transfers const& with = s->gone_transfers[r];
-    bool const in_transfer = own[r].sent > with.received || own[r].received > with.sent;
-    bool const in_other = s->own.count < next && (in_transfer || meets == s->unwound[r].meets + 1);
-    if (in_collective || (in_other && exceptions < its))
+    std::uint64_t const next = s->gone_count[r] + 1;  // the collective that it has not called
+    bool const has_called_next = s->own.count >= next;
+    if (has_called_next) {
+      // A rank that has called it is judged by it: both come to their other calls behind it.
+      bool const is_known = s->own.count - next < state::traces_kept;
+      if (is_known && s->exceptions[next % state::traces_kept] < its)
+        return static_cast<int>(r);
+      continue;
+    }
+    transfers const& with_this = s->gone_transfers[r];
+    bool const in_transfer = own[r].sent > with_this.received || own[r].received > with_this.sent;
+    bool const in_meet = meets == s->unwound[r].meets + 1;
+    if ((in_transfer || in_meet) && exceptions < its)
       return static_cast<int>(r);
   }
   return -1;
@@ -113,8 +121,8 @@ std::vector<int> rank_watch::left_in_order() const {
 
 bool rank_watch::left_with_less(int rank, transfers own) const {
   auto s = state_->all.lock();
-  auto const& with = s->gone_transfers[static_cast<std::size_t>(rank)];
-  return s->gone[static_cast<std::size_t>(rank)] && (own.sent > with.received || own.received > with.sent);
+  auto const& with_this = s->gone_transfers[static_cast<std::size_t>(rank)];
+  return s->gone[static_cast<std::size_t>(rank)] && (own.sent > with_this.received || own.received > with_this.sent);
 }
 
 int rank_watch::left_before(std::uint64_t collectives) const {
@@ -128,32 +136,18 @@ int rank_watch::left_before(std::uint64_t collectives) const {
 rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, std::string_view brings) {
   auto s = state_->all.lock();
   std::uint64_t const mine = s->barriers;
-  bool const hub = state_->is_hub();
+  auto const all_came = [&] { return s->barriers != mine; };
   auto const is_over = [&] {
     return failed_.load() || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
   };
-  auto const say = [&](state::kind is) {
-    if (hub) {
-      s->coming[0] = {for_what, std::string(brings)};  // first: it may throw
-      s->places[0] = is == state::kind::arrive ? state::place::waits : state::place::waited;
-      state_->stand(*s);
-    } else {
-      s->withdrawn = false;
-      std::string text(state::chars_of(mine).data(), sizeof mine);
-      if (is == state::kind::arrive)
-        text += brings;
-      state_->send(*s, 0, is, rank_, text, is == state::kind::arrive ? for_what : round{});
-    }
-    os::wake_up(state_->wake.get());
-  };
-  say(state::kind::arrive);
-  state_->changed.wait_for(s.lock(), limit, [&] { return s->barriers != mine || is_over(); });
-  if (s->barriers == mine)
-    say(state::kind::withdraw);
+  state_->arrive(*s, for_what, brings);
+  state_->changed.wait_for(s.lock(), limit, [&] { return all_came() || is_over(); });
+  if (!all_came())
+    state_->withdraw(*s);
   // Rank 0 knows whether the last rank came before the withdrawal.
-  if (!hub)
-    state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
-  if (s->barriers != mine)
+  if (!state_->is_hub())
+    state_->changed.wait(s.lock(), [&] { return all_came() || s->withdrawn || is_over(); });
+  if (all_came())
     return {.brought = std::exchange(s->brought, std::vector<offer>(static_cast<std::size_t>(size_)))};
   if (is_over())
     return {at_barrier::end::over};
@@ -161,9 +155,14 @@ rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, 
   for (int r = 0; r < size_; ++r)
     if (s->places[static_cast<std::size_t>(r)] == state::place::away)
       late.missing.push_back(r);
-  for (int r = 0; late.missing.empty() && r < size_; ++r) {  // each came, but not at one time
-    if (r != rank_ && s->places[static_cast<std::size_t>(r)] != state::place::waits)
-      late.missing.push_back(r);
+  if (!late.missing.empty())
+    return late;
+  // Each came, but not at one time: the first that has given up is named.
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || s->places[static_cast<std::size_t>(r)] == state::place::waits)
+      continue;
+    late.missing.push_back(r);
+    break;
   }
   return late;
 }

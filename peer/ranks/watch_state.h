@@ -1,5 +1,5 @@
 // What the watching thread of a rank knows, sends and hears. It never blocks on a connection.
-// Threads: run() in one. What is `shared` has its own lock; send(), tell_end() and stand() are called with it.
+// Threads: run() in one. What is `shared` has its own lock; functions that take it are called with the lock.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -35,7 +35,7 @@ struct rank_watch::state {
     return {reinterpret_cast<char const*>(&value), sizeof value};
   }
 
-  enum class place : char { away, waits, waited };  // waited: it came, and timed out
+  enum class place : char { away, waits, gave_up };  // gave_up: it came, and timed out
 
   // Known to the watching thread alone.
   struct peer_line {
@@ -66,7 +66,6 @@ struct rank_watch::state {
   rank_watch& of;
   os::owned_file wake = os::make_wake_up();
   std::vector<peer_line> lines;  // by rank; not open: this rank, and on ranks other than 0 all but rank 0
-  std::int64_t own_waited_ns = 0;
   base::guarded<shared> all{};
   base::condition changed{};
 
@@ -87,26 +86,26 @@ struct rank_watch::state {
     head const h{static_cast<std::uint32_t>(bytes.size()), is, about, of_round};
     out.append(chars_of(h).data(), sizeof h).append(bytes.data(), bytes.size());
   }
-  void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes, round of_round = {}) {
+  // To all that have a line here.
+  void send_all(shared& s, kind is, int about, std::span<char const> bytes, round of_round = {}) {
     if (!is_hub())
       return send(s, 0, is, about, bytes, of_round);
     for (int r = 1; r < of.size_; ++r)
-      if (r != except)
-        send(s, r, is, about, bytes, of_round);
+      send(s, r, is, about, bytes, of_round);
   }
 
-  // That a rank has gone, or is unwound, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each
-  // rank its own. `numbers`: its count; and of exceptions
-  void tell_end(shared& s, kind is, int rank, std::string_view numbers, std::string_view with) {
-    std::string const counts(numbers);
+  // That a rank has gone, or is unwound. `counts`: its count; if it is unwound, also its marks. `sums`: its
+  // transfers, by rank; empty: not known. Rank 0 gets all, and tells each other rank those with it.
+  void tell_end(shared& s, kind is, int rank, std::string_view counts, std::string_view sums) {
     if (!is_hub())
-      return send(s, 0, is, rank, counts + std::string(with));
+      return send(s, 0, is, rank, std::string(counts) + std::string(sums));
     for (int r = 1; r < of.size_; ++r) {
       if (r == rank)
         continue;
-      std::string_view const its =
-          with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
-      send(s, r, is, rank, counts + std::string(its));
+      std::string_view with_it;
+      if (!sums.empty())
+        with_it = sums.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
+      send(s, r, is, rank, std::string(counts) + std::string(with_it));
     }
   }
 
@@ -137,7 +136,7 @@ struct rank_watch::state {
       try {
         s->failure = why.substr(0, most_bytes);
         if (tell)
-          send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
+          send_all(*s, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
       } catch (...) {}  // no host memory: the others see this rank end
       of.failed_.store(true, base::memory_order_release);
     }
@@ -158,20 +157,28 @@ struct rank_watch::state {
                       rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count);
   }
 
+  // Rank 0: all wait at the barrier.
+  void complete_barrier(shared& s) {
+    s.places.assign(s.places.size(), place::away);
+    ++s.barriers;
+    s.brought.swap(s.coming);
+    s.coming.assign(lines.size(), {});
+    bool const is_news = std::any_of(s.brought.begin(), s.brought.end(),
+                                     [&](offer const& b) { return !b.bytes.empty() || b.is != s.brought[0].is; });
+    // Each takes the others' offers to be as its own.
+    if (!is_news)
+      return;
+    for (int rank = 0; rank < of.size_; ++rank) {
+      offer const& its = s.brought[static_cast<std::size_t>(rank)];
+      send_all(s, kind::brought, rank, its.bytes, *its.is);
+    }
+  }
+
   // Rank 0: counts those at the barrier, and tells all. `answered`: the rank whose withdrawal this answers.
   void stand(shared& s, int answered = -1) {
-    if (std::count(s.places.begin(), s.places.end(), place::waits) == of.size_) {
-      s.places.assign(s.places.size(), place::away);
-      ++s.barriers;
-      s.brought.swap(s.coming);
-      s.coming.assign(lines.size(), {});
-      bool const tell = std::any_of(s.brought.begin(), s.brought.end(),
-                                    [&](offer const& b) { return !b.bytes.empty() || b.is != s.brought[0].is; });
-      for (int of_rank = 0; tell && of_rank < of.size_; ++of_rank) {
-        offer const& its = s.brought[static_cast<std::size_t>(of_rank)];
-        send_all(s, -1, kind::brought, of_rank, its.bytes, *its.is);
-      }
-    }
+    // First: offers go before the message that ends the ranks' wait.
+    if (std::count(s.places.begin(), s.places.end(), place::waits) == of.size_)
+      complete_barrier(s);
     std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
     for (place const p : s.places)
       text += static_cast<char>(p);
@@ -181,8 +188,33 @@ struct rank_watch::state {
       send(s, r, kind::standing, r == answered ? 1 : 0, text);
   }
 
+  // This rank comes to the barrier, or gives it up after its limit.
+  void arrive(shared& s, round for_what, std::string_view brings) {
+    if (is_hub()) {
+      s.coming[0] = {for_what, std::string(brings)};  // first: it may throw
+      s.places[0] = place::waits;
+      stand(s);
+    } else {
+      std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
+      text += brings;
+      send(s, 0, kind::arrive, of.rank_, text, for_what);
+    }
+    os::wake_up(wake.get());
+  }
+  void withdraw(shared& s) {
+    if (is_hub()) {
+      s.places[0] = place::gave_up;
+      stand(s);
+    } else {
+      s.withdrawn = false;
+      send(s, 0, kind::withdraw, of.rank_, chars_of(s.barriers));
+    }
+    os::wake_up(wake.get());
+  }
+
   void close(int rank, std::string const& how) {
     lines[static_cast<std::size_t>(rank)].socket.close();
+    // It has said that it goes.
     if (all.lock()->gone[static_cast<std::size_t>(rank)])
       return;
     decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
@@ -193,8 +225,10 @@ struct rank_watch::state {
     std::array<std::byte, 4096> part;
     while (true) {
       int const n = os::receive_some(line.socket.get(), part);
+      // All that has come is read.
       if (n == 0)
         break;
+      // What it sent before its end may tell why.
       if (n < 0) {
         take_messages(from);
         if (line.socket.is_open())
@@ -214,7 +248,10 @@ struct rank_watch::state {
     while (line.unread.size() >= sizeof(head)) {
       head h;
       std::memcpy(&h, line.unread.data(), sizeof h);
-      if ((h.bytes > most_bytes && h.is != kind::gone && h.is != kind::unwound) || !understood(from, h))
+      // An end has transfers of each rank; understood() knows their length.
+      bool const tells_an_end = h.is == kind::gone || h.is == kind::unwound;
+      bool const is_too_long = h.bytes > most_bytes && !tells_an_end;
+      if (is_too_long || !understood(from, h))
         return close(from, "sends what is none of weir's messages");
       if (line.unread.size() < sizeof h + h.bytes)
         return;
@@ -225,18 +262,19 @@ struct rank_watch::state {
   }
 
   bool understood(int from, head const& h) const noexcept {
-    bool const of_hub = from == 0, of_rank = h.about >= 0 && h.about < of.size_;
-    std::size_t const number = sizeof(std::uint64_t), with = of_hub ? sizeof(transfers) : all_transfers();
+    bool const by_hub = from == 0, about_a_rank = h.about >= 0 && h.about < of.size_;
+    // Bytes; transfers may be missing.
+    std::size_t const number = sizeof(std::uint64_t), its_transfers = by_hub ? sizeof(transfers) : all_transfers();
     switch (h.is) {
-      case kind::beat: return h.bytes == sizeof(called) && of_rank;
-      case kind::gone: return (h.bytes == number || h.bytes == number + with) && of_rank;
-      case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + with) && of_rank;
-      case kind::arrive: return !of_hub && h.bytes >= number && h.round <= round::connect;
-      case kind::withdraw: return !of_hub && h.bytes == number;
-      case kind::brought: return of_hub && of_rank && h.round <= round::connect;
-      case kind::accuse: return !of_hub && of_rank && h.bytes > 0;
-      case kind::verdict: return of_hub && of_rank && h.bytes > 0;
-      case kind::standing: return of_hub && (h.bytes == number || h.bytes == number + lines.size());
+      case kind::beat: return h.bytes == sizeof(called) && about_a_rank;
+      case kind::gone: return (h.bytes == number || h.bytes == number + its_transfers) && about_a_rank;
+      case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + its_transfers) && about_a_rank;
+      case kind::arrive: return !by_hub && h.bytes >= number && h.round <= round::connect;
+      case kind::withdraw: return !by_hub && h.bytes == number;
+      case kind::brought: return by_hub && about_a_rank && h.round <= round::connect;
+      case kind::accuse: return !by_hub && about_a_rank && h.bytes > 0;
+      case kind::verdict: return by_hub && about_a_rank && h.bytes > 0;
+      case kind::standing: return by_hub && (h.bytes == number || h.bytes == number + lines.size());
     }
     return false;
   }
@@ -272,27 +310,29 @@ struct rank_watch::state {
     std::memcpy(&line.trace, bytes.data() + sizeof count, sizeof line.trace);
   }
 
-  // A rank is gone, or an exception has unwound its communicators.
+  // A rank is gone, or an exception has unwound its communicators. tell_end() made the bytes: its count, its
+  // marks if it is unwound, and its transfers.
   void heard_end(int from, head const& h, std::string const& bytes) {
     bool const is_gone = h.is == kind::gone;
     std::size_t const about = static_cast<std::size_t>(is_hub() ? from : h.about);
-    std::size_t const numbers = (is_gone ? 1 : 3) * sizeof(std::uint64_t);
+    std::size_t const count_bytes = sizeof(std::uint64_t) + (is_gone ? 0 : sizeof(marks));
     {
       auto s = all.lock();
-      if (is_gone && !s->gone[about])
+      if (is_gone && !s->gone[about]) {
         s->gone_in_order.push_back(static_cast<int>(about));
-      s->gone[about] = s->gone[about] || is_gone;
+        s->gone[about] = true;
+      }
       s->gone_count[about] = number_in(bytes);
-      transfers& with = s->gone_transfers[about];
-      with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
-      // rank 0 hears of all ranks, and is the first of them; others hear of themselves
-      if (bytes.size() > numbers)
-        std::memcpy(&with, bytes.data() + numbers, sizeof with);
+      transfers& with_this = s->gone_transfers[about];
+      with_this = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told: no transfer waits for it
+      // Rank 0 hears of those with all ranks, its own first. Others hear of their own alone.
+      if (bytes.size() > count_bytes)
+        std::memcpy(&with_this, bytes.data() + count_bytes, sizeof with_this);
       if (!is_gone)
         std::memcpy(&s->unwound[about], bytes.data() + sizeof(std::uint64_t), sizeof(marks));
       of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
       if (is_hub())
-        tell_end(*s, h.is, from, bytes.substr(0, numbers), std::string_view(bytes).substr(numbers));
+        tell_end(*s, h.is, from, bytes.substr(0, count_bytes), std::string_view(bytes).substr(count_bytes));
     }
     changed.notify_all();
     of.on_change_();
@@ -307,7 +347,7 @@ struct rank_watch::state {
     if (barrier == s->barriers) {
       if (arrives)
         s->coming[who] = {h.round, bytes.substr(sizeof barrier)};
-      s->places[who] = arrives ? place::waits : place::waited;
+      s->places[who] = arrives ? place::waits : place::gave_up;
     }
     stand(*s, arrives ? -1 : from);
   }
@@ -317,6 +357,7 @@ struct rank_watch::state {
     s->barriers = number_in(bytes);
     for (std::size_t r = 0; sizeof s->barriers + r < bytes.size(); ++r)
       s->places[r] = static_cast<place>(bytes[sizeof s->barriers + r]);
+    // It answers this rank's withdrawal.
     if (h.about == 1)
       s->withdrawn = true;
   }
@@ -327,6 +368,7 @@ struct rank_watch::state {
       peer_line const& line = lines[static_cast<std::size_t>(r)];
       {
         auto s = all.lock();
+        // No trace of rank 0 to compare with: it has not called as many, or keeps that one no longer.
         if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept)
           continue;
         if (s->traces[line.count % traces_kept] == line.trace)
@@ -340,6 +382,7 @@ struct rank_watch::state {
     return false;
   }
 
+  // Names a rank that is silent, and on rank 0 also one that calls something else or nothing.
   void judge(std::int64_t now) {
     std::vector<bool> const gone = all.lock()->gone;
     for (int r = 0; r < of.size_; ++r) {
@@ -352,14 +395,22 @@ struct rank_watch::state {
       return;
     if (of.limits_.compares && compare())
       return;
+    judge_counts(now, gone);
+  }
+
+  // Rank 0: names a rank that is behind the furthest one for too long.
+  void judge_counts(std::int64_t now, std::vector<bool> const& gone) {
     auto const own = this->own().count;
     auto most = own;
     for (peer_line const& line : lines)
       most = std::max(most, line.count);
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
-      if (r == 0 && line.count != own)
-        line.count = own, line.waited_ns = 0;
+      // Rank 0 sends itself no beat.
+      if (r == 0 && line.count != own) {
+        line.count = own;
+        line.waited_ns = 0;
+      }
       if (line.count == most || gone[static_cast<std::size_t>(r)])
         line.waited_ns = 0;
       else if (line.waited_ns == 0)
@@ -378,7 +429,8 @@ struct rank_watch::state {
     std::int64_t next_beat = 0;
     for (peer_line& line : lines)
       line.heard_ns = last;
-    for (std::int64_t end = 0; end == 0 || (base::now_ns() < end && !all_sent());) {
+    std::int64_t end = 0;  // of the time for what is unsent; 0: the end has not begun
+    while (end == 0 || (base::now_ns() < end && !all_sent())) {
       std::vector<bool> const& ready = wait_for_messages(period);
       std::int64_t const now = base::now_ns();
       // If this process was stopped, the others' silence is its own: they get another chance.
@@ -391,17 +443,18 @@ struct rank_watch::state {
       if (now >= next_beat) {
         next_beat = now + period;
         auto s = all.lock();
-        send_all(*s, -1, kind::beat, of.rank_, chars_of(s->own));
+        send_all(*s, kind::beat, of.rank_, chars_of(s->own));
       }
       if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
         end = now + flush_ns;
         tell_own_end();
       }
       write_out();
-      if (end == 0 && of.turn_away_)
+      if (end != 0)
+        continue;
+      if (of.turn_away_)
         of.turn_away_();
-      if (end == 0)
-        judge(now);
+      judge(now);
     }
   }
 
@@ -425,10 +478,12 @@ struct rank_watch::state {
 
   void tell_own_end() {
     auto s = all.lock();
-    std::string_view const with(reinterpret_cast<char const*>(s->own_transfers.data()),
-                                s->own_transfers.size() == lines.size() ? all_transfers() : 0);
+    std::string_view sums;
+    // Else they are not known.
+    if (s->own_transfers.size() == lines.size())
+      sums = {reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers()};
     auto const count = chars_of(s->own.count);
-    tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, with);
+    tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, sums);
   }
 
   std::vector<bool> ready_;

@@ -35,24 +35,30 @@ void importer::listen() noexcept {
 }
 
 driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
-  if (int const there = file.load(base::memory_order_acquire); there >= 0)
-    return {{}, there};
+  if (int const kept = file.load(base::memory_order_acquire); kept >= 0)
+    return {{}, kept};
   if (home)
     home->note_sent(*this);
   auto made = machine.export_handle(pages.handle());
-  int before = -1;
-  if (!made.ok() || file.compare_exchange(before, made.value))
+  if (!made.ok())
     return made;
-  os::close_file(made.value);  // another thread was first
-  return {{}, before};
+  int first = -1;
+  bool const is_first = file.compare_exchange(first, made.value);
+  if (is_first)
+    return made;
+  // Another thread has kept its own meanwhile.
+  os::close_file(made.value);
+  return {{}, first};
 }
 
 void exported::close_descriptor() noexcept {
-  if (int const there = file.exchange(-1); there >= 0)
-    os::close_file(there);
+  int const kept = file.exchange(-1);
+  if (kept >= 0)
+    os::close_file(kept);
 }
 
-bool importer::watched() noexcept {
+bool importer::keeps_its_end() noexcept {
+  // After `released` no one listens any more.
   if (released_ && !closed_)
     closed_ = os::has_hung_up(life_.get());
   return !closed_;
@@ -75,6 +81,7 @@ exports::exports(runtime::impl& r)
         if (!why.on.is_gpu())
           return false;
         auto& all = *static_cast<exports*>(self);
+        // Whatever it says: more may be complete by now.
         (void)all.wait_for_kept(why.on.index());
         return all.forget_idle() > 0;
       },
@@ -85,13 +92,14 @@ exports::~exports() {
   runtime_.part<shared_memory>().set(observe::sharing::exported, nullptr);
   for (auto const& pool : pools())
     pool->end();
-  memory_.remove_callback(callback_), memory_.remove_callback(waiting_callback_);
-  bool const gone = process_is_ending() || process_was_forked();
+  memory_.remove_callback(callback_);
+  memory_.remove_callback(waiting_callback_);
+  bool const driver_may_be_gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<exported>> all;
   std::swap(all, *all_.lock());
   for (auto const& b : all) {
     b->ended = true;
-    if (gone)
+    if (driver_may_be_gone)
       continue;
     b->close_descriptor();
     auto const idle = machine().synchronize_device(b->device);
@@ -146,27 +154,33 @@ bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
   base::internal_ordering const own_affair(runtime_.observer());
   bool const collectives = !clocks_.collectives_given().empty();
   return std::ranges::all_of(uses, [&](clock::stamp s) {
-    return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok();
+    if (clocks_.complete(s))
+      return true;
+    // The work may wait for a rank that waits for this thread.
+    if (collectives)
+      return clocks_.ask_for_a_while(s).ok();
+    return clocks_.synchronize(s).ok();
   });
 } catch (...) {
   return false;
 }
 
 bool exports::wait_for_kept(int device) noexcept try {
-  std::vector<std::vector<clock::stamp>> all;
+  std::vector<std::vector<clock::stamp>> last_uses;  // of each freed block
   {
-    auto const every = all_.lock();
-    for (auto const& b : *every)
+    auto const all = all_.lock();
+    for (auto const& b : *all)
       if (b->device == device && b->is == exported::state::idle)
-        all.push_back(b->last_uses);
+        last_uses.push_back(b->last_uses);
   }
   for (auto const& pool : pools())
     if (pool->device() == device)
-      pool->add_held(all);
-  std::erase_if(all, [&](auto const& uses) {
+      pool->add_held(last_uses);
+  std::erase_if(last_uses, [&](auto const& uses) {
     return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); });
   });
-  return std::ranges::count_if(all, [&](auto const& uses) { return wait_for(uses); }) > 0;
+  // Each is waited for, also behind one that is not complete: any may have the size that is wanted.
+  return std::ranges::count_if(last_uses, [&](auto const& uses) { return wait_for(uses); }) > 0;
 } catch (...) {
   return false;
 }
@@ -189,22 +203,24 @@ std::size_t exports::forget_idle() noexcept {
   return bytes;
 }
 
-// Returns a returned block without users, if any. Frees blocks that can never be reused on the way.
+// Returns: a returned block that fits and has no user left; null: there is none. Frees blocks that can never
+// be reused on the way.
 std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noexcept {
   std::uint64_t last = 0;
   while (auto b = next_idle(last)) {
     last = b->serial;
-    for (importer& l : b->importers)
-      l.listen();
-    bool const lost_sight =
-        std::any_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.broken(); });
-    bool const free = std::all_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.over(); });
-    std::size_t const more = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
-    bool const fits = !b->retiring && b->device == device && b->pages.bytes() >= bytes &&
-                      more < std::max(bytes / 8, std::size_t{2} << 20);
-    bool const usable = free && fits, useless = lost_sight || b->retiring;
-    if ((usable || useless) && complete(*b)) {
-      if (usable)
+    for (importer& one : b->importers)
+      one.listen();
+    bool const was_killed = std::ranges::any_of(b->importers, &importer::was_killed);
+    bool const all_done = std::ranges::all_of(b->importers, &importer::is_done);
+    // Less than an eighth of the request, or 2 MiB, may stay unused.
+    std::size_t const unused = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
+    bool const fits =
+        b->device == device && b->pages.bytes() >= bytes && unused < std::max(bytes / 8, std::size_t{2} << 20);
+    bool const must_go = was_killed || b->retiring;
+    bool const can_serve = all_done && fits && !must_go;
+    if ((can_serve || must_go) && complete(*b)) {
+      if (can_serve)
         return b;
       if (forget(*b))
         continue;
@@ -247,13 +263,14 @@ driver::status exports::grant_all(exported& b, std::uint64_t readers) {
 // reads the record after the handle exists. So one of the two opens it.
 void exports::open_as_device(exported& b, source_location at) {
   auto* const ways = runtime_.part_if_made<links>();
+  // One reader at a time, lowest first.
   for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
-    auto const s = grant_all(b, left & (~left + 1));
+    int const reader = std::countr_zero(left);
+    auto const s = grant_all(b, std::uint64_t{1} << reader);
     // The link has vanished since, or the reader is lost.
     if (s.what == driver::code::not_supported || s.what == driver::code::lost)
       continue;
-    require(s, "exportable_buffer", base::gpu_name(std::countr_zero(left)) + " reads " + base::gpu_name(b.device),
-            "Try again", at);
+    require(s, "exportable_buffer", base::gpu_name(reader) + " reads " + base::gpu_name(b.device), "Try again", at);
   }
 }
 
@@ -263,9 +280,13 @@ driver::status exports::open_some(std::uint64_t readers, Which which) {
   {
     auto const all = all_.lock();
     some.reserve(all->size());
-    for (auto const& b : *all)
-      if (b->is != exported::state::looked_at && !b->retiring && which(*b))
-        some.push_back(b), ++b->pins_by_grants;
+    for (auto const& b : *all) {
+      // The thread that looks at it opens it before it serves: open_as_device.
+      if (b->is == exported::state::looked_at || b->retiring || !which(*b))
+        continue;
+      some.push_back(b);
+      ++b->pins_by_grants;
+    }
   }
   driver::status worst;
   for (auto const& b : some) {
@@ -320,19 +341,27 @@ void exports::keep(exported& b, bool retiring) noexcept {
 
 // As long as memory is short: frees what is idle here, then what the device caches, then waits for what is kept.
 driver::status exports::place_or_free_some(exported& made, std::size_t bytes, std::size_t page, when_short then) {
-  driver::status is;
-  for (int spared = 0; spared < 4; ++spared) {
-    is = place(made, bytes, page);
-    if (is.what != driver::code::out_of_memory || !made.pages.give_back())
-      break;
-    if (spared == 1)
-      memory_.on(made.device).empty_cache();
-    if (spared == 2 && (then == when_short::refuses || !wait_for_kept(made.device)))
-      break;
-    if (spared != 1)
-      forget_idle();
+  for (int tries = 1;; ++tries) {
+    driver::status const is = place(made, bytes, page);
+    if (is.what != driver::code::out_of_memory)
+      return is;
+    // No further try while the driver still has a part of this one.
+    if (!made.pages.give_back())
+      return is;
+    switch (tries) {
+      case 1: forget_idle(); break;
+      case 2: memory_.on(made.device).empty_cache(); break;
+      case 3:
+        if (then == when_short::refuses || !wait_for_kept(made.device))
+          return is;
+        forget_idle();
+        break;
+      default:
+        // For a later call: more may be complete by now.
+        forget_idle();
+        return is;
+    }
   }
-  return is;
 }
 
 // What cannot be forgotten, because the driver still has a part of it, stays idle.
@@ -369,6 +398,7 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
                     at);
     return {is, nullptr};
   }
+  // First: a thread that opens the device's memory from now on finds it. Of one before, open_as_device knows.
   set(*made, exported::state::exported_in_use);
   try {
     open_as_device(*made, at);
@@ -387,26 +417,27 @@ memory_report exports::why_no_room(int device, std::size_t bytes, driver::status
 
 std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t bytes, source_location at) {
   int const device = home.device();
-  bool kept = false;
+  bool was_kept = false;
   driver::status last;
+  auto const find_or_make = [&] {
+    auto idle = find_idle(device, bytes);
+    was_kept = idle != nullptr;
+    if (was_kept)
+      return idle;
+    auto made = make(device, bytes, when_short::waits, at);
+    last = made.is;
+    return std::move(made.value);
+  };
   auto b = memory::find_or_run_out(
-      {&runtime_, "exportable_buffer", at, home.id()},
-      [&] {
-        auto idle = find_idle(device, bytes);
-        kept = idle != nullptr;
-        if (kept)
-          return idle;
-        auto made = make(device, bytes, when_short::waits, at);
-        last = made.is;
-        return std::move(made.value);
-      },
+      {&runtime_, "exportable_buffer", at, home.id()}, find_or_make,
       [&] { return why_no_room(device, bytes, last, at); }, [&] { memory_.on(device).count_ran_out(); });
   b->importers.clear();
   b->users.clear();
   b->last_uses.clear();
   set(*b, exported::state::exported_in_use);
   try {
-    if (kept)
+    // What make() returns is open. A kept one may have missed new readers while this thread looked at it.
+    if (was_kept)
       open_as_device(*b, at);
     b->users.reserve(1);
     b->last_uses.reserve(1);
@@ -445,7 +476,9 @@ void exports::give_back(std::shared_ptr<exported> b) noexcept {
   for (auto const& user : b->users)
     b->last_uses.push_back(user.stream->of_marks().now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
-  if (auto const pool = std::move(b->pool))
+  // The block holds its pool no more: this call does, until the block is back in it.
+  auto const pool = std::move(b->pool);
+  if (pool)
     return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);
 }

@@ -34,12 +34,13 @@ class importer {
  public:
   explicit importer(owned_file life) noexcept : life_(std::move(life)) {}
   bool lend() noexcept { return say(life_, importer_signal::lent) == os::heard::message; }
-  void listen() noexcept;  // reads the importer's words
-  bool over() const noexcept { return released_ || (closed_ && !opened_); }
-  bool broken() const noexcept { return closed_ && opened_ && !released_; }
+  // Reads what the importer has said. What follows tells what was heard until then.
+  void listen() noexcept;
+  bool is_done() const noexcept { return released_ || (closed_ && !opened_); }
+  bool was_killed() const noexcept { return closed_ && opened_ && !released_; }
   bool alive() const noexcept { return !released_ && !closed_; }
-  // The importer keeps its end, released or not, to see that the memory still exists.
-  bool watched() noexcept;
+  // Asks the system. The importer keeps its end, released or not, to see that the memory still exists.
+  bool keeps_its_end() noexcept;
 
  private:
   owned_file life_;
@@ -176,7 +177,7 @@ class imports final : public openable_memory {  // a part of the runtime
     // The owner's word was read, and `opened` was written: once each, also over retries.
     bool taken = false, opened = false;
   };
-  // `line`: the number of the channel. Takes the files only on success, for a retry.
+  // `channel`: its number. Takes the files only on success, for a retry.
   std::unique_ptr<opened_import> open(message const&, loaned&, std::uint64_t channel, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers) override;
   driver::status open_to(void const* inside, int reader) override;
@@ -197,7 +198,9 @@ class imports final : public openable_memory {  // a part of the runtime
   void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
   bool at_rest(imported const&);
+  void count_use(imported&, message const&, source_location);
   void sweep() noexcept;  // unmaps unused handles that ended at their owner, or exceed most_unused
+  std::shared_ptr<imported> next_to_unmap() noexcept;          // retiring from now on. null: there is none
   int device_named(std::string const& uuid, source_location);  // Requires: opening_
 
   runtime::impl& runtime_;

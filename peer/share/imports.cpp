@@ -41,12 +41,12 @@ imports::imports(runtime::impl& r)
 
 imports::~imports() {
   runtime_.part<shared_memory>().set(observe::sharing::imported, nullptr);
-  bool const gone = process_is_ending() || process_was_forked();
+  bool const driver_may_be_gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<imported>> all;
   std::swap(all, *all_.lock());
   for (auto const& b : all) {
     b->ended = true;
-    if (gone)
+    if (driver_may_be_gone)
       continue;
     bool at_rest = true;
     for (int d = 0; d < runtime_.device_count(); ++d) {
@@ -104,34 +104,40 @@ void imports::take_word(loaned& with, std::string const& name, source_location a
   with.taken = true;
 }
 
-void imports::sweep() noexcept {
-  std::shared_ptr<imported> b;
-  do {
-    b = nullptr;
-    {
-      auto const all = all_.lock();
-      std::size_t unused = 0;
-      std::shared_ptr<imported> oldest;
-      for (auto const& one : *all) {
-        if (one->uses > 0)
-          continue;
-        if (!one->retiring && (!one->life.is_open() || os::has_hung_up(one->life.get())))
-          one->retiring = true;
-        if (one->retiring && !b)
-          b = one;
-        if (one->retiring)
-          continue;
-        ++unused;
-        if (!oldest || one->last_closed < oldest->last_closed)
-          oldest = one;
-      }
-      if (!b && unused > most_unused)
-        oldest->retiring = true, b = std::move(oldest);
+std::shared_ptr<imported> imports::next_to_unmap() noexcept {
+  auto const all = all_.lock();
+  std::size_t unused = 0;
+  std::shared_ptr<imported> first_retiring, oldest;
+  for (auto const& one : *all) {
+    if (one->uses > 0)
+      continue;
+    // The memory or its process has ended.
+    if (!one->retiring && (!one->life.is_open() || os::has_hung_up(one->life.get())))
+      one->retiring = true;
+    if (one->retiring) {
+      if (!first_retiring)
+        first_retiring = one;
+      continue;
     }
-    if (!b || !b->pages.give_back())
+    ++unused;
+    if (!oldest || one->last_closed < oldest->last_closed)
+      oldest = one;
+  }
+  if (first_retiring)
+    return first_retiring;
+  if (unused <= most_unused)
+    return nullptr;
+  oldest->retiring = true;
+  return oldest;
+}
+
+void imports::sweep() noexcept {
+  while (auto const b = next_to_unmap()) {
+    // What the driver refuses is tried again by a later call.
+    if (!b->pages.give_back())
       return;
     std::erase(*all_.lock(), b);
-  } while (b);
+  }
 }
 
 std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device,
@@ -146,15 +152,17 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   made->origin = m.origin;
   made->serial = m.serial;
   made->device = device;
-  made->retiring = true;  // until it is complete
+  made->retiring = true;  // until count_use(): after a failure sweep() unmaps it
   all_.lock()->push_back(made);
   auto const h = machine.import_handle(device, m.handle_bytes, memory.get());
   driver::status is = h.is;
   if (is.ok()) {
     made->pages = mapped_handle(machine, h.value, m.handle_bytes);
     is = made->pages.map(info.value.granularity);
-    if (is.ok())
-      made->pages.known_to(books_, device, observe::sharing::imported), is = made->pages.grant(device);
+    if (is.ok()) {
+      made->pages.known_to(books_, device, observe::sharing::imported);
+      is = made->pages.grant(device);
+    }
   }
   if (is.ok())
     return made;
@@ -187,21 +195,20 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
 std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
                                              source_location at) {
   memory_report why{};
+  auto const try_to_open = [&]() -> std::unique_ptr<opened_import> {
+    try {
+      return open_now(m, with, channel, reader, at);
+    } catch (out_of_memory const& e) {
+      why = e.report();
+      return nullptr;
+    }
+  };
+  auto const count_ran_out = [&] {
+    if (why.on.is_gpu())
+      runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
+  };
   return memory::find_or_run_out(
-      {&runtime_, receiving, at},
-      [&]() -> std::unique_ptr<opened_import> {
-        try {
-          return open_now(m, with, channel, reader, at);
-        } catch (out_of_memory const& e) {
-          why = e.report();
-          return nullptr;
-        }
-      },
-      [&] { return why; },
-      [&] {
-        if (why.on.is_gpu())
-          runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
-      });
+      {&runtime_, receiving, at}, try_to_open, [&] { return why; }, count_ran_out);
 }
 
 namespace {
@@ -253,25 +260,20 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   } catch (std::exception const& e) {
     if (is_final(e))
       static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it
+    // Nothing uses it: sweep() unmaps it.
     if (b && b->uses == 0)
       b->retiring = true;
     sweep();
     throw;
   }
-  if (b->file.is_open())
+  // find() compares later descriptors with the first.
+  if (b->file.is_open()) {
     memory.close();
-  else
-    b->file = std::move(memory), b->channel = channel;
-  {
-    auto const hold = all_.lock();
-    ++b->uses;
-    b->retiring = false;
-    // The message omits the block's room in the handle. Assume the whole handle if the buffer begins there
-    // and no second one fits behind it.
-    bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
-    books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes,
-                 m.bytes, at);
+  } else {
+    b->file = std::move(memory);
+    b->channel = channel;
   }
+  count_use(*b, m, at);
   made->of = std::move(b);
   made->home = this;
   made->life = std::move(life);
@@ -280,6 +282,17 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   made->reader = reader;
   sweep();
   return made;
+}
+
+void imports::count_use(imported& b, message const& m, source_location at) {
+  auto const hold = all_.lock();
+  ++b.uses;
+  b.retiring = false;
+  // The message omits the block's room in the handle. Assume the whole handle if the buffer begins there
+  // and no second one fits behind it.
+  bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
+  books_.taken(reinterpret_cast<std::uintptr_t>(b.pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes, m.bytes,
+               at);
 }
 
 driver::status imports::grant_all(imported& b, std::uint64_t readers) {
@@ -301,9 +314,12 @@ driver::status imports::open_to(int device, std::uint64_t readers) {
   base::lock_guard const alone(opening_);  // nothing is mapped or unmapped meanwhile
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   driver::status worst;
-  for (auto const& b : all)
-    if (auto const s = b->device == device && !b->retiring ? grant_all(*b, readers) : driver::status{}; !s.ok())
+  for (auto const& b : all) {
+    if (b->device != device || b->retiring)
+      continue;
+    if (auto const s = grant_all(*b, readers); !s.ok())
       worst = s;
+  }
   return worst;
 }
 
@@ -318,9 +334,15 @@ driver::status imports::open_to(void const* inside, int reader) {
 }
 
 bool imports::at_rest(imported const& b) {
-  for (int d = 0; d < runtime_.device_count(); ++d)
-    if (b.pages.granted(d) && !clocks_.lost(d) && !clocks_.synchronize_device(d).ok() && !clocks_.lost(d))
+  for (int d = 0; d < runtime_.device_count(); ++d) {
+    if (!b.pages.granted(d) || clocks_.lost(d))
+      continue;
+    if (clocks_.synchronize_device(d).ok())
+      continue;
+    // A device that was lost meanwhile runs no work.
+    if (!clocks_.lost(d))
       return false;
+  }
   return true;
 }
 
@@ -333,10 +355,11 @@ void imports::close_at_rest(std::unique_ptr<opened_import> o) noexcept {
 }
 
 void imports::close_postponed() noexcept {
-  auto all = std::exchange(*postponed_.lock(), nullptr);
-  while (all) {
-    auto before = std::move(all->postponed_before);
-    close_at_rest(std::exchange(all, std::move(before)));
+  auto next = std::exchange(*postponed_.lock(), nullptr);
+  while (next) {
+    auto one = std::move(next);
+    next = std::move(one->postponed_before);
+    close_at_rest(std::move(one));  // may postpone it again
   }
 }
 
@@ -345,11 +368,15 @@ void imports::close(opened_import& o) noexcept {
     return;
   // Before the owner may put another buffer there.
   books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
-  static_cast<void>(
-      say(o.life, importer_signal::released));  // if this fails, the owner treats the importer as broken, which is safe
+  // If this fails, the owner takes this process for a killed one, which is safe.
+  static_cast<void>(say(o.life, importer_signal::released));
   auto const hold = all_.lock();
-  if (--o.of->uses == 0)
-    o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
+  --o.of->uses;
+  if (o.of->uses > 0)
+    return;
+  ++closed_;
+  o.of->last_closed = closed_;
+  o.of->life = std::move(o.life);
 }
 
 }  // namespace weir::peer

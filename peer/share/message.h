@@ -22,8 +22,8 @@ struct message {
   std::uint64_t magic = mark;
   std::uint32_t version = this_version;
   message_kind kind = message_kind::number;
-  std::uint64_t number = 0;        // said::number
-  std::uint64_t bytes = 0;         // from here on for said::buffer: as requested
+  std::uint64_t number = 0;        // of message_kind::number
+  std::uint64_t bytes = 0;         // from here on of message_kind::buffer: as requested
   std::uint64_t handle_bytes = 0;  // whole pages
   std::uint64_t offset = 0;        // of the buffer in the handle, a multiple of `granule`
   std::uint64_t origin = 0;        // the owner's runtime

@@ -62,15 +62,14 @@ weir::device exportable_buffer::device() const {
 int exportable_buffer::importers() const {
   if (!is_ || is_->handle().ended || process_was_forked())
     return 0;
-  for (auto& l : is_->importers)
-    l.listen();
-  return static_cast<int>(
-      std::count_if(is_->importers.begin(), is_->importers.end(), [](auto const& l) { return l.alive(); }));
+  for (peer::importer& one : is_->importers)
+    one.listen();
+  return static_cast<int>(std::ranges::count_if(is_->importers, &peer::importer::alive));
 }
 
 void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   auto& stream = streams::clock_or_throw(s, "exportable_buffer::record_stream", at);
-  if (!is_ || is_->ended)
+  if (!is_ || is_->handle().ended)
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
                       "Record streams before the buffer is released", at, error_id{304});
   auto& users = is_->users;
@@ -81,7 +80,7 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
                       "Use streams of the buffer's runtime", at, error_id{305});
   if (users.size() == users.capacity())
     memory::forget_ended(users);
-  is_->last_uses.reserve(users.size() + 1);
+  is_->last_uses.reserve(users.size() + 1);  // so that give_back() allocates nothing
   stream.note_mark();
   users.push_back(peer::exported::user(stream));
   if (auto* const w = stream.owner().observer()) [[unlikely]]
@@ -221,9 +220,9 @@ struct WEIR_LOCAL share_channel::state {
       next = receive(operation, at);
     if (next->what.kind == kind)
       return;
-    bool const buffer = kind == peer::message_kind::number;
-    throw invalid_use(operation, buffer ? "the next message is a buffer" : "the next message is a signal",
-                      buffer ? "Call receive() before wait()" : "Call wait() before receive()", at, error_id{311});
+    bool const came_buffer = next->what.kind == peer::message_kind::buffer;
+    throw invalid_use(operation, came_buffer ? "the next message is a buffer" : "the next message is a signal",
+                      came_buffer ? "Call receive() before wait()" : "Call wait() before receive()", at, error_id{311});
   }
 
   arrived receive(char const* operation, source_location at) const {
@@ -294,6 +293,13 @@ void wait_for(clock::stream_clock& stream, char const* operation, source_locatio
   require(stream.owner().part<clock::clocks>().synchronize(stream.now()), operation, streams::describe(stream),
           "Repeat the call: nothing was sent", at);
 }
+
+void forget_done_importers(std::vector<peer::importer>& all) {
+  for (peer::importer& one : all)
+    one.listen();
+  auto const last = std::prev(all.end());  // stays: it shows importers that the memory still exists
+  all.erase(std::remove_if(all.begin(), last, [](auto const& one) { return one.is_done(); }), last);
+}
 }  // namespace
 
 void share_channel::send(exportable_buffer const& b, stream_ref last_write, source_location at) {
@@ -304,23 +310,19 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
                       "Send a buffer that is not released, of a runtime that has not ended", at, error_id{319});
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
-  if (is.importers.size() > 8) {  // keeps the last one: it shows importers that the memory still exists
-    for (auto& l : is.importers)
-      l.listen();
-    auto const last = std::prev(is.importers.end());
-    is.importers.erase(std::remove_if(is.importers.begin(), last, [](auto const& l) { return l.over(); }), last);
-  }
-  is.importers.reserve(is.importers.size() + 1);
+  if (is.importers.size() > 8)
+    forget_done_importers(is.importers);
+  is.importers.reserve(is.importers.size() + 1);  // so that nothing throws after the message is sent
   auto const no_files = [&] {
     throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)",
                        at, error_id{320});
   };
-  auto const [mine, theirs] = os::make_sockets();
-  peer::importer ours{peer::owned_file(mine)};
-  peer::owned_file const life(theirs);
-  if (mine < 0)
+  auto const [own_end, its_end] = os::make_sockets();
+  peer::importer lent_to{peer::owned_file(own_end)};
+  peer::owned_file const life(its_end);
+  if (own_end < 0)
     no_files();
-  if (!ours.lend())
+  if (!lent_to.lend())
     throw driver_error(0, operation, "the system refuses to send", "Try again", at, error_id{321});
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory)
@@ -334,7 +336,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
                   .serial = whole.serial};
   m.device = whole.uuid;
   own.send(operation, m, std::array{memory.value, life.get()}, at);
-  is.importers.emplace_back(std::move(ours));
+  is.importers.emplace_back(std::move(lent_to));
 }
 
 imported_buffer share_channel::receive(device reader, source_location at) {

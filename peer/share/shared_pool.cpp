@@ -77,6 +77,7 @@ bool shared_pool::cut(books& b, exported& block) {
     return false;
   range& r = *best;
   handle& in = *r.of;
+  // The rest behind it stays free. It is made first: that may throw.
   if (r.bytes > block.room) {
     range& rest =
         in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true})
@@ -90,26 +91,28 @@ bool shared_pool::cut(books& b, exported& block) {
   r.free = false;
   block.within = in.pages;
   block.offset = r.offset;
-  ++in.blocks, ++b.live;
-  b.allocated += block.room, b.requested += block.bytes;
+  ++in.blocks;
+  ++b.live;
+  b.allocated += block.room;
+  b.requested += block.bytes;
   return true;
 }
 
 // Merges the range with free neighbours. Allocates nothing: the range exists already.
 void shared_pool::set_free(books& b, handle& h, std::size_t offset) noexcept {
   auto at = h.ranges.find(offset);
-  auto const leave = [&](range& r) {
+  auto const unlist = [&](range& r) {
     if (r.size.is_linked())
       b.free.erase(b.free.iterator_to(r));
   };
   if (auto const after = std::next(at); after != h.ranges.end() && after->second.free) {
-    leave(after->second);
+    unlist(after->second);
     at->second.bytes += after->second.bytes;
     h.ranges.erase(after);
   }
   if (at != h.ranges.begin() && std::prev(at)->second.free) {
     auto const before = std::prev(at);
-    leave(before->second);
+    unlist(before->second);
     before->second.bytes += at->second.bytes;
     h.ranges.erase(at);
     at = before;
@@ -128,15 +131,15 @@ void shared_pool::shut(books& b, handle& h) noexcept {
 
 // Requires: no other thread looks at the block.
 shared_pool::now shared_pool::look(exported& b) noexcept {
-  for (importer& l : b.importers)
-    l.listen();
+  for (importer& one : b.importers)
+    one.listen();
   if (!exports_.complete(b))
     return now::in_use;
-  if (std::any_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.broken(); }))
+  if (std::ranges::any_of(b.importers, &importer::was_killed))
     return now::lost;
-  if (!std::all_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.over(); }))
+  if (!std::ranges::all_of(b.importers, &importer::is_done))
     return now::in_use;
-  std::erase_if(b.importers, [](importer& l) { return !l.watched(); });
+  std::erase_if(b.importers, [](importer& one) { return !one.keeps_its_end(); });
   return now::free;
 }
 
@@ -180,24 +183,28 @@ void shared_pool::collect() noexcept try {
     exports_.keep(*h.pages, true);
 } catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
 
-// exported_in_use: no longer held.
 void shared_pool::settle(books& b, exported& block, now is) noexcept {
-  block.is = is == now::in_use ? exported::state::idle : exported::state::exported_in_use;
-  if (is == now::in_use)
+  // It stays held, and is looked at again.
+  if (is == now::in_use) {
+    block.is = exported::state::idle;
     return;
+  }
+  // collect() knows by this state which blocks are no longer held.
+  block.is = exported::state::exported_in_use;
   handle& h = b.handles.at(block.within->serial);
   --h.blocks;
   b.held_bytes -= block.room;
   if (is == now::lost) {
     h.spoilt = true;
     shut(b, h);
-    b.lost += block.room, h.lost += block.room;
+    b.lost += block.room;
+    h.lost += block.room;
   } else {
     set_free(b, h, block.offset);
     hand_down(block, *h.pages);  // the last sockets show importers that the memory still exists
     auto& kept = h.pages->importers;
     if (kept.size() > h.most_kept) {
-      std::erase_if(kept, [](importer& l) { return !l.watched(); });
+      std::erase_if(kept, [](importer& one) { return !one.keeps_its_end(); });
       h.most_kept = 2 * kept.size() + 32;
     }
     h.pages->last_uses.clear();  // all complete
@@ -206,13 +213,14 @@ void shared_pool::settle(books& b, exported& block, now is) noexcept {
 
 template <class Which>
 void shared_pool::take_out(books& b, std::vector<handle>& into, Which which) {
-  into.reserve(b.handles.size());
+  into.reserve(b.handles.size());  // first: it may throw
   for (auto it = b.handles.begin(); it != b.handles.end();) {
     if (!which(it->second)) {
       ++it;
       continue;
     }
-    b.reserved -= it->second.pages->pages.bytes(), b.lost -= it->second.lost;
+    b.reserved -= it->second.pages->pages.bytes();
+    b.lost -= it->second.lost;
     shut(b, it->second);
     into.push_back(std::move(it->second));
     it = b.handles.erase(it);
@@ -221,13 +229,13 @@ void shared_pool::take_out(books& b, std::vector<handle>& into, Which which) {
 
 std::size_t shared_pool::let_go() noexcept try {
   collect();
-  std::vector<handle> over;
+  std::vector<handle> unused;
   {
     auto b = books_.lock();
-    take_out(*b, over, [](handle const& h) { return h.blocks == 0; });
+    take_out(*b, unused, [](handle const& h) { return h.blocks == 0; });
   }
   std::size_t bytes = 0;
-  for (handle const& h : over) {
+  for (handle const& h : unused) {
     bytes += h.pages->pages.bytes();
     exports_.keep(*h.pages, h.spoilt);
   }
@@ -241,7 +249,9 @@ memory_report shared_pool::why_no_room(std::size_t bytes, driver::status last, s
   r.pool.name = "share_pool";
   r.pool.limit = limit_;
   auto const b = books_.lock();
-  r.pool.reserved = b->reserved, r.pool.allocated = b->allocated, r.pool.pending = b->held_bytes;
+  r.pool.reserved = b->reserved;
+  r.pool.allocated = b->allocated;
+  r.pool.pending = b->held_bytes;
   r.pool.cached = b->reserved - b->allocated - b->held_bytes - b->lost;
   r.pool.blocks = static_cast<std::int64_t>(b->live);
   bool const is_full = limit_ && (r.rounded > limit_ || b->reserved > limit_ - r.rounded);
@@ -252,26 +262,31 @@ memory_report shared_pool::why_no_room(std::size_t bytes, driver::status last, s
 
 void shared_pool::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
   for (auto const& one : b.held)
-    if (one->is == exported::state::idle && std::ranges::all_of(one->importers, &importer::over))
+    if (one->is == exported::state::idle && std::ranges::all_of(one->importers, &importer::is_done))
       all.push_back(one->last_uses);
 }
 
-bool shared_pool::has_more(base::guarded<books>::access& b, search& s) {
+bool shared_pool::may_have_room(base::guarded<books>::access& b, search& s) {
   moved_.wait(b.lock(), [&] { return b->in_motion == 0 || b->changes != s.seen; });
-  return b->changes != s.seen && ++s.rounds < most_rounds;
+  if (b->changes == s.seen)
+    return false;
+  ++s.rounds;
+  return s.rounds < most_rounds;
 }
 
 bool shared_pool::wait_for_held(search& s) noexcept try {
-  if (++s.rounds > most_rounds)
+  ++s.rounds;
+  if (s.rounds > most_rounds)
     return false;
-  std::vector<std::vector<clock::stamp>> all;
+  std::vector<std::vector<clock::stamp>> last_uses;  // of each held block
   {
     auto b = books_.lock();
-    if (has_more(b, s))
+    if (may_have_room(b, s))
       return true;
-    add_held(*b, all);  // under one lock with nothing in motion, so that all held blocks are seen
+    add_held(*b, last_uses);  // under one lock with nothing in motion, so that all held blocks are seen
   }
-  return std::ranges::any_of(all, [&](auto const& uses) { return exports_.wait_for(uses); });
+  // The first that completes ends the wait.
+  return std::ranges::any_of(last_uses, [&](auto const& uses) { return exports_.wait_for(uses); });
 } catch (...) {
   return false;
 }
@@ -284,11 +299,13 @@ std::size_t shared_pool::charge(std::size_t least, search& s, driver::status& is
   if (want == 0)
     want = base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_);
   want = std::max(least, want);
+  // Without a limit: all that it wants.
   std::size_t left = want;
   if (limit_)
     left = limit_ - std::min(limit_, b->reserved);
   if (left < least) {
-    if (least > limit_ || !has_more(b, s))
+    bool const never_fits = least > limit_;
+    if (never_fits || !may_have_room(b, s))
       is = {driver::code::out_of_memory};
     return 0;
   }
@@ -332,8 +349,8 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
   } const at_the_end{*this};
   std::shared_ptr<exported> made;
   try {
-    auto got = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
     // More than is needed is a convenience: nothing waits for it.
+    auto got = exports_.make(device_, want, want > least ? exports::when_short::refuses : s.then, at);
     if (!got.ok() && want > least) {
       refund(want - least);
       want = least;
@@ -367,10 +384,13 @@ std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> con
   made->last_uses.reserve(1);
   made->users.push_back(exported::user(home));
   driver::status last;
+  auto const has_room = [&] {
+    last = self->find_room(*made, at);
+    return last.ok();
+  };
   (void)memory::find_or_run_out(
-      {&self->runtime_, "share_pool::allocate", at, home.id()},
-      [&] { return (last = self->find_room(*made, at)).ok(); }, [&] { return self->why_no_room(bytes, last, at); },
-      [&] { self->exports_.count_ran_out(self->device_); });
+      {&self->runtime_, "share_pool::allocate", at, home.id()}, has_room,
+      [&] { return self->why_no_room(bytes, last, at); }, [&] { self->exports_.count_ran_out(self->device_); });
   made->pool = self;
   self->exports_.begun(*made, home, at);
   return made;
@@ -413,6 +433,7 @@ bool shared_pool::cut_at_once(exported& b, search* first_look) {
     if (first_look)
       first_look->seen = locked->changes;
   }
+  // While there is room nothing else looks at held blocks.
   if (is_cut && holds_many)
     collect();
   return is_cut;
@@ -421,10 +442,12 @@ bool shared_pool::cut_at_once(exported& b, search* first_look) {
 void shared_pool::put_back(std::shared_ptr<exported> block) noexcept {
   auto b = books_.lock();
   --b->live;
-  b->allocated -= block->room, b->requested -= block->bytes, b->held_bytes += block->room;
+  b->allocated -= block->room;
+  b->requested -= block->bytes;
+  b->held_bytes += block->room;
   block->is = exported::state::idle;
   b->held.push_back(std::move(block));
-  ++b->changes;
+  ++b->changes;  // the next collect() may find it free
 }
 
 share_pool_statistics shared_pool::statistics() {

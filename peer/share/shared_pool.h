@@ -99,8 +99,8 @@ class WEIR_LOCAL shared_pool {
   void refund(std::size_t bytes);
   void add_handle(std::shared_ptr<exported> const&, std::size_t bytes);
   // Blocks: while other threads are in motion; they wait for no thread of this pool. Returns: true if room
-  // may have appeared since the search looked.
-  bool has_more(base::guarded<books>::access&, search&);
+  // may have appeared since the search looked. Counts such a round
+  bool may_have_room(base::guarded<books>::access&, search&);
   memory_report why_no_room(std::size_t bytes, driver::status last, source_location);
 
   exports& exports_;

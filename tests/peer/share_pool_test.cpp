@@ -239,6 +239,12 @@ TEST(a_pool, and_its_buffers_do_nothing_after_their_runtime) {
   EXPECT_EQ(pool.trim(), 0u);
   test::machine again(small());
   EXPECT_THROW((void)pool.allocate(1), invalid_use);
+  try {
+    b->record_stream(default_stream(0));
+    ADD_FAILURE() << "a mark of memory that is gone";
+  } catch (invalid_use const& e) {
+    EXPECT_NE(std::string(e.what()).find("an empty buffer"), std::string::npos) << e.what();
+  }
   b.reset();
 }
 
