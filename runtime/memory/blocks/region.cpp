@@ -22,8 +22,9 @@ region::region(address b, std::size_t n, std::size_t page, stream_heap* o)
 region::~region() = default;
 
 void region::set_pages(handle const& where, handle* value) noexcept {
-  for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end;
-       ++i)
+  std::size_t const first = page_index(where.at);
+  std::size_t const pages = (where.bytes + page_bytes - 1) / page_bytes;  // a segment ends anywhere in its last page
+  for (std::size_t i = first; i < first + pages; ++i)
     pages_[i] = value;
 }
 

@@ -7,8 +7,9 @@
 namespace weir::memory {
 
 void deferred_frees::open() noexcept {
-  if (std::exchange(taken_, false))
-    head_.end(head_.get() & ~count_bits);
+  if (taken_)
+    head_.end(head_.get() & ~count_bits);  // none is here any more; how many were ever put in stays
+  taken_ = false;
   most_.store(user_ && spare_ ? limit_ : 0, base::memory_order_relaxed);
 }
 
@@ -16,7 +17,7 @@ void deferred_frees::gather(clock::stream_clock const& user, std::uint64_t n, bo
   set_revoked();
   if (was_full && user_ == &user)
     limit_ = static_cast<std::uint8_t>(std::min<std::uint32_t>(limit_ * 2u, most_slots));
-  user_ = nullptr;
+  user_ = nullptr;  // if the next line throws, it takes none
   home.make(spare_, user.id());
   user_ = &user, n_ = n;
   open();

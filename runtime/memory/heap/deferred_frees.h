@@ -23,6 +23,7 @@ class deferred_frees {
                                   clock::stream_clock const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
+    // Full or shut; of another stream, or of a later stamp; perhaps captured; too many bytes.
     if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ || user->seen_captured() ||
         held_bytes() + from.size > most_bytes) [[unlikely]] {
       head_.end(head);

@@ -9,6 +9,7 @@ namespace weir::memory {
 
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
+  // Below `runs` lie blocks, if the region has a part for runs.
   if (!r || (a < r->runs && r->runs < r->base + r->bytes))
     return false;
   // runs begin at a page
@@ -22,7 +23,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   region const* const r = mapped_spaces::find(a);
   if (!r)
     return false;
-  // the table of slabs is not read: each block would touch another cache line of it
+  // In the part for blocks. The table of slabs is not read: each block would touch another cache line of it.
   if (a < r->runs && r->runs < r->base + r->bytes) {
     mine.blocks = {r->base, r->runs - r->base, r};
     return deallocate_large(mine, *r, a);
@@ -39,6 +40,7 @@ struct slot_place {
   bool starts = false;
   table_entry const* entry = nullptr;
 };
+// The live slot around the address, if this thread has the entry of its heap.
 slot_place live_slot(thread_table& mine, address a) noexcept {
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a))
     return {};
@@ -65,8 +67,10 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
   slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
+  // A slot with a note needs the lock.
   if (!users || (users[at.index].load(base::memory_order_relaxed) & slab::more))
     return false;
+  // The heap's own stream needs no mark.
   return user == at.entry->stream || at.in->add_first_user(users, at.index, *user);
 }
 
@@ -87,13 +91,14 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
   slab::first_user* const users = at.in->users.load(base::memory_order_acquire);
   std::uintptr_t const known = users ? users[at.index].load(base::memory_order_relaxed) : 0;
   clock::stream_clock const* const user = slab::clock_of(known);
+  // Marked for one stream, without a note, and last used by that stream or the heap's own.
   if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->stream))
     return false;
   users[at.index].store(0, base::memory_order_relaxed);  // before another thread can get the slot
   if (at.entry->cache->give_used(user, *at.in, at.index, state,
                                  static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))
     return true;
-  users[at.index].store(known, base::memory_order_relaxed);
+  users[at.index].store(known, base::memory_order_relaxed);  // not freed: the locked path reads the mark
   return false;
 }
 
