@@ -312,8 +312,10 @@ void arena::end_reservation(heap_block& reserved) noexcept {
   for (heap_block* p = &reserved; p;) {
     bool const is_mapped = r.page(p->at) != nullptr;
     address to = p->at;
-    while (to < end && (r.page(to) != nullptr) == is_mapped)
-      to = std::min<address>(end, round_down(to - r.base, r.page_bytes) + r.base + r.page_bytes);  // the next page
+    while (to < end && (r.page(to) != nullptr) == is_mapped) {
+      address const next_page = round_down(to - r.base, r.page_bytes) + r.base + r.page_bytes;
+      to = std::min(end, next_page);
+    }
     heap_block* const rest = to < end ? split(*p, to) : nullptr;
     if (is_mapped)
       put_free(*p);

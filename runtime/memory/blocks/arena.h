@@ -65,7 +65,8 @@ class arena {
   heap_block* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
     return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
   }
-  // A run of whole cells with fewer slots, as many as a free block of about that size has room for. Never among blocks.
+  // A run of whole cells with fewer slots, as many as a free block of about that size has room for. Never
+  // among blocks.
   heap_block* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_)
       return nullptr;
@@ -103,6 +104,7 @@ class arena {
     heap_block* found = nullptr;
     if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
+      // Of so many bytes any block that `may` accepts will do.
       if (!found && alignment > bins::unit)
         found = lowest(bytes + alignment, fits);
     } else {
@@ -193,8 +195,8 @@ class arena {
     out.from.place = reserve(*found.from, best.at, best.at + best.bytes);
     return out;
   }
-  // For a change of the handles under blocks that stay as they are: the lists are made anew, as they go by the whole
-  // handles of a block. Requires: `act` does not throw
+  // For a change of the handles under blocks that stay as they are: the lists are made anew, as they go by
+  // the whole handles of a block. Requires: `act` does not throw
   template <class Do>
   void change_handles(Do act) {
     auto const each_listed = [&](auto change) {
@@ -321,7 +323,8 @@ class arena {
       if (r->large)
         r->large->each(act, leaves);
   }
-  // Those that `which` accepts, the first `most` in the order of `before`: of equals the lowest. Looks at some leaves.
+  // Those that `which` accepts, the first `most` in the order of `before`: of equals the lowest. Of some
+  // leaves.
   template <class Which, class Before>
   std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {
     std::vector<heap_block*> some;
@@ -377,8 +380,8 @@ class arena {
   void absorb_previous(heap_block&) noexcept;
   heap_block* split(heap_block&, address);  // Returns: the right part, same state, in no list
   heap_block* reserve(heap_block& free, address from, address to);
-  // One reserved block around the whole handles of `p`, as many as bring `found` to `want`. False: no host memory for
-  // the list, and nothing is reserved.
+  // One reserved block around the whole handles of `p`, as many as bring `found` to `want`. False: no host
+  // memory for the list, and nothing is reserved.
   bool reserve_whole_handles(heap_block& p, std::size_t want, std::size_t& found, std::vector<released>& out);
   void end_reservation(heap_block&) noexcept;  // what is mapped becomes free, the rest unmapped
   heap_block* carve(heap_block* free, address at, std::size_t bytes);
@@ -513,8 +516,9 @@ class arena {
   void list_idle(heap_block&) noexcept;  // free or unmapped
   void unlist_idle(heap_block&) noexcept;
   // Takes an idle block out of its list, but for what lies below `from`. Returns: the block from there on.
-  heap_block* unlist_idle_from(heap_block&, address from) noexcept;  // Requires: stocked
-  class audit;                                                       // of validate()
+  // Requires: stocked
+  heap_block* unlist_idle_from(heap_block&, address from) noexcept;
+  class audit;  // of validate()
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool is_unused(heap_block const& p) noexcept {

@@ -15,8 +15,8 @@ namespace weir::memory {
 namespace {
 constexpr int most_looks = 64, reach = 16, alias_looks = 4096;
 constexpr int most_openings = 32;
-constexpr std::size_t hardly_an_end = 32;  // part of a page
-constexpr std::size_t most_runs = 32;      // ranges of aliases to switch back, tried as plans
+constexpr std::size_t hardly_an_end = 32;     // part of a page
+constexpr std::size_t most_swap_ranges = 32;  // of aliases to switch back, tried as plans
 using outcome = alias_view::outcome;
 
 bool idle(heap_block const* p) noexcept {
@@ -34,7 +34,7 @@ class alias_gains {
   explicit alias_gains(alias_view const& s) : sight_(s) {}
   // False: this search has examined enough aliases, and the place that it found already must do.
   bool look(address from, address to, bool found_a_place) {
-    seen_.clear(), runs_.clear();
+    seen_.clear(), swap_ranges_.clear();
     from_ = from, to_ = to, seen_to_ = ~address{0};
     if (!sight_.all)
       return true;
@@ -52,7 +52,7 @@ class alias_gains {
       }
       outcome const is = sight_.judge(sight_.context, g, from, to);
       if (is == outcome::swaps)
-        add_to_runs(g);
+        add_swap_range(g);
       seen_.push_back({g.at, g.end(), is, saved, staying});
       saved += saved_by(is, g.bytes);
       staying += is == outcome::stays;
@@ -60,11 +60,11 @@ class alias_gains {
     seen_.push_back({to, to, outcome::unmaps, saved, staying});
     return true;
   }
-  // ranges of adjacent aliases that are switched back
-  std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
+  // Ranges of adjacent aliases that are switched back.
+  std::vector<std::pair<address, address>> const& swap_ranges() const noexcept { return swap_ranges_; }
   // Missing bytes that the aliases between two addresses save. nullopt: one of them must stay.
   std::optional<std::size_t> between(address lo, address hi) const noexcept {
-    if (hi > seen_to_)
+    if (hi > seen_to_)  // look() did not get that far
       return one_by_one(lo, hi);
     if (seen_.size() < 2)  // the sentinel alone, or not even that
       return 0;
@@ -89,11 +89,11 @@ class alias_gains {
     outcome is;
     std::size_t saved_before, staying_before;  // sums over those below it
   };
-  void add_to_runs(alias const& g) {
-    if (!runs_.empty() && runs_.back().second == g.at)
-      runs_.back().second = g.end();
-    else if (runs_.size() < most_runs)
-      runs_.push_back({g.at, g.end()});
+  void add_swap_range(alias const& g) {
+    if (!swap_ranges_.empty() && swap_ranges_.back().second == g.at)
+      swap_ranges_.back().second = g.end();
+    else if (swap_ranges_.size() < most_swap_ranges)
+      swap_ranges_.push_back({g.at, g.end()});
   }
   std::optional<std::size_t> one_by_one(address lo, address hi) const noexcept {
     std::size_t saved = 0;
@@ -113,7 +113,7 @@ class alias_gains {
   address from_ = 0, to_ = 0;
   address seen_to_ = 0;     // seen_ has every alias below it
   std::vector<seen> seen_;  // by address, then a sentinel
-  std::vector<std::pair<address, address>> runs_;
+  std::vector<std::pair<address, address>> swap_ranges_;
   int left_ = alias_looks;
 };
 }  // namespace
@@ -139,10 +139,10 @@ struct arena::search {
       return;
     if (!aliases.look(h.from(), h.to(), best.first != nullptr))
       return;
-    // The best place begins or ends where a block does, or a row of aliases.
+    // The best place begins or ends where a block does, or a range of aliases.
     for (heap_block* p = h.first; p != h.last->after; p = p->after)
       try_both_ends(h, p->at, p->end());
-    for (auto const& [start, end] : aliases.runs())
+    for (auto const& [start, end] : aliases.swap_ranges())
       try_both_ends(h, start, end);
   }
 
@@ -182,7 +182,8 @@ struct arena::search {
     if (!saved)
       return;
     std::size_t const cost = missing - *saved;
-    // Where mapped ends save a page, those are best that leave the least free: others may save one of a larger block.
+    // Where mapped ends save a page, those are best that leave the least free: a larger end may save one of a
+    // larger block.
     std::size_t ends = 0;
     if (missing < round_up(bytes, page))
       ends = mapped + missing - bytes;
@@ -251,8 +252,8 @@ arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suit
 }
 
 namespace {
-// Pages that come into use for a block at `at`, in the opening from `from` to `to`. A place that leaves hardly a free
-// end counts as one page less.
+// Pages that come into use for a block at `at`, in the opening from `from` to `to`. A place that leaves
+// hardly a free end counts as one page less.
 std::ptrdiff_t cost_of(address at, std::size_t bytes, address from, address to, std::size_t page) noexcept {
   address const lo = round_down(at, page), hi = round_up(at + bytes, page);
   auto pages = static_cast<std::ptrdiff_t>((hi - lo) / page);
@@ -283,10 +284,13 @@ arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Sui
         if (at < from || at + bytes > to)
           return;
         std::ptrdiff_t const cost = cost_of(at, bytes, from, to, page);
+        // Of equal costs the lowest place.
         if (cost > least || (cost == least && best.left && at >= best.at))
           return;
-        if (suits(r->rooms->first(left), at))
-          least = cost, best = {&left, at};
+        if (suits(r->rooms->first(left), at)) {
+          least = cost;
+          best = {&left, at};
+        }
       };
       consider(round_up(from, alignment));
       // The last opening has no block behind it whose page it could share.

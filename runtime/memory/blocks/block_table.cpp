@@ -61,7 +61,8 @@ heap_block* granule_table::at(std::size_t i) const noexcept {
   heap_block* const p = near(i);
   if (!p || is_row(stretches_[i / row]))
     return p;
-  return p->at / granule - first_ == i ? p : nullptr;  // the only one of its stretch may start in another granule
+  // The only one of its stretch may start in another granule.
+  return p->at / granule - first_ == i ? p : nullptr;
 }
 
 // The row of a stretch, made if that was empty or had one block.

@@ -163,7 +163,8 @@ class lowest_by {
       if (at(r).n)
         most = std::max(most, most_[r]);
     }
-    if (most == units(std::numeric_limits<std::size_t>::max()))  // the largest stored size stands for all above it
+    // The largest stored size stands for all above it.
+    if (most == units(std::numeric_limits<std::size_t>::max()))
       return std::numeric_limits<std::size_t>::max();
     return static_cast<std::size_t>(most) * unit;
   }
@@ -289,7 +290,8 @@ class lowest_by {
   void split(std::size_t r) noexcept {
     std::array<std::int32_t, room> keys = at(r).keys;
     std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
-    auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;  // the page where the upper half begins
+    // The page where the upper half begins.
+    auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
     // A spare leaf comes behind leaf r.
     if (count_ == used_)
       order_[count_] = static_cast<std::uint16_t>(used_++);

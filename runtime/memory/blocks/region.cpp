@@ -23,7 +23,8 @@ region::~region() = default;
 
 void region::set_pages(handle const& where, handle* value) noexcept {
   std::size_t const first = page_index(where.at);
-  std::size_t const pages = (where.bytes + page_bytes - 1) / page_bytes;  // a segment ends anywhere in its last page
+  // A segment ends anywhere in its last page.
+  std::size_t const pages = (where.bytes + page_bytes - 1) / page_bytes;
   for (std::size_t i = first; i < first + pages; ++i)
     pages_[i] = value;
 }

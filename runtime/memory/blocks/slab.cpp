@@ -18,8 +18,8 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
     if (run > usual_run_bytes)
       return run;
   }
-  // With few slabs, runs are small, so that a little-used class holds little. The first run will do that wastes a
-  // small share of itself behind its last slot, and else the one with the smallest share.
+  // With few slabs, runs are small, so that a little-used class holds little. The first run will do that
+  // wastes a small share of itself behind its last slot, and else the one with the smallest share.
   std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
   std::size_t best = least, best_waste = ~std::size_t{0};
   for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
@@ -44,6 +44,7 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
   user.note_mark();
   if (!users_storage) {
     auto room = std::make_unique<first_user[]>(slots);
+    // Slots that have a note already say so.
     for (auto const& [noted, n] : notes)
       room[noted].store(more);
     users_storage = std::move(room);
@@ -124,7 +125,8 @@ slabs::taken slabs::take(int c, std::size_t requested) {
 
 std::size_t slabs::take_for_cache(int c, std::span<cached_slot> out) noexcept {
   std::size_t n = 0;
-  slab* const& first = open_[static_cast<std::size_t>(c)];  // take_bit() unlists a slab that has no free slot left
+  // The head of the list: take_bit() unlists a slab that has no free slot left.
+  slab* const& first = open_[static_cast<std::size_t>(c)];
   while (first && n < out.size()) {
     slab* const s = first;
     while (n < out.size() && s->free) {

@@ -391,8 +391,8 @@ class slabs {
   // Free and gone slots, at least one of them free. None: slots == 0
   static stretch next_idle(slab const&, std::uint32_t from) noexcept;
   void drop(slab&, stretch, address from, address to) noexcept;  // slots that touch these cells are gone
-  // Returns the whole cells of a stretch, with the rest of the run behind the last slot. part: no lower part has a
-  // byte of it; afterwards, the first part behind what has gone.
+  // Returns the whole cells of a stretch, with the rest of the run behind the last slot. part: no lower part
+  // has a byte of it; afterwards, the first part behind what has gone.
   template <class Give>
   void shed_cells(slab& s, stretch idle, heap_block*& part, Give give) {
     address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);

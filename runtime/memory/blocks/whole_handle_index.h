@@ -41,6 +41,7 @@ inline std::size_t bytes_whole(heap_block const& p) noexcept {
   handle const* const first = first_whole(p);
   if (!first)
     return 0;
+  // Handles lie side by side: up to the end of the last whole one.
   handle const* const last = p.in->page(p.end() - 1);
   return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
 }

@@ -13,8 +13,9 @@ bool look_for_slots(thread_table& mine, address a) noexcept {
   if (!r || (a < r->runs && r->runs < r->base + r->bytes))
     return false;
   // runs begin at a page
-  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
-  mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - first) / granule, r};
+  address const table_begin = round_down(r->base, granule);
+  address const from = r->runs < r->base + r->bytes ? r->runs : table_begin;
+  mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - table_begin) / granule, r};
   return a - from < mine.last.bytes;
 }
 

@@ -6,7 +6,8 @@
 #include "runtime/memory/space/alloc_request.h"
 
 namespace weir::memory {
-// As a session, for calls that change counts: the sole cache reports its own first, and again if its grant is used up.
+// As a session, for calls that change counts: the sole cache reports its own first, and again if its grant is
+// used up.
 class owner_session::counting {
  public:
   [[gnu::always_inline]] explicit counting(owner_session& in) noexcept

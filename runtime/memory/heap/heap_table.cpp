@@ -245,8 +245,8 @@ bool heap_table::serves(excluded const& in, clock::stream_clock const& home, mem
 }
 
 void heap_table::ask_the_retired() {
-  // In deterministic mode the answer must not depend on timing, so that the call waits. Beside collectives it does not,
-  // because a rank may be waiting for this thread.
+  // In deterministic mode the answer must not depend on timing, so that the call waits. Beside collectives it
+  // does not, because a rank may be waiting for this thread.
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
     clock::stream_clock& stream = m.home();
@@ -272,10 +272,11 @@ bool gives_a_handle(excluded const& in) {
 bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memory_pool const& pool) const {
   stream_heap const& m = in.heap();
   clock::stream_clock& old = m.home();
-  bool const empty = m.bytes_live() == 0, comes_in = &m.pool() != &pool;  // comes_in: from another pool
+  bool const empty = m.bytes_live() == 0, comes_in = &m.pool() != &pool;
+  // From another pool come free pages alone, and none that must stay there or is on its way out.
   if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(in)))
     return false;
-  // What is free there would serve no other pool: a page at most.
+  // What is free in a graph's pool serves no other pool, so that it gets a page at most.
   auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
   if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes())
     return false;
@@ -310,11 +311,12 @@ bool may_wait_in(memory_pool const& pool, excluded const& in, clock::stream_cloc
 }  // namespace
 
 // A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool. What
-// lies in the pool already comes first: a graph's free pieces serve no other heap.
+// lies in the pool already comes first: a graph's free blocks serve no other heap.
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
-  for (bool const comes_in : {false, true}) {
+  for (bool const in_pool : {true, false}) {
     for (auto const& m : heaps_) {
-      if ((&m->pool() != &pool) == comes_in && takes_over(*m, heir, pool))
+      bool const is_in_pool = &m->pool() == &pool;
+      if (is_in_pool == in_pool && takes_over(*m, heir, pool))
         return m.get();
     }
   }
@@ -350,6 +352,7 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   of_old->second.erase(std::ranges::find(of_old->second, &m));
   if (of_old->second.empty())
     by_stream_.erase(of_old);
+  // While the home is the old one: its stamps are on what caches hold.
   in.empty_shut();
   if (&its != &pool) {
     its.refund(mapped);

@@ -3,8 +3,8 @@
 // also while the owner is blocked elsewhere. Only the owner opens it again, with that lock.
 //
 // Invariant: a slot is in at most one cache or list of deferred frees, and its state is `cached` exactly
-// then. A cache holds at most `most_bytes` over all sizes, and deferred_frees::most_bytes of those. So a
-// device's memory exceeds what blocks and the rounding of slabs need by at most threads x streams x both.
+// then. A cache holds at most `most_bytes` over all sizes, and its deferred frees deferred_frees::most_bytes.
+// So a device's memory exceeds what blocks and the rounding of slabs need by at most threads x streams x both.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -110,7 +110,8 @@ class thread_cache {
   }
   // Reports allocations and frees here to the heap's counters. Requires: the lock, and shut or the owner's call
   void publish(observe::heap_counters&) noexcept;
-  void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until publish(). Requires: likewise
+  // No report until the next publish(). Requires: likewise
+  void publish_freely() noexcept { unpublished_.allow_all(); }
   bool has_unpublished() const noexcept {
     return unpublished_.granted() || out.unpublished_slots() != published_deferred_.blocks;
   }
