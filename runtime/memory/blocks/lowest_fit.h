@@ -65,6 +65,7 @@ class lowest_by {
     leaf& l = leaves_[By::leaf(p)];
     std::size_t const page = By::index(p), r = l.rank;
     WEIR_RULE(is_seated(l, p), "a large free block is not listed at its first address");
+    // It begins outside the range of its leaf now.
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
       return erase(p), insert(p);
     set(l, By::seat(p), p, page);
@@ -278,6 +279,7 @@ class lowest_by {
   }
   void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
+    // From the last one down: take_out() gives its seat to the last, which stays then.
     for (std::uint32_t i = l.n; i-- > 0;) {
       heap_block& p = *l.at[i];
       std::size_t const page = By::index(p);
@@ -302,6 +304,7 @@ class lowest_by {
     starts_[r + 1] = static_cast<std::uint32_t>(half), most_[r + 1] = 0;
     number_from(r + 1);
     move_all(r, r + 1, half);
+    // A half and its other neighbour may have few blocks together.
     join_around(r + 1);
     join_around(r);
   }

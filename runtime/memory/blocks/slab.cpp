@@ -87,7 +87,7 @@ void slabs::unlist(slab& s) noexcept {
 
 std::uint32_t slabs::take_bit(slab& s) noexcept {
   WEIR_RULE(s.listed && s.free > 0, "it is listed without a free slot, or has one and is not listed");
-  if (s.empty())
+  if (s.empty())  // it was, until now
     --empties_[static_cast<std::size_t>(s.size_class)];
   while (!s.free_bits[s.hint])
     ++s.hint;
@@ -189,6 +189,7 @@ slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket)
   auto known =
       std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
   auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
+  // Nothing below throws.
   spare_.pop_back();
   for (std::size_t i = 0; i < slots; ++i)
     bits[i / 64] |= std::uint64_t{1} << (i % 64);

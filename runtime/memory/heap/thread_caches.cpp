@@ -106,7 +106,7 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
     thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
     base::lock_guard const hold(all.lock);
-    // A cache of this thread whose heap has ended, else one of a thread that has, else a new one.
+    // A cache of this thread whose heap has ended, else one of a thread that has ended, else a new one.
     found = cache_of_no_heap(mine.all_);
     if (found) {
       forget_cache(mine.table, *found);
