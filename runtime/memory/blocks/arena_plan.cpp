@@ -318,8 +318,8 @@ heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
 // The place that take_chosen() looks at, unless an alias there must stay: then the next one.
 arena::candidate arena::chosen_candidate(search& s) {
   candidate out;
-  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& first, address at) {
-    std::size_t const page = first.in->page_bytes;
+  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& in_opening, address at) {
+    std::size_t const page = in_opening.in->page_bytes;
     address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
     return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi).has_value();
   });

@@ -279,7 +279,7 @@ class lowest_by {
   }
   void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
-    // From the last one down: take_out() gives its seat to the last, which stays then.
+    // From the last seat down: take_out() moves the last block, which was looked at, to the free seat.
     for (std::uint32_t i = l.n; i-- > 0;) {
       heap_block& p = *l.at[i];
       std::size_t const page = By::index(p);
