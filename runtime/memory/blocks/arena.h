@@ -195,8 +195,8 @@ class arena {
     out.from.place = reserve(*found.from, best.at, best.at + best.bytes);
     return out;
   }
-  // For a change of the handles under blocks that stay as they are: the lists are made anew, as they go by
-  // the whole handles of a block. Requires: `act` does not throw
+  // For a change of the handles under blocks that stay as they are. The lists go by the whole handles of a
+  // block, and are made anew. Requires: `act` does not throw
   template <class Do>
   void change_handles(Do act) {
     auto const each_listed = [&](auto change) {

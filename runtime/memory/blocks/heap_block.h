@@ -43,10 +43,12 @@ void forget_ended(Users& all) noexcept {
     clock::stream_clock& stands_for_it = all[i].stream->of_marks();
     auto const same = [&](block_user const& one) { return one.stream == &stands_for_it; };
     bool const is_itself = &stands_for_it == all[i].stream;
+    // Another name for it was kept already.
     if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same))
       continue;
     if (is_itself && stands_for_it.is_over())
       continue;
+    // One that ended, or was captured, stays as what covers its work.
     block_user stays = is_itself ? std::move(all[i]) : block_user{&stands_for_it};
     all[kept++] = std::move(stays);
   }

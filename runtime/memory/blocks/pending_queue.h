@@ -95,7 +95,7 @@ class pending_queue {
     }
     auto& queue = entry(queues_, spare_queue_, stamps.front().stream);
     spare_.pop_front(), --spares_;
-    room_ = 0;
+    room_ = 0;  // the room is used up
     enter(n, queue);
   }
   // Host memory for slots of one stream that will wait together, reserved before they are freed.
