@@ -178,8 +178,8 @@ struct alignas(64) slab {
   }
   // The slot's home is `home`. The spare note serves a slot that has none.
   void set_home(std::uint32_t i, clock::stream_clock& home, spare_note spare) noexcept {
-    if (note* const known = note_of(i)) {
-      known->set_home(home);
+    if (note* const noted = note_of(i)) {
+      noted->set_home(home);
       return;
     }
     spare.key() = i;
