@@ -40,6 +40,7 @@ class alias_table {
   base::guarded<places>::access look() const { return all_.lock(); }
 
   void expect(address at) { all_.lock()->try_emplace(at); }  // Throws: bad_alloc. Requires: leave() or forget() follows
+  // The handle stays mapped at `at`, which expect() announced.
   void leave(aliased_handle& h, address at, clock::stamp last, bool granted) noexcept {
     auto const all = all_.lock();
     alias& g = all->find(at)->second;
@@ -63,6 +64,7 @@ class alias_table {
     g.last = last;
     node.key() = g.at;
     all->insert(std::move(node));
+    // It is the newest of its handle now.
     unlink(g);
     link(g);
   }
@@ -90,10 +92,12 @@ class alias_table {
   };
   place oldest(aliased_handle const& h, int spared) const noexcept {
     auto const all = all_.lock();
+    if (h.alias_count.get() <= spared)
+      return {};
     alias const* g = h.aliases;
-    while (g && g->next)
+    while (g->next)
       g = g->next;
-    return h.alias_count.get() > spared ? place{g->at, g->bytes, g->last} : place{};
+    return {g->at, g->bytes, g->last};
   }
   // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
   places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
@@ -114,10 +118,10 @@ class alias_table {
     g.of->alias_count.add(1);
   }
   static void unlink(alias& g) noexcept {
-    alias** link = &g.of->aliases;
-    while (*link != &g)
-      link = &(*link)->next;
-    *link = g.next;
+    alias** names_g = &g.of->aliases;
+    while (*names_g != &g)
+      names_g = &(*names_g)->next;
+    *names_g = g.next;
     g.of->alias_count.add(-1);
   }
   base::guarded<places> all_;

@@ -92,6 +92,7 @@ void arena::delist(heap_block& p) noexcept {
 }
 
 [[gnu::always_inline]] inline void arena::after_change(heap_block& p) noexcept {
+  // The usual change: only the index by address is told.
   bool const stays_large = p.leaf != heap_block::no_leaf && p.bytes >= p.in->large_bytes;
   if (stays_large && p.sorted == heap_block::index_state::unsorted) [[likely]]
     return p.in->large->change(p);
@@ -99,30 +100,31 @@ void arena::delist(heap_block& p) noexcept {
 }
 
 void arena::change_lists(heap_block& p) noexcept {
-  bool const was = p.leaf != heap_block::no_leaf, is = is_large(p);
-  if (was || is)
-    return change_large(p, was, is);
+  bool const was_large = p.leaf != heap_block::no_leaf, is_now = is_large(p);
+  if (was_large || is_now)
+    return change_large(p, was_large, is_now);
   if (int const q = bins::bin_of(p.bytes); q != p.bin) {
     bins& list = list_of(p);
     list.erase(p);
     list.insert(p, q);
   }
   WEIR_RULE(bins::bin_of(p.bytes) == p.bin, "a free block is in the bin of another size");
+  // A block that was, and is, below a page has no entry there.
   if (whole_handle_index::concerns(p) || p.sorted != heap_block::index_state::no)
     whole_handles_.after_change(p, false);
 }
 
-void arena::change_large(heap_block& p, bool was, bool is) noexcept {
-  if (was && is) {
+void arena::change_large(heap_block& p, bool was_large, bool is_now) noexcept {
+  if (was_large && is_now) {
     p.in->large->change(p);
-  } else if (was) {
+  } else if (was_large) {
     p.in->large->erase(p);
     list_of(p).insert(p);
   } else {
     list_of(p).erase(p);
     p.in->large->insert(p);
   }
-  whole_handles_.after_change(p, is);
+  whole_handles_.after_change(p, is_now);
 }
 
 [[gnu::always_inline]] inline void arena::put_free(heap_block& p) noexcept {
@@ -135,12 +137,13 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
     check_place(p);
     return enlist(p);
   }
+  // A free neighbour grows and stays listed. Of two the left one does, and the right one goes.
   if (left && right)
     delist(*right);
   heap_block& stays = left ? *left : *right;
   before_change(stays);
   if (left) {
-    absorb_next(*left);
+    absorb_next(*left);  // p
     if (right)
       absorb_next(*left);
   } else {
@@ -155,18 +158,18 @@ void arena::put_unmapped(heap_block& p) noexcept {
   p.is = state::unmapped;
   p.freed = 0;
   WEIR_RULE(!p.in->page(p.at), "an unmapped block has a handle, or another block has none");
-  heap_block* self = &p;
+  heap_block* merged = &p;
   if (p.before && p.before->is == state::unmapped && !apart(p)) {
-    self = p.before;
-    erase_unmapped(*self);
-    absorb_next(*self);
+    merged = p.before;
+    erase_unmapped(*merged);
+    absorb_next(*merged);  // p
   }
-  if (self->after && self->after->is == state::unmapped && !apart(*self->after)) {
-    erase_unmapped(*self->after);
-    absorb_next(*self);
+  if (merged->after && merged->after->is == state::unmapped && !apart(*merged->after)) {
+    erase_unmapped(*merged->after);
+    absorb_next(*merged);
   }
-  check_place(*self);
-  insert_unmapped(*self);
+  check_place(*merged);
+  insert_unmapped(*merged);
 }
 
 [[gnu::always_inline]] inline heap_block* arena::cut_out(heap_block* p, address at, std::size_t bytes) {
@@ -177,7 +180,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
     p = carve_inside(*p, at, bytes);
   } else if (p->bytes == bytes) {
     delist(*p);
-  } else {  // the remainder stays the same object
+  } else {  // a new block in front: the remainder stays the same object, and listed
     heap_block* const front = make(*p->in, at, bytes, state::live);
     front->freed = p->freed;
     link_before(*p, *front);
@@ -199,12 +202,13 @@ heap_block* arena::carve(heap_block* p, address at, std::size_t bytes) {
 heap_block* arena::take(std::size_t bytes, std::size_t alignment) {
   if (places_first()) [[unlikely]]
     return take_chosen(bytes, alignment);
-  auto const fits = [](heap_block const&) { return true; };  // every block begins at a multiple of the unit
+  // Every block begins at a multiple of the unit, so that any of enough bytes will do.
+  auto const fits = [](heap_block const&) { return true; };
   if (alignment > bins::unit) [[unlikely]]
     return take_if(bytes, alignment, fits);
   heap_block* found = nullptr;
   if (is_for_large(bytes)) {
-    found = first_large_->find(bytes);
+    found = first_large_->find(bytes);  // without the walk of lowest()
     if (!found && regions_.size() > 1) [[unlikely]]
       found = lowest(bytes, fits);
   } else {
@@ -217,6 +221,7 @@ heap_block* arena::carve_inside(heap_block& p, address at, std::size_t bytes) no
   before_change(p);
   heap_block* const right = split(p, at);
   after_change(p);
+  // `right` is in no list yet: the block that is wanted, and perhaps a free rest behind it.
   if (right->bytes > bytes)
     enlist(*split(*right, at + bytes));
   return right;
@@ -281,6 +286,7 @@ std::size_t arena::largest_free() const noexcept {
 
 heap_block* arena::commit_run(growth_plan& g) {
   heap_block* p = g.reserved;
+  // The plan took whole pages: what lies before the block, and behind it, is not needed.
   if (g.block > p->at) {
     heap_block* const right = split(*p, g.block);
     end_reservation(*p);
@@ -299,18 +305,22 @@ heap_block* arena::commit(growth_plan& g) {
 }
 
 void arena::end_reservation(heap_block& reserved) noexcept {
-  heap_block* p = &reserved;
-  WEIR_RULE(p->is == state::reserved, "a reservation ends that is none");
-  region& r = *p->in;
-  address const end = p->end();
-  for (address a = p->at; a < end;) {  // ranges of mapped, and of unmapped pages
-    handle* const h = r.page(a);
-    address b = a;
-    while (b < end && (r.page(b) != nullptr) == (h != nullptr))
-      b = std::min<address>(end, round_down(b - r.base, r.page_bytes) + r.base + r.page_bytes);
-    heap_block* const rest = b < end ? split(*p, b) : nullptr;
-    h ? put_free(*p) : put_unmapped(*p);
-    a = b;
+  WEIR_RULE(reserved.is == state::reserved, "a reservation ends that is none");
+  region& r = *reserved.in;
+  address const end = reserved.end();
+  // One block for each range of pages that are all mapped, or all unmapped.
+  for (heap_block* p = &reserved; p;) {
+    bool const is_mapped = r.page(p->at) != nullptr;
+    address to = p->at;
+    while (to < end && (r.page(to) != nullptr) == is_mapped) {
+      address const next_page = round_down(to - r.base, r.page_bytes) + r.base + r.page_bytes;
+      to = std::min(end, next_page);
+    }
+    heap_block* const rest = to < end ? split(*p, to) : nullptr;
+    if (is_mapped)
+      put_free(*p);
+    else
+      put_unmapped(*p);
     p = rest;
   }
 }
@@ -329,6 +339,22 @@ heap_block* arena::reserve(heap_block& free, address from, address to) {
   p->is = state::reserved;
   close_around(*p);
   return p;
+}
+
+bool arena::reserve_whole_handles(heap_block& p, std::size_t want, std::size_t& found, std::vector<released>& out) {
+  std::size_t const before = out.size();
+  try {
+    released& r = out.emplace_back(released{nullptr, p.in, {}});
+    for (handle const* h = first_whole(p); h && found < want; h = next_whole(p, *h)) {
+      r.handles.push_back(*h);
+      found += h->bytes;
+    }
+    r.place = reserve(p, r.handles.front().at, r.handles.back().at + r.handles.back().bytes);
+    return true;
+  } catch (std::bad_alloc const&) {
+    out.resize(before);
+    return false;
+  }
 }
 
 heap_block* arena::reserve_unmapped(address from, std::size_t bytes) {

@@ -65,18 +65,21 @@ class arena {
   heap_block* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
     return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
   }
-  // A shorter run of whole cells, as long as one finds below that size. Never among blocks.
+  // A run of whole cells with fewer slots, as many as a free block of about that size has room for. Never
+  // among blocks.
   heap_block* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_)
       return nullptr;
-    heap_block* found = nullptr;
-    auto const room = [&](heap_block const& p) {
-      return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell));
+    // From its first aligned address to the end of its last whole cell.
+    auto const usable_bytes = [&](heap_block const& p) {
+      address const end = round_down(p.end(), cell);
+      return end - std::min(round_up(p.at, alignment), end);
     };
+    heap_block* found = nullptr;
     runs_.look_down(
         below,
         [&](heap_block& p) {
-          if (room(p) < slot_bytes)
+          if (usable_bytes(p) < slot_bytes)
             return false;
           found = &p;
           return true;
@@ -84,7 +87,7 @@ class arena {
         looks_at_spans);
     if (!found)
       return nullptr;
-    std::size_t const slots = std::min(room(*found), below) / slot_bytes;
+    std::size_t const slots = std::min(usable_bytes(*found), below) / slot_bytes;
     return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
   }
   // From either part, for when memory is short.
@@ -101,6 +104,7 @@ class arena {
     heap_block* found = nullptr;
     if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
+      // Of so many bytes any block that `may` accepts will do.
       if (!found && alignment > bins::unit)
         found = lowest(bytes + alignment, fits);
     } else {
@@ -114,6 +118,7 @@ class arena {
   // Throws: bad_alloc, before anything changes.
   heap_block* give_part(heap_block& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
+    // What is cut off behind is a part of the run with the same slab, until give() takes it.
     heap_block* const rest = run.end() > from + bytes ? split(run, from + bytes) : nullptr;
     if (rest)
       rest->in_slab = run.in_slab;
@@ -148,29 +153,21 @@ class arena {
   template <class Complete>
   going reserve_handles(std::size_t want, first which, Complete complete) {
     going out;
-    std::size_t found = 0;
-    auto const take = [&](heap_block& p) {
+    std::size_t found = 0;  // bytes
+    auto const is_last = [&](heap_block& p) {
       if (found >= want)
         return true;
       if (!complete(p.freed)) {
         out.waits_for = p.freed;
         return true;
       }
-      std::size_t const before = out.all.size();
-      try {
-        released& r = out.all.emplace_back(released{nullptr, p.in, {}});
-        for (handle const* h = first_whole(p); h && found < want; h = next_whole(p, *h)) {
-          r.handles.push_back(*h);
-          found += h->bytes;
-        }
-        r.place = reserve(p, r.handles.front().at, r.handles.back().at + r.handles.back().bytes);
-      } catch (std::bad_alloc const&) {
-        out.all.resize(before);
-        return true;  // what is reserved already is released anyway
-      }
-      return false;
+      // Without host memory for more, what is reserved already is released anyway.
+      return !reserve_whole_handles(p, want, found, out.all);
     };
-    which == first::oldest ? sorted().oldest(take) : sorted().lowest(take);
+    if (which == first::oldest)
+      sorted().oldest(is_last);
+    else
+      sorted().lowest(is_last);
     return out;
   }
   // Reserves one whole handle that `suits`, of a free block whose free stamp is `complete`: the largest of at
@@ -198,7 +195,8 @@ class arena {
     out.from.place = reserve(*found.from, best.at, best.at + best.bytes);
     return out;
   }
-  // For a change of the handles under blocks that stay as they are. Requires: `act` does not throw
+  // For a change of the handles under blocks that stay as they are. The lists go by the whole handles of a
+  // block, and are made anew. Requires: `act` does not throw
   template <class Do>
   void change_handles(Do act) {
     auto const each_listed = [&](auto change) {
@@ -247,22 +245,28 @@ class arena {
   // The smallest free blocks outside the part for runs that may hold `bytes`.
   template <class Do>
   void some_free(std::size_t bytes, int looks, Do act) const {
-    looks -= free_.look(
-        bytes, [&](heap_block& p) { return act(p), false; }, looks);
+    auto const act_on = [&](heap_block& p) {
+      act(p);
+      return false;
+    };
+    int const left = looks - free_.look(bytes, act_on, looks);
     for (heap_block* p : large_by_size(
-             looks, [&](heap_block const&q) { return q.bytes >= bytes; },
+             left, [&](heap_block const&q) { return q.bytes >= bytes; },
              [](heap_block const*a, heap_block const*b) { return a->bytes < b->bytes; }))
       act(*p);
   }
   template <class Do>
   void any_free(int looks, Do act) const {  // up to `looks` of each part, and of the large ones
-    free_.look(
-        0, [&](heap_block& p) { return act(p), false; }, looks);
-    runs_.look(
-        0, [&](heap_block& p) { return act(p), false; }, looks);
+    auto const act_on = [&](heap_block& p) {
+      act(p);
+      return false;
+    };
+    free_.look(0, act_on, looks);
+    runs_.look(0, act_on, looks);
+    int left = looks;
     each_large(
         [&](heap_block& p) {
-          if (looks-- > 0)
+          if (left-- > 0)
             act(p);
         },
         lowest_fit::some_leaves);
@@ -319,8 +323,10 @@ class arena {
       if (r->large)
         r->large->each(act, leaves);
   }
+  // Those that `which` accepts, the first `most` in the order of `before`: of equals the lowest. Of some
+  // leaves.
   template <class Which, class Before>
-  std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {  // of some leaves
+  std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {
     std::vector<heap_block*> some;
     if (most <= 0)
       return some;
@@ -334,12 +340,14 @@ class arena {
       return some;
     auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
     std::partial_sort(some.begin(), last, some.end(), [&](heap_block const* a, heap_block const* b) {
-      return before(a, b) || (!before(b, a) && a->at < b->at);
+      bool const equal = !before(a, b) && !before(b, a);
+      return equal ? a->at < b->at : before(a, b);
     });
     some.erase(last, some.end());
     return some;
   }
-  whole_handle_index& sorted() noexcept {  // with every block sorted
+  // The index, once the large blocks are sorted. It sorts the others itself.
+  whole_handle_index& sorted() noexcept {
     for (region const* r : regions_) {
       if (!r->large || !whole_handles_.unsorted())
         continue;
@@ -372,6 +380,9 @@ class arena {
   void absorb_previous(heap_block&) noexcept;
   heap_block* split(heap_block&, address);  // Returns: the right part, same state, in no list
   heap_block* reserve(heap_block& free, address from, address to);
+  // One reserved block around the whole handles of `p`, as many as bring `found` to `want`. False: no host
+  // memory for the list, and nothing is reserved.
+  bool reserve_whole_handles(heap_block& p, std::size_t want, std::size_t& found, std::vector<released>& out);
   void end_reservation(heap_block&) noexcept;  // what is mapped becomes free, the rest unmapped
   heap_block* carve(heap_block* free, address at, std::size_t bytes);
   heap_block* cut_out(heap_block* free, address at, std::size_t bytes);  // as carve(), always inlined
@@ -402,12 +413,13 @@ class arena {
   void before_change(heap_block&) noexcept;  // before a listed block changes its range or its stamp
   void after_change(heap_block&) noexcept;
   void change_lists(heap_block&) noexcept;
-  void change_large(heap_block&, bool was, bool is) noexcept;
+  void change_large(heap_block&, bool was_large, bool is_now) noexcept;
   heap_block* carve_inside(heap_block& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
   void know_first_region() noexcept {
     region const* const front = regions_.empty() ? nullptr : regions_.front();
     first_large_ = front ? front->large.get() : nullptr;
     large_from_ = first_large_ ? front->large_bytes : std::numeric_limits<std::size_t>::max();
+    // Without openings in the first region, blocks go into mapped memory again.
     by_openings_ &= front && front->rooms;
   }
   // The largest handle of at most `most` bytes so far, else the smallest.
@@ -422,9 +434,12 @@ class arena {
     bool is_better(handle const& h) const {
       if (!best)
         return true;
-      if ((h.bytes <= most) != fits())
-        return !fits();
-      return fits() ? h.bytes > best->bytes : h.bytes < best->bytes;
+      bool const h_fits = h.bytes <= most;
+      if (h_fits && fits())
+        return h.bytes > best->bytes;
+      if (!h_fits && !fits())
+        return h.bytes < best->bytes;
+      return h_fits;
     }
     void look_inside(heap_block& p) {
       int looks = looks_inside;
@@ -435,7 +450,7 @@ class arena {
         }
       }
     }
-    void look_for_the_highest(heap_block& p) {  // that fits
+    void look_for_the_highest(heap_block& p) {  // handle that fits
       int looks = looks_inside;
       for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
         if (h->bytes <= most && suits(*h)) {
@@ -451,7 +466,8 @@ class arena {
     sorted().highest([&](heap_block& p) {
       if (complete(p.freed))
         found.look_for_the_highest(p);
-      return found.best || --left == 0;
+      --left;
+      return found.best || left == 0;
     });
   }
   template <class Suits, class Complete>
@@ -474,7 +490,8 @@ class arena {
         return true;
       }
       found.look_inside(p);
-      return found.best || --left == 0;
+      --left;
+      return found.best || left == 0;
     });
     return waits_for;
   }
@@ -484,11 +501,13 @@ class arena {
   void put_unmapped(heap_block&) noexcept;
   void insert_unmapped(heap_block& p) noexcept { unmapped_of(p).insert(p), unmapped_by_address_.insert(p); }
   void erase_unmapped(heap_block& p) noexcept { unmapped_of(p).erase(p), unmapped_by_address_.erase(p); }
-  struct candidate {  // the best so far
+  struct candidate {  // the best place so far; sizes in bytes
     address at = 0;
-    std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0};  // bytes
-    std::size_t ends = ~std::size_t{0}, hole = ~std::size_t{0};
-    heap_block* first = nullptr;  // of the blocks around it
+    std::size_t missing = ~std::size_t{0};  // to map
+    std::size_t cost = ~std::size_t{0};     // of these, what no alias saves
+    std::size_t ends = ~std::size_t{0};     // left free in its pages; 0: no free end saves a page
+    std::size_t hole = ~std::size_t{0};     // of the idle blocks in a row there
+    heap_block* first = nullptr;            // of the blocks around it; null: no place was found
   };
   struct search;
   candidate best_candidate(search&, zone) const;
@@ -496,6 +515,9 @@ class arena {
   void reserve_candidate(candidate const&, std::size_t bytes, growth_plan&, alias_view const&);
   void list_idle(heap_block&) noexcept;  // free or unmapped
   void unlist_idle(heap_block&) noexcept;
+  // Takes an idle block out of its list, but for what lies below `from`. Returns: the block from there on.
+  // Requires: stocked
+  heap_block* unlist_idle_from(heap_block&, address from) noexcept;
   class audit;  // of validate()
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
@@ -505,14 +527,14 @@ class arena {
   static bool is_spare(heap_block const& p) noexcept {
     return is_unused(p) && p.leaf == heap_block::no_leaf && p.sorted == heap_block::index_state::no;
   }
-  static bool apart(heap_block const& right) noexcept {
-    return right.at == right.in->runs;
-  }  // never merged to the left
-  // Whether it ends where its neighbours begin, and no neighbour of its own part is free or unmapped as it is.
+  // Whether the part for runs begins with it: it is never merged with the block before it.
+  static bool apart(heap_block const& right) noexcept { return right.at == right.in->runs; }
+  // Whether it begins and ends where its neighbours, or the region, end and begin.
   static bool is_in_place(heap_block const& p) noexcept {
     return p.bytes && (p.before ? p.before->end() == p.at && p.before->after == &p : p.at == p.in->base) &&
            (p.after ? p.end() == p.after->at && p.after->before == &p : p.end() == p.in->base + p.in->bytes);
   }
+  // Whether no neighbour in its own part has the same state.
   static bool is_merged(heap_block const& p) noexcept {
     return (!p.before || p.before->is != p.is || apart(p)) && (!p.after || p.after->is != p.is || apart(*p.after));
   }

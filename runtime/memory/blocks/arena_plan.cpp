@@ -15,60 +15,58 @@ namespace weir::memory {
 namespace {
 constexpr int most_looks = 64, reach = 16, alias_looks = 4096;
 constexpr int most_openings = 32;
-constexpr std::size_t hardly_an_end = 32;  // part of a page
-constexpr std::size_t most_runs = 32;      // ranges of aliases to switch back, tried as plans
+constexpr std::size_t hardly_an_end = 32;     // part of a page
+constexpr std::size_t most_swap_ranges = 32;  // of aliases to switch back, tried as plans
 using outcome = alias_view::outcome;
 
 bool idle(heap_block const* p) noexcept {
   return p && (p->is == state::free || p->is == state::unmapped);
 }
 
-std::size_t saved_by(outcome f, std::size_t bytes) noexcept {  // of the missing bytes
-  return f == outcome::swaps ? bytes - bytes / 64 : 0;
+// Of so many missing bytes. A 64th is what it costs to switch an alias back.
+std::size_t saved_by(outcome is, std::size_t bytes) noexcept {
+  return is == outcome::swaps ? bytes - bytes / 64 : 0;
 }
 
 // The aliases of a neighbourhood, with running sums of what they save.
 class alias_gains {
  public:
   explicit alias_gains(alias_view const& s) : sight_(s) {}
-  // False: enough aliases were examined, and the range that is known must do.
-  bool look(address from, address to, bool known) {
-    seen_.clear(), runs_.clear();
+  // False: this search has examined enough aliases, and the place that it found already must do.
+  bool look(address from, address to, bool found_a_place) {
+    seen_.clear(), swap_ranges_.clear();
     from_ = from, to_ = to, seen_to_ = ~address{0};
     if (!sight_.all)
       return true;
-    if (left_ <= 0 && known)
+    if (left_ <= 0 && found_a_place)
       return false;
     std::size_t saved = 0, staying = 0;
     for (auto i = sight_.from(from); i != sight_.all->end() && i->first < to; ++i) {
       alias const& g = i->second;
       if (!g.of || g.end() <= from)
         continue;
+      // between() judges those from here on each time.
       if (left_-- <= 0) {
         seen_to_ = std::max(from, g.at);
         break;
       }
-      outcome const f = sight_.judge(sight_.context, g, from, to);
-      if (f == outcome::swaps) {
-        if (!runs_.empty() && runs_.back().second == g.at)
-          runs_.back().second = g.end();
-        else if (runs_.size() < most_runs)
-          runs_.push_back({g.at, g.end()});
-      }
-      seen_.push_back({g.at, g.end(), f, saved, staying});
-      saved += saved_by(f, g.bytes);
-      staying += f == outcome::stays;
+      outcome const is = sight_.judge(sight_.context, g, from, to);
+      if (is == outcome::swaps)
+        add_swap_range(g);
+      seen_.push_back({g.at, g.end(), is, saved, staying});
+      saved += saved_by(is, g.bytes);
+      staying += is == outcome::stays;
     }
     seen_.push_back({to, to, outcome::unmaps, saved, staying});
     return true;
   }
-  // ranges of adjacent aliases that are switched back
-  std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
+  // Ranges of adjacent aliases that are switched back.
+  std::vector<std::pair<address, address>> const& swap_ranges() const noexcept { return swap_ranges_; }
   // Missing bytes that the aliases between two addresses save. nullopt: one of them must stay.
   std::optional<std::size_t> between(address lo, address hi) const noexcept {
-    if (hi > seen_to_)
+    if (hi > seen_to_)  // look() did not get that far
       return one_by_one(lo, hi);
-    if (seen_.size() < 2)
+    if (seen_.size() < 2)  // the sentinel alone, or not even that
       return 0;
     auto const first = std::partition_point(seen_.begin(), seen_.end() - 1, [&](seen const& s) { return s.end <= lo; });
     auto const past = std::partition_point(first, seen_.end() - 1, [&](seen const& s) { return s.at < hi; });
@@ -76,6 +74,7 @@ class alias_gains {
       return 0;
     if (past->staying_before != first->staying_before)
       return std::nullopt;
+    // The sums have the first alias and the last one whole: what lies outside is taken off.
     std::size_t saved = past->saved_before - first->saved_before;
     if (first->at < lo)
       saved -= saved_by(first->is, lo - first->at);
@@ -88,18 +87,24 @@ class alias_gains {
   struct seen {
     address at, end;
     outcome is;
-    std::size_t saved_before, staying_before;
+    std::size_t saved_before, staying_before;  // sums over those below it
   };
+  void add_swap_range(alias const& g) {
+    if (!swap_ranges_.empty() && swap_ranges_.back().second == g.at)
+      swap_ranges_.back().second = g.end();
+    else if (swap_ranges_.size() < most_swap_ranges)
+      swap_ranges_.push_back({g.at, g.end()});
+  }
   std::optional<std::size_t> one_by_one(address lo, address hi) const noexcept {
     std::size_t saved = 0;
     for (auto i = sight_.from(lo); i != sight_.all->end() && i->first < hi; ++i) {
       alias const& g = i->second;
       if (!g.of || g.end() <= lo)
         continue;
-      outcome const f = sight_.judge(sight_.context, g, from_, to_);
-      if (f == outcome::stays)
+      outcome const is = sight_.judge(sight_.context, g, from_, to_);
+      if (is == outcome::stays)
         return std::nullopt;
-      saved += saved_by(f, std::min(hi, g.end()) - std::max(lo, g.at));
+      saved += saved_by(is, std::min(hi, g.end()) - std::max(lo, g.at));
     }
     return saved;
   }
@@ -108,7 +113,7 @@ class alias_gains {
   address from_ = 0, to_ = 0;
   address seen_to_ = 0;     // seen_ has every alias below it
   std::vector<seen> seen_;  // by address, then a sentinel
-  std::vector<std::pair<address, address>> runs_;
+  std::vector<std::pair<address, address>> swap_ranges_;
   int left_ = alias_looks;
 };
 }  // namespace
@@ -130,11 +135,14 @@ struct arena::search {
 
   void consider(heap_block& near) {
     hole const h = hole_around(near);
-    if (h.to() - h.from() < bytes || !aliases.look(h.from(), h.to(), best.first))
+    if (h.to() - h.from() < bytes)
       return;
+    if (!aliases.look(h.from(), h.to(), best.first != nullptr))
+      return;
+    // The best place begins or ends where a block does, or a range of aliases.
     for (heap_block* p = h.first; p != h.last->after; p = p->after)
       try_both_ends(h, p->at, p->end());
-    for (auto const& [start, end] : aliases.runs())
+    for (auto const& [start, end] : aliases.swap_ranges())
       try_both_ends(h, start, end);
   }
 
@@ -161,6 +169,7 @@ struct arena::search {
     std::size_t const page = h.first->in->page_bytes;
     address const lo = round_down(a, page);
     address const hi = round_up(a + bytes, page);
+    // Bytes of the pages around the block, as far as they lie in the hole.
     std::size_t missing = 0;
     std::size_t mapped = 0;
     for (heap_block* p = h.first; p != h.last->after; p = p->after) {
@@ -173,25 +182,32 @@ struct arena::search {
     if (!saved)
       return;
     std::size_t const cost = missing - *saved;
-    // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
+    // Where mapped ends save a page, those are best that leave the least free: a larger end may save one of a
+    // larger block.
     std::size_t ends = 0;
     if (missing < round_up(bytes, page))
       ends = mapped + missing - bytes;
-    std::size_t const all = h.to() - h.from();
-    if (std::tie(cost, ends, all, a) < std::tie(best.cost, best.ends, best.hole, best.at))
-      best = {a, missing, cost, ends, all, h.first};
+    std::size_t const hole_bytes = h.to() - h.from();
+    if (std::tie(cost, ends, hole_bytes, a) < std::tie(best.cost, best.ends, best.hole, best.at))
+      best = {a, missing, cost, ends, hole_bytes, h.first};
   }
 };
 
 arena::candidate arena::best_candidate(search& s, zone in) const {
   bins const& unmapped = in == zone::runs ? unmapped_runs_ : unmapped_;
+  // A free block with no unmapped one beside it cannot grow.
+  auto const can_grow = [](heap_block const& p) {
+    bool const to_the_left = p.before && p.before->is == state::unmapped && !apart(p);
+    bool const to_the_right = p.after && p.after->is == state::unmapped && !apart(*p.after);
+    return p.is == state::unmapped || to_the_left || to_the_right;
+  };
   auto const around = [&](heap_block& p) {
     ++s.looked_at;
-    if (p.is == state::unmapped || (!apart(p) && p.before && p.before->is == state::unmapped) ||
-        (p.after && p.after->is == state::unmapped && !apart(*p.after)))
+    if (can_grow(p))
       s.consider(p);
-    return false;
+    return false;  // the next one, too
   };
+  // The largest free blocks that are too small, or hardly large enough; then unmapped ones.
   int left = most_looks;
   if (in == zone::blocks) {
     for (heap_block* p : large_by_size(
@@ -203,6 +219,7 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
   }
   (in == zone::runs ? runs_ : free_).look_down(s.bytes, around, left);
   unmapped.look(s.bytes, around, most_looks);
+  // Any of so many bytes has an aligned place.
   if (!s.best.first)
     unmapped.look(s.bytes + s.alignment, around, most_looks);
   if (!s.best.first && s.thorough)
@@ -210,7 +227,7 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
   return s.best;
 }
 
-// The place that take_chosen() looks at, unless an alias there must stay: then the next one.
+// Of openings with room: for a large block where the fewest pages come into use, else the lowest that suits.
 template <class Suits>
 arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suits) {
   if (is_for_large(bytes)) {
@@ -221,8 +238,11 @@ arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suit
     if (!r->rooms)
       continue;
     int looks = most_openings;
-    for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0;
-         left = r->rooms->lowest(bytes, round_up(left->end() + 1 - r->base, granule) + r->base)) {
+    // Indices are granules: the next opening is listed in a later granule.
+    auto const next = [&](heap_block const& left) {
+      return r->rooms->lowest(bytes, round_up(left.end() + 1 - r->base, granule) + r->base);
+    };
+    for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0; left = next(*left)) {
       address const at = round_up(left->end(), alignment);
       if (at + bytes <= left->end() + left->room && suits(r->rooms->first(*left), at))
         return {left, at};
@@ -231,7 +251,24 @@ arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suit
   return {};
 }
 
-// Examines the openings of some leaves. A place that leaves hardly a free end counts as one page less.
+namespace {
+// Pages that come into use for a block at `at`, in the opening from `from` to `to`. A place that leaves
+// hardly a free end counts as one page less.
+std::ptrdiff_t cost_of(address at, std::size_t bytes, address from, address to, std::size_t page) noexcept {
+  address const lo = round_down(at, page), hi = round_up(at + bytes, page);
+  auto pages = static_cast<std::ptrdiff_t>((hi - lo) / page);
+  // A page that the opening has in part is in use already. The first may be the last: it counts once.
+  bool const first_in_use = from > lo, last_in_use = to < hi, is_one = hi - lo == page;
+  pages -= first_in_use;
+  pages -= last_in_use && !(first_in_use && is_one);
+  std::size_t const free_before = at - std::max(from, lo);
+  std::size_t const free_behind = std::min(to, hi) - (at + bytes);
+  bool const hardly_any = free_before + free_behind < page / hardly_an_end;
+  return pages - hardly_any;
+}
+}  // namespace
+
+// Examines the openings of some leaves, at both ends of each.
 template <class Suits>
 arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Suits suits) {
   chosen best;
@@ -246,21 +283,21 @@ arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Sui
       auto const consider = [&](address at) {
         if (at < from || at + bytes > to)
           return;
-        address const lo = round_down(at, page), hi = round_up(at + bytes, page);
-        bool const enters = from > lo, leaves = to < hi;  // the page at that end is in use already
-        auto const pages =
-            static_cast<std::ptrdiff_t>((hi - lo) / page) - enters - (leaves && (!enters || hi - lo > page));
-        std::size_t const ends = at - std::max(from, lo) + std::min(to, hi) - (at + bytes);
-        std::ptrdiff_t const cost = pages - (ends < page / hardly_an_end);
+        std::ptrdiff_t const cost = cost_of(at, bytes, from, to, page);
+        // Of equal costs the lowest place.
         if (cost > least || (cost == least && best.left && at >= best.at))
           return;
-        if (suits(r->rooms->first(left), at))
-          least = cost, best = {&left, at};
+        if (suits(r->rooms->first(left), at)) {
+          least = cost;
+          best = {&left, at};
+        }
       };
       consider(round_up(from, alignment));
+      // The last opening has no block behind it whose page it could share.
       if (to < r->runs)
         consider(round_down(to - bytes, alignment));
     });
+    // A later region only if none before it has room.
     if (best.left)
       break;
   }
@@ -274,15 +311,17 @@ heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
   heap_block* p = &c.left->in->rooms->first(*c.left);
   while (p->end() <= c.at)
     p = p->after;
+  // Null, too, if a part of the place is not mapped: plan() then looks there.
   return p->is == state::free && c.at + bytes <= p->end() ? carve(p, c.at, bytes) : nullptr;
 }
 
+// The place that take_chosen() looks at, unless an alias there must stay: then the next one.
 arena::candidate arena::chosen_candidate(search& s) {
   candidate out;
-  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& left, address at) {
-    std::size_t const page = left.in->page_bytes;
+  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& in_opening, address at) {
+    std::size_t const page = in_opening.in->page_bytes;
     address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
-    return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi);
+    return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi).has_value();
   });
   if (!c.left)
     return out;
@@ -301,14 +340,14 @@ arena::candidate arena::chosen_candidate(search& s) {
 bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan& out, alias_view const& sight,
                  bool thorough) {
   search s{bytes, alignment, alias_gains(sight), thorough, looked_at_};
-  candidate w;
+  candidate found;
   if (in == zone::blocks && places_first() && !thorough)
-    w = chosen_candidate(s);
-  if (!w.first)
-    w = best_candidate(s, in);
-  if (!w.first)
+    found = chosen_candidate(s);
+  if (!found.first)
+    found = best_candidate(s, in);
+  if (!found.first)
     return false;
-  reserve_candidate(w, bytes, out, sight);
+  reserve_candidate(found, bytes, out, sight);
   return true;
 }
 
@@ -351,16 +390,25 @@ std::size_t add_missing(heap_block const& first, address end, address lo, addres
 }
 }  // namespace
 
-void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan& out, alias_view const& sight) {
-  address const from = w.at;
-  address const to = w.at + bytes;
-  std::size_t const page = w.first->in->page_bytes;
-  growth_plan plan{nullptr, from, bytes, {}, {}, 0, w.missing};
-  // Of what is unmapped the plan takes whole pages and aliases.
+heap_block* arena::unlist_idle_from(heap_block& p, address from) noexcept {
+  unlist_idle(p);
+  if (from <= p.at)
+    return &p;
+  heap_block* const right = split(p, from);
+  list_idle(p);
+  return right;
+}
+
+void arena::reserve_candidate(candidate const& place, std::size_t bytes, growth_plan& out, alias_view const& sight) {
+  address const from = place.at;
+  address const to = place.at + bytes;
+  std::size_t const page = place.first->in->page_bytes;
+  growth_plan plan{nullptr, from, bytes, {}, {}, 0, place.missing};
+  // Of what is unmapped the plan takes whole pages and aliases, between lo and hi; of free blocks, bytes.
   address lo = round_down(from, page);
   address hi = round_up(to, page);
   add_aliases_between(lo, hi, sight, plan);
-  heap_block* p = w.first;
+  heap_block* p = place.first;
   while (p->end() <= from)
     p = p->after;
   std::size_t const blocks = add_missing(*p, to, lo, hi, plan);
@@ -371,38 +419,33 @@ void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan
   }
 
   // Nothing below allocates. First what lies below the plan stays.
-  address left = from;
+  address begin = from;
   if (p->is == state::unmapped)
-    left = std::max(p->at, lo);
-  unlist_idle(*p);
-  if (left > p->at) {
-    heap_block* const right = split(*p, left);
-    list_idle(*p);
-    p = right;
-  }
+    begin = std::max(p->at, lo);
+  p = unlist_idle_from(*p, begin);
 
   // Then all blocks up to its end become one.
   plan.reserved = p;
-  state newest = p->is;
-  if (newest != state::unmapped)
+  state last = p->is;
+  if (last != state::unmapped)
     plan.freed = p->freed;
   while (p->end() < to) {
     heap_block* const next = p->after;
-    newest = next->is;
+    last = next->is;
     unlist_idle(*next);
-    if (newest != state::unmapped)
+    if (last != state::unmapped)
       plan.freed = std::max(plan.freed, next->freed);
     absorb_next(*p);
   }
 
   // What lies above it stays as the last block was.
-  address right = to;
-  if (newest == state::unmapped)
-    right = std::min(p->end(), hi);
-  if (right < p->end()) {
-    heap_block* const rest = split(*p, right);
-    rest->is = newest;
-    rest->freed = newest == state::unmapped ? 0 : plan.freed;
+  address end = to;
+  if (last == state::unmapped)
+    end = std::min(p->end(), hi);
+  if (end < p->end()) {
+    heap_block* const rest = split(*p, end);
+    rest->is = last;
+    rest->freed = last == state::unmapped ? 0 : plan.freed;
     list_idle(*rest);
   }
   p->is = state::reserved;

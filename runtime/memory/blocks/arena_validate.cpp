@@ -36,7 +36,7 @@ class arena::audit {
     look_at_whole_handles(p);
   }
 
-  // A large block is sorted at the next search, another one when it is listed; until then its span is not known.
+  // Until the next search a large block may be unsorted, and another one noted: its span is not known then.
   void look_at_whole_handles(heap_block const& p) {
     bool const concerned = whole_handle_index::concerns(p);
     bool const listed = p.sorted == heap_block::index_state::listed;

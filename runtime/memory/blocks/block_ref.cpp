@@ -8,6 +8,7 @@ block_ref block_ref::find(region& r, address a) noexcept {
   block_ref found;
   if (slab* const s = r.table.slab_at(a)) {
     std::uint32_t const i = s->index(a);
+    // The rest of the run behind the last slot, or a slot with a cell that went back to the arena.
     if (i >= s->slots || s->has_gone(i))
       return found;
     found.block = s->run;

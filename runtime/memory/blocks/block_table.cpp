@@ -20,9 +20,9 @@ bit_tree::bit_tree(std::size_t n) {
 
 void bit_tree::add(std::size_t i) noexcept {
   for (auto& level : levels_) {
-    bool const known = level[i / 64] != 0;
+    bool const had_members = level[i / 64] != 0;
     level[i / 64] |= std::uint64_t{1} << (i % 64);
-    if (known)
+    if (had_members)  // then the levels above know the word
       return;
     i /= 64;
   }
@@ -38,19 +38,17 @@ void bit_tree::erase(std::size_t i) noexcept {
 }
 
 std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
+  auto const bit = [](std::size_t n) { return std::uint64_t{1} << (n % 64); };
+  // Up: at the lowest level i itself counts, above it only the words below its own.
   std::size_t depth = 0;
-  std::uint64_t found = 0;
-  for (bool self = true;; self = false) {  // up: at the lowest level i itself counts, above it only what is left of it
-    std::uint64_t const word = levels_[depth][i / 64];
-    unsigned const bit = i % 64;
-    found =
-        word & (self ? (bit == 63 ? ~std::uint64_t{0} : (std::uint64_t{2} << bit) - 1) : (std::uint64_t{1} << bit) - 1);
-    if (found)
-      break;
+  std::uint64_t found = levels_[0][i / 64] & (bit(i) | (bit(i) - 1));
+  while (!found) {
     i /= 64;
     if (++depth == levels_.size())
       return none;
+    found = levels_[depth][i / 64] & (bit(i) - 1);
   }
+  // Down: the last member of each word.
   std::size_t at = i / 64 * 64 + static_cast<std::size_t>(63 - std::countl_zero(found));
   while (depth > 0) {
     std::uint64_t const word = levels_[--depth][at];
@@ -61,11 +59,15 @@ std::size_t bit_tree::last_up_to(std::size_t i) const noexcept {
 
 heap_block* granule_table::at(std::size_t i) const noexcept {
   heap_block* const p = near(i);
-  return !p || stretches_[i / row] & 1 || p->at / granule - first_ == i ? p : nullptr;
+  if (!p || is_row(stretches_[i / row]))
+    return p;
+  // The only one of its stretch may start in another granule.
+  return p->at / granule - first_ == i ? p : nullptr;
 }
 
+// The row of a stretch, made if that was empty or had one block.
 std::array<heap_block*, granule_table::row>& granule_table::among(std::uintptr_t& s) noexcept {
-  if (!(s & 1)) {
+  if (!is_row(s)) {
     auto* const alone = reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
     s = ++used_ << 1 | 1;
     if (alone)
@@ -105,13 +107,14 @@ void block_table::leave(heap_block& p) noexcept {
   if (p.is != state::slab)
     return leave_block(p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
-    slab* const all = wholes_[i];
-    if (all && !whole) {  // slots of what stays may be looked for meanwhile
+    slab* const owner = wholes_[i];
+    // What stays gets its cells before the whole goes: its slots may be looked for meanwhile.
+    if (owner && !whole) {
       address const begin = round_down(from, granule);
-      set_cells(begin, from, all);
-      set_cells(to, begin + granule, all);
+      set_cells(begin, from, owner);
+      set_cells(to, begin + granule, owner);
     }
-    if (all)
+    if (owner)
       base::store_release<slab*>(wholes_[i], nullptr);
     else
       set_cells(from, to, nullptr);
@@ -128,17 +131,18 @@ heap_block* block_table::covering(address a) const noexcept {
     return s->part_at(a);
   std::size_t i = index(a);
   heap_block* p = starts_.at(i);
-  if (!p || p->at > a) {
-    for (p = nullptr; !p; p = starts_.at(i)) {
-      if (i == 0)
-        return nullptr;
-      std::size_t const before = started_.last_up_to(i - 1);
-      if (before == bit_tree::none)
-        return nullptr;
-      if (!starts_.at(before))
-        started_.erase(before);
-      i = before;
-    }
+  if (p && p->at > a)
+    p = nullptr;
+  // The nearest block that starts in an earlier granule.
+  while (!p) {
+    if (i == 0)
+      return nullptr;
+    i = started_.last_up_to(i - 1);
+    if (i == bit_tree::none)
+      return nullptr;
+    p = starts_.at(i);
+    if (!p)
+      started_.erase(i);  // none starts there any more
   }
   return a < p->at + p->bytes ? p : nullptr;
 }

@@ -44,7 +44,9 @@ class granule_table {
   // For granule i, or, where it is the only one of its stretch, for any of the stretch. Null: there is none.
   heap_block* near(std::size_t i) const noexcept {
     std::uintptr_t const s = stretches_[i / row];
-    return s & 1 ? rows_[s >> 1].of[i % row] : reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
+    if (is_row(s))
+      return rows_[s >> 1].of[i % row];
+    return reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
   }
   // starts: p begins in this granule, and stays there until clear()
   void set(std::size_t i, heap_block* p, bool starts) noexcept {
@@ -56,7 +58,7 @@ class granule_table {
   }
   void clear(std::size_t i) noexcept {
     std::uintptr_t& s = stretches_[i / row];
-    if (s & 1)
+    if (is_row(s))
       rows_[s >> 1].of[i % row] = nullptr;
     else
       s = 0;
@@ -67,6 +69,7 @@ class granule_table {
   struct words {
     std::array<heap_block*, row> of;
   };
+  static bool is_row(std::uintptr_t stretch) noexcept { return stretch & 1; }
   std::array<heap_block*, row>& among(std::uintptr_t& s) noexcept;
   std::size_t const first_;
   sparse_array<std::uintptr_t> stretches_;  // 0, a block, or the number of a row, odd

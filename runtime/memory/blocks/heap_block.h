@@ -40,14 +40,16 @@ template <class Users>
 void forget_ended(Users& all) noexcept {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    clock::stream_clock& later = all[i].stream->of_marks();
-    auto const same = [&](block_user const& one) { return one.stream == &later; };
-    bool const goes_on_elsewhere = &later != all[i].stream;
+    clock::stream_clock& stands_for_it = all[i].stream->of_marks();
+    auto const same = [&](block_user const& one) { return one.stream == &stands_for_it; };
+    bool const is_itself = &stands_for_it == all[i].stream;
+    // Another name for it was kept already.
     if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same))
       continue;
-    if (!goes_on_elsewhere && later.is_over())
+    if (is_itself && stands_for_it.is_over())
       continue;
-    block_user stays = goes_on_elsewhere ? block_user{&later} : std::move(all[i]);
+    // One that ended, or was captured, stays as what covers its work.
+    block_user stays = is_itself ? std::move(all[i]) : block_user{&stands_for_it};
     all[kept++] = std::move(stays);
   }
   all.erase(all.begin() + static_cast<std::ptrdiff_t>(kept), all.end());
@@ -62,7 +64,7 @@ class block_users {
     return false;
   }
   void add(clock::stream_clock& user) {  // Throws: bad_alloc
-    if (all_.size() == all_.capacity())
+    if (all_.size() == all_.capacity())  // it would grow
       forget_ended(all_);
     user.note_mark();
     all_.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
@@ -154,9 +156,11 @@ class blocks_by_address {
   // From the highest down, likewise.
   template <class Enough>
   void highest(Enough enough) noexcept {
-    for (auto at = all_.end(); at != all_.begin();)
-      if (enough(*--at))
+    for (auto at = all_.end(); at != all_.begin();) {
+      --at;
+      if (enough(*at))
         return;
+    }
   }
 
  private:
@@ -193,7 +197,7 @@ class bins_by {
     std::size_t const u = bytes / unit;
     if (u < 64)
       return static_cast<int>(u);
-    int const e = std::bit_width(u) - 1;
+    int const e = std::bit_width(u) - 1;  // 2^e <= u < 2^(e + 1); the five bits below choose among 32 bins
     int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
     return bin < count ? bin : count - 1;
   }
@@ -260,9 +264,11 @@ class bins_by {
   int look(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1))
-      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
-        if (seen++ == looks || enough(*p))
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
+        ++seen;
+        if (seen > looks || enough(*p))
           return seen;
+      }
     return seen;
   }
   // As look(), from the bin of `bytes` down.
@@ -270,18 +276,24 @@ class bins_by {
   int look_down(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
     for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1))
-      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
-        if (seen++ == looks || enough(*p))
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
+        ++seen;
+        if (seen > looks || enough(*p))
           return seen;
+      }
     return seen;
   }
   std::size_t size() const noexcept { return size_; }
   std::size_t at_most() const noexcept {  // bytes: no block is larger
     int const q = last(count - 1);
+    if (q < 0)
+      return 0;
     if (q < 64)
-      return q < 0 ? 0 : at(q) * unit;
-    return q == count - 1 ? std::numeric_limits<std::size_t>::max()
-                          : (((33 + at(q) % 32) << ((at(q) - 64) / 32 + 1)) - 1) * unit;
+      return at(q) * unit;
+    if (q == count - 1)  // it has all that is larger, too
+      return std::numeric_limits<std::size_t>::max();
+    std::size_t const next_begins = (33 + at(q) % 32) << ((at(q) - 64) / 32 + 1);  // in units
+    return (next_begins - 1) * unit;
   }
 
  private:

@@ -49,7 +49,8 @@ class lowest_by {
     if (at(r).n == room) {
       if (count_ == most_leaves_)
         return;  // not listed
-      split(r), r = rank_of(page);
+      split(r);
+      r = rank_of(page);
     }
     put(r, p, page);
   }
@@ -64,13 +65,14 @@ class lowest_by {
     leaf& l = leaves_[By::leaf(p)];
     std::size_t const page = By::index(p), r = l.rank;
     WEIR_RULE(is_seated(l, p), "a large free block is not listed at its first address");
+    // It begins outside the range of its leaf now.
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
       return erase(p), insert(p);
     set(l, By::seat(p), p, page);
     if (std::int32_t& most = most_[r]; most < l.sizes[By::seat(p)])
       most = l.sizes[By::seat(p)];
   }
-  // `p` takes the place of `was`. Requires: as change()
+  // `p` takes the place of `was`, which is not listed any more. Requires: as change()
   [[gnu::always_inline]] void replace(heap_block& was, heap_block& p) noexcept {
     By::leaf(p) = std::exchange(By::leaf(was), heap_block::no_leaf);
     By::seat(p) = By::seat(was);
@@ -102,8 +104,8 @@ class lowest_by {
       leaf& l = leaves_[0];
       std::int32_t const found = lowest_in<false>(l, v, 0);
       if (found != none) [[likely]]
-        return l.at[static_cast<std::size_t>(found) & (room - 1)];
-      most_[0] = largest_in(l);
+        return &block_of(l, found);
+      most_[0] = largest_in(l);  // it misled this search
       return nullptr;
     }
     for (std::size_t r = from ? rank_of(from) : 0; r < count_; ++r) {
@@ -113,8 +115,8 @@ class lowest_by {
       std::int32_t const found =
           from ? lowest_in<true>(l, v, static_cast<std::int32_t>(from << seat_bits)) : lowest_in<false>(l, v, 0);
       if (found != none)
-        return l.at[static_cast<std::size_t>(found) & (room - 1)];
-      if (!from)
+        return &block_of(l, found);
+      if (!from)  // the whole leaf was searched
         most_[r] = largest_in(l);
     }
     return nullptr;
@@ -122,30 +124,26 @@ class lowest_by {
   // The tightest of at least `bytes` that `fits` accepts, of equal ones the latest; of `some_leaves` leaves.
   template <class Fits>
   heap_block* tightest(std::size_t bytes, Fits fits) const {
-    heap_block* best = nullptr;
     std::size_t const v = (bytes + unit - 1) / unit;
+    // Stored sizes end below most_units: what is larger goes by its bytes alone.
+    if (count_ == 1 && v < most_units - 1) [[likely]] {
+      leaf const& l = leaves_[0];  // rank 0 is always leaf 0
+      std::int32_t const least = least_in(l, static_cast<std::int32_t>(v));
+      if (least == none)
+        return nullptr;
+      heap_block* const latest = least < none - 1 ? latest_of_size(l, least, fits) : nullptr;
+      if (latest)
+        return latest;
+    }
+    heap_block* best = nullptr;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
-      leaf const& l = r ? at(r) : leaves_[0];  // rank 0 is always leaf 0
-      if (count_ == 1) [[likely]] {            // first the blocks of the smallest sufficient size
-        std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
-        if (least == none && v < most_units - 1)
-          return nullptr;
-        for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
-          heap_block* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
-          if ((!best || p->recency > best->recency) && fits(*p))
-            best = p;
-        }
-        if (best)
-          return best;
-      }
+      leaf const& l = at(r);
       for (std::uint32_t i = 0; i < l.n; ++i) {
-        if (static_cast<std::size_t>(l.sizes[i]) < v)
-          continue;
         heap_block& p = *l.at[i];
-        if (p.bytes < bytes ||
-            (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.recency < best->recency))) || !fits(p))
+        if (static_cast<std::size_t>(l.sizes[i]) < v || p.bytes < bytes)
           continue;
-        best = &p;
+        if ((!best || is_tighter(p, *best)) && fits(p))
+          best = &p;
       }
     }
     return best;
@@ -162,10 +160,14 @@ class lowest_by {
     if (count_ > some_leaves)
       return std::numeric_limits<std::size_t>::max();
     std::int32_t most = 0;
-    for (std::size_t r = 0; r < count_; ++r)
-      most = at(r).n ? std::max(most, most_[r]) : most;
-    return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
-                                                                  : static_cast<std::size_t>(most) * unit;
+    for (std::size_t r = 0; r < count_; ++r) {
+      if (at(r).n)
+        most = std::max(most, most_[r]);
+    }
+    // The largest stored size stands for all above it.
+    if (most == units(std::numeric_limits<std::size_t>::max()))
+      return std::numeric_limits<std::size_t>::max();
+    return static_cast<std::size_t>(most) * unit;
   }
   template <class Do>
   void each_from_the_lowest(Do act) const {
@@ -174,7 +176,7 @@ class lowest_by {
       std::array<std::int32_t, room> keys = l.keys;
       std::sort(keys.begin(), keys.begin() + l.n);
       for (std::uint32_t i = 0; i < l.n; ++i)
-        act(*l.at[static_cast<std::size_t>(keys[i]) & (room - 1)]);
+        act(block_of(l, keys[i]));
     }
   }
   template <class Wrong>
@@ -183,8 +185,11 @@ class lowest_by {
     for (std::size_t r = 0; r < count_; ++r) {
       leaf const& l = at(r);
       all += l.n;
-      bool good = l.rank == r && (r == 0 ? starts_[r] == 0 && order_[0] == 0
-                                         : starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to);
+      bool good = l.rank == r;
+      if (r == 0)
+        good &= starts_[0] == 0 && order_[0] == 0;
+      else
+        good &= starts_[r] > starts_[r - 1] && at(r - 1).n + l.n > join_up_to;
       for (std::uint32_t i = 0; i < room; ++i) {
         if (i >= l.n) {
           good &= l.sizes[i] == 0;
@@ -223,11 +228,28 @@ class lowest_by {
   static std::int32_t key(std::size_t page, std::uint32_t seat) noexcept {
     return static_cast<std::int32_t>(page << seat_bits | seat);
   }
+  static heap_block& block_of(leaf const& l, std::int32_t key) noexcept {
+    return *l.at[static_cast<std::size_t>(key) & (room - 1)];
+  }
   leaf& at(std::size_t rank) const noexcept { return leaves_[order_[rank]]; }
   std::size_t rank_of(std::size_t page) const noexcept {
     if (count_ == 1) [[likely]]
       return 0;
     return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
+  }
+
+  static bool is_tighter(heap_block const& p, heap_block const& than) noexcept {
+    return p.bytes != than.bytes ? p.bytes < than.bytes : p.recency > than.recency;
+  }
+  template <class Fits>
+  [[gnu::always_inline]] static heap_block* latest_of_size(leaf const& l, std::int32_t size, Fits& fits) {
+    heap_block* latest = nullptr;
+    for (std::uint64_t seats = of_size(l, size); seats; seats &= seats - 1) {
+      heap_block* const p = l.at[static_cast<std::size_t>(std::countr_zero(seats))];
+      if ((!latest || p->recency > latest->recency) && fits(*p))
+        latest = p;
+    }
+    return latest;
   }
 
   void set(leaf& l, std::uint32_t seat, heap_block& p, std::size_t page) noexcept {
@@ -257,6 +279,7 @@ class lowest_by {
   }
   void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
+    // From the last seat down: take_out() moves the last block, which was looked at, to the free seat.
     for (std::uint32_t i = l.n; i-- > 0;) {
       heap_block& p = *l.at[i];
       std::size_t const page = By::index(p);
@@ -269,7 +292,9 @@ class lowest_by {
   void split(std::size_t r) noexcept {
     std::array<std::int32_t, room> keys = at(r).keys;
     std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
+    // The page where the upper half begins.
     auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
+    // A spare leaf comes behind leaf r.
     if (count_ == used_)
       order_[count_] = static_cast<std::uint16_t>(used_++);
     std::rotate(&order_[r + 1], &order_[count_], &order_[count_ + 1]);
@@ -279,6 +304,7 @@ class lowest_by {
     starts_[r + 1] = static_cast<std::uint32_t>(half), most_[r + 1] = 0;
     number_from(r + 1);
     move_all(r, r + 1, half);
+    // A half and its other neighbour may have few blocks together.
     join_around(r + 1);
     join_around(r);
   }
@@ -291,6 +317,7 @@ class lowest_by {
     if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to)
       return;
     move_all(r + 1, r, 0);
+    // The right leaf is spare now.
     std::rotate(&order_[r + 1], &order_[r + 2], &order_[count_]);
     std::copy(&starts_[r + 2], &starts_[count_], &starts_[r + 1]);
     std::copy(&most_[r + 2], &most_[count_], &most_[r + 1]);
@@ -330,6 +357,7 @@ class lowest_by {
     four best = nothing;
     each_four(l, [&](std::size_t i, four sizes) {
       four const k = read(&l.keys[i]), large = sizes > less, fits = bounded ? large & (k > before) : large;
+      // Where it does not fit, the key becomes `none`, which is the largest.
       best = less_of(k | (nothing & ~fits), best);
     });
     return least_of(best);

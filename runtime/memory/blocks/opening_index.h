@@ -26,6 +26,7 @@ class opening_index {
     floor_.in = ceiling_.in = &in;
     floor_.at = in.base, ceiling_.at = in.runs;
     floor_.solid_after = &ceiling_, ceiling_.solid_before = &floor_;
+    // One opening, which each solid block then divides.
     floor_.room = in.runs - in.base;
     list(floor_);
     for (heap_block* p = in.first; p && p->at < in.runs; p = p->after)
@@ -48,6 +49,7 @@ class opening_index {
     p.solid_before = left, p.solid_after = &right;
     left->solid_after = right.solid_before = &p;
     left->room = p.at - left->end(), p.room = right.at - p.end();
+    // The room behind `left` is too small for an entry now, and p gets it.
     if (left->room < granule && p.room >= granule && left->room_leaf != heap_block::no_leaf) [[likely]]
       return index_.replace(*left, p);
     list(*left), list(p);
@@ -60,6 +62,7 @@ class opening_index {
     left.solid_after = &right, right.solid_before = &left;
     left.room = right.at - left.end();
     p.room = 0;
+    // One of the two entries serves the opening that they have become.
     if (p.room_leaf != heap_block::no_leaf) {
       if (left.room_leaf == heap_block::no_leaf)
         return index_.replace(p, left);

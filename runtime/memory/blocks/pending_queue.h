@@ -63,13 +63,16 @@ class pending_queue {
   void make_room(std::size_t stamps) {
     if (stamps <= room_) [[likely]]
       return;
-    if (spare_.empty())
-      spare_.push_front(*new node), ++spares_;
+    if (spare_.empty()) {
+      spare_.push_front(*new node);
+      ++spares_;
+    }
     spare_.front().stamps.reserve(stamps);
+    // Spare entries have any keys: entry() gives each the stream's.
     if (spare_queue_.empty())
-      spare_queue_[0];
+      spare_queue_.try_emplace(0);
     while (spare_newest_.size() < stamps)
-      spare_newest_[spare_newest_.empty() ? 0 : spare_newest_.rbegin()->first + 1];
+      spare_newest_.try_emplace(spare_newest_.empty() ? 0 : spare_newest_.rbegin()->first + 1);
     room_ = stamps;
   }
   // Throws: bad_alloc; the block is not queued then.
@@ -83,11 +86,12 @@ class pending_queue {
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
+    // Far more streams than blocks, and twice those that were left the last time.
     if (newest_.size() > most_newest * (size_ + most_kept) && newest_.size() > 2 * newest_left_)
       forget_streams_without_blocks();
     auto& queue = queue_for(stamps, spare_queue_, spare_newest_);
     spare_.pop_front(), --spares_;
-    room_ = 0;
+    room_ = 0;  // the room is used up
     enter(n, queue);
   }
   // Host memory for slots that will wait together, for at most two streams, reserved before they are freed.
@@ -125,33 +129,11 @@ class pending_queue {
   // not throw. If the host has no memory to queue a block under its next stamp, the block stays as it is.
   template <class Passed, class Reclaimed>
   void reclaim(Passed passed, Reclaimed reclaimed) {
-    bool moved = true;
-    while (moved) {
-      moved = false;
+    bool any_moved = true;
+    while (any_moved) {  // perhaps to a queue that the walk had passed
+      any_moved = false;
       for (auto at = queues_.begin(); at != queues_.end();) {
-        auto& queue = at->second;
-        while (!queue.empty()) {
-          node& b = queue.front();
-          auto const next =
-              std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
-          if (next == b.stamps.begin())
-            break;
-          if (next == b.stamps.end()) {
-            queue.pop_front();
-            leave(b, reclaimed);
-            continue;
-          }
-          node_list* to = nullptr;
-          try {
-            to = &queues_[next->stream];
-          } catch (std::bad_alloc const&) {
-            break;
-          }
-          b.stamps.erase(b.stamps.begin(), next);
-          queue.pop_front();
-          to->push_back(b);
-          moved = true;
-        }
+        any_moved |= reclaim_from(at->second, passed, reclaimed);
         auto const here = at++;
         forget_if_empty(here);
       }
@@ -200,13 +182,15 @@ class pending_queue {
   // In the order of their frees, or in reverse, until `enough(block)` or `looks` blocks.
   template <class Enough>
   void first_given(int looks, Enough enough) const {
-    for (auto at = by_sequence_.begin();
-         at != by_sequence_.end() && looks-- > 0 && !enough(static_cast<pending_block const&>(*at)); ++at) {}
+    for (auto at = by_sequence_.begin(); at != by_sequence_.end() && looks-- > 0; ++at)
+      if (enough(static_cast<pending_block const&>(*at)))
+        return;
   }
   template <class Enough>
   void last_given(int looks, Enough enough) const {
-    for (auto at = by_sequence_.rbegin();
-         at != by_sequence_.rend() && looks-- > 0 && !enough(static_cast<pending_block const&>(*at)); ++at) {}
+    for (auto at = by_sequence_.rbegin(); at != by_sequence_.rend() && looks-- > 0; ++at)
+      if (enough(static_cast<pending_block const&>(*at)))
+        return;
   }
   std::vector<clock::stamp> fronts() const {  // the stamp that each queue waits for next
     std::vector<clock::stamp> all;
@@ -260,6 +244,34 @@ class pending_queue {
     }
     return entry(queues_, spare_queue, stamps.front().stream);
   }
+  // reclaim() of one queue. Returns: whether a block went to the queue of its next stamp.
+  template <class Passed, class Reclaimed>
+  bool reclaim_from(node_list& queue, Passed& passed, Reclaimed& reclaimed) {
+    bool any_moved = false;
+    while (!queue.empty()) {
+      node& b = queue.front();
+      auto const next =
+          std::find_if_not(b.stamps.begin(), b.stamps.end(), [&](clock::stamp s) { return passed(s, b); });
+      if (next == b.stamps.begin())  // the one block of this queue that is examined in vain
+        break;
+      if (next == b.stamps.end()) {
+        queue.pop_front();
+        leave(b, reclaimed);
+        continue;
+      }
+      node_list* to = nullptr;
+      try {
+        to = &queues_[next->stream];
+      } catch (std::bad_alloc const&) {
+        break;
+      }
+      b.stamps.erase(b.stamps.begin(), next);
+      queue.pop_front();
+      to->push_back(b);
+      any_moved = true;
+    }
+    return any_moved;
+  }
   void enter(node& n, node_list& queue) noexcept {
     WEIR_RULE(!n.stamps.empty(), "a pending block waits for nothing");
     n.sequence = ++last_sequence_;
@@ -285,7 +297,7 @@ class pending_queue {
       return delete &b;
     spare_.push_front(b);
     ++spares_;
-    room_ = 0;
+    room_ = 0;  // make_room() did not see this one
   }
   // Streams come and go while others' blocks wait: what is known of them does not grow with their number.
   void forget_streams_without_blocks() noexcept {
@@ -308,8 +320,11 @@ class pending_queue {
   void forget_when_empty() noexcept {
     if (size_ != 0)
       return;
-    if (queues_.size() > most_kept || newest_.size() > most_kept)
-      return newest_.clear(), queues_.clear();
+    if (queues_.size() > most_kept || newest_.size() > most_kept) {
+      newest_.clear();
+      queues_.clear();
+      return;
+    }
     for (auto& [stream, n] : newest_)
       n = 0;
   }

@@ -22,8 +22,10 @@ region::region(address b, std::size_t n, std::size_t page, stream_heap* o)
 region::~region() = default;
 
 void region::set_pages(handle const& where, handle* value) noexcept {
-  for (std::size_t i = (where.at - base) / page_bytes, end = i + (where.bytes + page_bytes - 1) / page_bytes; i < end;
-       ++i)
+  std::size_t const begin = page_index(where.at);
+  // A segment ends anywhere in its last page.
+  std::size_t const pages = (where.bytes + page_bytes - 1) / page_bytes;
+  for (std::size_t i = begin; i < begin + pages; ++i)
     pages_[i] = value;
 }
 

@@ -8,9 +8,8 @@
 namespace weir::memory {
 
 std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
-  // With few slabs, runs are small, so that a little-used class holds little. With many, runs are long, so
-  // that each slot costs little host memory.
   std::size_t const size = size_classes::bytes(c);
+  // With many slabs, runs are long, so that each slot costs little host memory.
   if (have >= many_slabs) {
     std::size_t run =
         std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
@@ -19,11 +18,14 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
     if (run > usual_run_bytes)
       return run;
   }
+  // With few slabs, runs are small, so that a little-used class holds little. The first run will do that
+  // wastes a small share of itself behind its last slot, and else the one with the smallest share.
   std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
   std::size_t best = least, best_waste = ~std::size_t{0};
   for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
     std::size_t const waste = run % size;
-    if (waste * (have < 2 ? 8 : have < 8 ? 32 : 64) <= run)
+    std::size_t const share = have < 2 ? 8 : have < 8 ? 32 : 64;  // one part of so many
+    if (waste * share <= run)
       return run;
     if (waste * best < best_waste * run || best_waste == ~std::size_t{0})
       best = run, best_waste = waste;
@@ -34,6 +36,7 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
 void slab::say_more(std::uint32_t i) noexcept {
   if (!users_storage)
     return;
+  // Another thread may set the slot's marks meanwhile.
   user_word& word = users_storage[i].front();
   for (std::uintptr_t mark = word.load(); !word.compare_exchange(mark, mark | more);) {}
 }
@@ -42,6 +45,7 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
   user.note_mark();
   if (!users_storage) {
     auto room = std::make_unique<first_users[]>(slots);
+    // Slots that have a note already say so.
     for (auto const& [noted, n] : notes)
       room[noted].front().store(more);
     users_storage = std::move(room);
@@ -56,6 +60,7 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
 }
 
 void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
+  // The mark goes, and `more` stays as it is.
   if (has_note(i) && users_storage) {
     for (user_word& word : users_storage[i]) {
       for (std::uintptr_t mark = word.load(); clock_of(mark) == &user && !word.compare_exchange(mark, mark & more);) {}
@@ -85,7 +90,7 @@ void slabs::unlist(slab& s) noexcept {
 
 std::uint32_t slabs::take_bit(slab& s) noexcept {
   WEIR_RULE(s.listed && s.free > 0, "it is listed without a free slot, or has one and is not listed");
-  if (s.empty())
+  if (s.empty())  // it was, until now
     --empties_[static_cast<std::size_t>(s.size_class)];
   while (!s.free_bits[s.hint])
     ++s.hint;
@@ -109,7 +114,8 @@ slabs::taken slabs::take(int c, std::size_t requested) {
     s->set_live(i, requested);
     return {s, i};
   }
-  std::map<std::uint32_t, slab::note> spare;  // allocated before anything changes
+  // Else a note has the unused bytes. It is allocated before anything changes, under any index.
+  std::map<std::uint32_t, slab::note> spare;
   spare[0].unused = s->size - static_cast<std::uint32_t>(requested);
   std::uint32_t const i = take_bit(*s);
   auto node = spare.extract(spare.begin());
@@ -122,7 +128,10 @@ slabs::taken slabs::take(int c, std::size_t requested) {
 
 std::size_t slabs::take_for_cache(int c, std::span<cached_slot> out) noexcept {
   std::size_t n = 0;
-  for (slab* s = open_[static_cast<std::size_t>(c)]; s && n < out.size(); s = open_[static_cast<std::size_t>(c)]) {
+  // The head of the list: take_bit() unlists a slab that has no free slot left.
+  slab* const& first = open_[static_cast<std::size_t>(c)];
+  while (first && n < out.size()) {
+    slab* const s = first;
     while (n < out.size() && s->free) {
       std::uint32_t const i = take_bit(*s);
       s->set(i, slot::cached);
@@ -146,7 +155,8 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
             "the free bit and the state of a slot differ");
   WEIR_RULE(!s.has_note(i), "a freed slot has a note or a mark");
   s.set(i, slot::free);
-  s.freed = std::max(s.freed, freed), newest_freed_ = std::max(newest_freed_, freed);
+  s.freed = std::max(s.freed, freed);
+  newest_freed_ = std::max(newest_freed_, freed);
   s.free_bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.hint = std::min(s.hint, i / 64);
   ++s.free;
@@ -156,8 +166,9 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
     list(s);
   if (!s.empty())
     return false;
+  std::size_t const empties = ++empties_[static_cast<std::size_t>(s.size_class)];
   // Each class keeps one empty whole slab, so that a lone pair of calls does not cut and return a run.
-  return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
+  return empties > 1 || s.gone;
 }
 
 void slabs::hold(slab& s, std::uint32_t i) noexcept {
@@ -169,6 +180,7 @@ void slabs::hold(slab& s, std::uint32_t i) noexcept {
 
 slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket) {
   WEIR_RULE(run.is == state::reserved, "a run is made of a block that is not reserved");
+  // First what may throw.
   if (spare_.empty()) {
     all_.push_back(std::make_unique<slab>());
     spare_.reserve(all_.size());
@@ -180,16 +192,23 @@ slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket)
   auto known =
       std::make_unique<slab::states[]>((((slots + 1) << shift) + sizeof(slab::states) - 1) / sizeof(slab::states));
   auto bits = std::make_unique<std::uint64_t[]>((slots + 63) / 64);
+  // Nothing below throws.
   spare_.pop_back();
   for (std::size_t i = 0; i < slots; ++i)
     bits[i / 64] |= std::uint64_t{1} << (i % 64);
   s.known = std::move(known), s.free_bits = std::move(bits);
   s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
-  for (std::size_t i = 0; i <= slots; ++i)
-    shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
+  // One more than there are slots, for addresses behind the last one.
+  for (std::size_t i = 0; i <= slots; ++i) {
+    if (shift)
+      (void)new (s.first + (i << shift)) large_slot;
+    else
+      (void)new (s.first + i) slot_byte;
+  }
   s.owner = owner, s.bucket = static_cast<std::uint16_t>(bucket);
   s.reciprocal = ~std::uint64_t{0} / size + 1;
-  s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size),
+  s.run = &run, s.base = run.at;
+  s.size = static_cast<std::uint32_t>(size);
   s.size_class = static_cast<std::uint16_t>(c);
   s.lines = static_cast<std::uint16_t>(c * slab::lines_a_size);
   s.slots = s.free = static_cast<std::uint32_t>(slots);
@@ -221,6 +240,7 @@ heap_block* slabs::forget(slab& s) noexcept {
 slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
   if (from >= s.slots)
     return {};
+  // The first free slot.
   std::uint32_t const words = (s.slots + 63) / 64;
   std::uint32_t w = from / 64;
   std::uint64_t word = s.free_bits[w] & ~std::uint64_t{0} << from % 64;
@@ -229,6 +249,7 @@ slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
   if (!word)
     return {};
   std::uint32_t i = w * 64 + static_cast<std::uint32_t>(std::countr_zero(word)), end = i;
+  // With it those before it that have gone, and those behind it that are free or have gone.
   while (i > from && s.has_gone(i - 1))
     --i;
   while (end < s.slots) {

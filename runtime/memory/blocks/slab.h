@@ -179,8 +179,8 @@ struct alignas(64) slab {
   }
   // The slot's home is `home`. The spare note serves a slot that has none.
   void set_home(std::uint32_t i, clock::stream_clock& home, spare_note spare) noexcept {
-    if (note* const there = note_of(i)) {
-      there->set_home(home);
+    if (note* const noted = note_of(i)) {
+      noted->set_home(home);
       return;
     }
     spare.key() = i;
@@ -214,6 +214,7 @@ struct alignas(64) slab {
   // Threads: any, with or without the lock. False: the slot has marks of two others.
   bool add_first_user(first_users* all, std::uint32_t i, clock::stream_clock& user) const noexcept {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
+    // A failed exchange reads the mark again: another thread may have set it, or `more`.
     for (user_word& word : all[i]) {
       std::uintptr_t mark = word.load(base::memory_order_relaxed);
       while ((mark & ~more) == 0) {
@@ -368,8 +369,8 @@ class slabs {
       }
       heap_block* part = s.run;
       for (stretch now = next_idle(s, 0); now.slots; now = next_idle(s, now.first + now.slots))
-        shed(s, now, part, give);
-      shed(s, {s.slots, 0}, part, give);  // the rest behind the last slot
+        shed_cells(s, now, part, give);
+      shed_cells(s, {s.slots, 0}, part, give);  // the rest behind the last slot
     }
   }
   // Much is free, and each slot freed since the last shed() pays for a scan of `words_a_slot` words.
@@ -401,12 +402,15 @@ class slabs {
   // Free and gone slots, at least one of them free. None: slots == 0
   static stretch next_idle(slab const&, std::uint32_t from) noexcept;
   void drop(slab&, stretch, address from, address to) noexcept;  // slots that touch these cells are gone
+  // Returns the whole cells of a stretch, with the rest of the run behind the last slot. part: no lower part
+  // has a byte of it; afterwards, the first part behind what has gone.
   template <class Give>
-  void shed(slab& s, stretch idle, heap_block*& part, Give give) {  // part: no lower part has a byte of it
+  void shed_cells(slab& s, stretch idle, heap_block*& part, Give give) {
     address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
     address const to = round_down(end, cell);
     for (address a = round_up(s.start(idle.first), cell); part && part->at < to;
          a = std::max(a, part ? part->at : to)) {
+      // A part that lies below `a` is left behind. To one that begins above it, `a` goes on.
       if (part->end() <= a || a < part->at) {
         if (part->end() <= a)
           part = s.next_part(*part);
@@ -415,11 +419,11 @@ class slabs {
       if (a >= to)
         break;
       address const upto = std::min(to, part->end());
-      bool const lowest = part == s.run && part->at == a;
+      bool const run_begins_here = part == s.run && part->at == a;
       heap_block* const next = s.next_part(*part);
       heap_block* const rest = give(*part, a, upto - a);
       part = rest ? rest : next;
-      if (lowest)
+      if (run_begins_here)
         s.run = part;
       drop(s, idle, a, upto);
     }

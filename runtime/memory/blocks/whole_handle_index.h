@@ -21,7 +21,9 @@ inline handle const* next_whole(heap_block const& p, handle const& after) noexce
 }
 inline handle const* first_whole(heap_block const& p) noexcept {
   handle const* const h = p.in->page(p.at);
-  return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
+  if (h->at < p.at)  // it begins before the block
+    return next_whole(p, *h);
+  return h->at + h->bytes <= p.end() ? h : nullptr;
 }
 inline handle const* previous_whole(heap_block const& p, handle const& before) noexcept {
   if (before.at <= p.at)
@@ -31,12 +33,15 @@ inline handle const* previous_whole(heap_block const& p, handle const& before) n
 }
 inline handle const* last_whole(heap_block const& p) noexcept {
   handle const* const h = p.in->page(p.end() - 1);
-  return h->at + h->bytes <= p.end() ? (h->at >= p.at ? h : nullptr) : previous_whole(p, *h);
+  if (h->at + h->bytes > p.end())  // it ends behind the block
+    return previous_whole(p, *h);
+  return h->at >= p.at ? h : nullptr;
 }
 inline std::size_t bytes_whole(heap_block const& p) noexcept {
   handle const* const first = first_whole(p);
   if (!first)
     return 0;
+  // Handles lie side by side: up to the end of the last whole one.
   handle const* const last = p.in->page(p.end() - 1);
   return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
 }
@@ -55,14 +60,14 @@ class whole_handle_index {
     }
     p.sorted = heap_block::index_state::noted;
     p.span_before = nullptr;
-    p.span_after = noted_;
-    (noted_ ? noted_->span_before : first_noted_) = &p;
-    noted_ = &p;
+    p.span_after = newest_noted_;
+    (newest_noted_ ? newest_noted_->span_before : oldest_noted_) = &p;
+    newest_noted_ = &p;
   }
   void erase(heap_block& p) noexcept {
     if (p.sorted == heap_block::index_state::noted) {
-      (p.span_before ? p.span_before->span_after : noted_) = p.span_after;
-      (p.span_after ? p.span_after->span_before : first_noted_) = p.span_before;
+      (p.span_before ? p.span_before->span_after : newest_noted_) = p.span_after;
+      (p.span_after ? p.span_after->span_before : oldest_noted_) = p.span_before;
     } else if (p.sorted == heap_block::index_state::listed) {
       by_size_.erase(p);
       by_age_.erase(by_age_.iterator_to(p));
@@ -79,11 +84,14 @@ class whole_handle_index {
       erase(p);
   }
   void after_change(heap_block& p, bool large) noexcept {
-    if (p.sorted == (large ? heap_block::index_state::unsorted : heap_block::index_state::noted) && concerns(p))
+    // It is looked up at the next search anyway.
+    auto const not_looked_up = large ? heap_block::index_state::unsorted : heap_block::index_state::noted;
+    if (p.sorted == not_looked_up && concerns(p))
       return;
     erase(p);
     insert(p, large);
   }
+  // Looks its whole handles up.
   void sort(heap_block& p) noexcept {
     erase(p);
     p.span = bytes_whole(p);
@@ -131,14 +139,14 @@ class whole_handle_index {
 
  private:
   void sort() noexcept {
-    while (first_noted_)
-      sort(*first_noted_);  // oldest note first, so that the newest is found first
+    while (oldest_noted_)
+      sort(*oldest_noted_);  // the newest comes last, and so is found first
   }
   struct older {
     bool operator()(heap_block const& a, heap_block const& b) const noexcept { return a.freed < b.freed; }
   };
-  heap_block* noted_ = nullptr;  // newest
-  heap_block* first_noted_ = nullptr;
+  heap_block* newest_noted_ = nullptr;
+  heap_block* oldest_noted_ = nullptr;
   std::size_t unsorted_ = 0;
   bins_by<by_span> by_size_;
   boost::intrusive::multiset<heap_block, boost::intrusive::member_hook<heap_block, heap_block::hook, &heap_block::age>,

@@ -7,8 +7,9 @@
 namespace weir::memory {
 
 void deferred_frees::open() noexcept {
-  if (std::exchange(taken_, false))
-    head_.end(head_.get() & ~count_bits);
+  if (taken_)
+    head_.end(head_.get() & ~count_bits);  // none is here any more; how many were ever put in stays
+  taken_ = false;
   most_.store(users_.one && spare_ ? limit_ : 0, base::memory_order_relaxed);
 }
 
@@ -16,7 +17,7 @@ void deferred_frees::gather(users by, std::span<clock::stamp const> its, bool wa
   set_revoked();
   if (was_full && users_.one == by.one && users_.other == by.other)
     limit_ = static_cast<std::uint8_t>(std::min<std::uint32_t>(limit_ * 2u, most_slots));
-  users_ = {};
+  users_ = {};  // if the next line throws, it takes none
   pending_queue::make(spare_);
   users_ = by;
   std::ranges::copy(its, stamps_.begin());

@@ -27,6 +27,7 @@ class deferred_frees {
                                   base::single_writer<std::int64_t>& unused, clock::stream_clock const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
+    // Full or shut; of other streams, or of a later stamp; perhaps captured; too many bytes.
     if (n >= most_.load(base::memory_order_relaxed) || !is_at_stamps(by) || held_bytes() + from.size > most_bytes)
         [[unlikely]] {
       head_.end(head);

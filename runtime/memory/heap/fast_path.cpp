@@ -9,11 +9,13 @@ namespace weir::memory {
 
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
+  // Below `runs` lie blocks, if the region has a part for runs.
   if (!r || (a < r->runs && r->runs < r->base + r->bytes))
     return false;
   // runs begin at a page
-  address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
-  mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - first) / granule, r};
+  address const table_begin = round_down(r->base, granule);
+  address const from = r->runs < r->base + r->bytes ? r->runs : table_begin;
+  mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - table_begin) / granule, r};
   return a - from < mine.last.bytes;
 }
 
@@ -22,7 +24,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   region const* const r = mapped_spaces::find(a);
   if (!r)
     return false;
-  // the table of slabs is not read: each block would touch another cache line of it
+  // In the part for blocks. The table of slabs is not read: each block would touch another cache line of it.
   if (a < r->runs && r->runs < r->base + r->bytes) {
     mine.blocks = {r->base, r->runs - r->base, r};
     return deallocate_large(mine, *r, a);
@@ -39,6 +41,7 @@ struct slot_place {
   bool starts = false;
   table_entry const* entry = nullptr;
 };
+// The live slot around the address, if this thread has the entry of its heap.
 slot_place live_slot(thread_table& mine, address a) noexcept {
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a))
     return {};
@@ -65,8 +68,10 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
   slab::first_users* const users = at.in->users.load(base::memory_order_acquire);
+  // A slot with a note needs the lock.
   if (!users || (users[at.index].front().load(base::memory_order_relaxed) & slab::more))
     return false;
+  // The heap's own stream needs no mark.
   return user == at.entry->stream || at.in->add_first_user(users, at.index, *user);
 }
 
@@ -103,7 +108,7 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
   if (at.entry->cache->give_used(by, *at.in, at.index, state,
                                  static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))
     return true;
-  first.store(known, base::memory_order_relaxed);
+  first.store(known, base::memory_order_relaxed);  // not freed: the locked path reads the marks
   second.store(known_too, base::memory_order_relaxed);
   return false;
 }

@@ -39,11 +39,13 @@ bool look_for_slots(thread_table&, address) noexcept;
   auto const a = reinterpret_cast<address>(p);
   auto const& near = mine.last;
   if (a - near.base >= near.bytes) {
+    // Not where the last slot lay: where the last block lay, or anywhere.
     return a - mine.blocks.base < mine.blocks.bytes ? deallocate_large(mine, *mine.blocks.in, a)
                                                     : deallocate_after_search(mine, p);
   }
   slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
   std::uint32_t i;
+  // Its granule is not one slab's: the cell may be, or a block lies there.
   if (!s) [[unlikely]] {
     if (!(s = near.in->table.slab_in_cell(a)))
       return deallocate_large(mine, *near.in, a);
@@ -52,6 +54,7 @@ bool look_for_slots(thread_table&, address) noexcept;
     return false;
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
+  // Live and without a note; `exact`, the usual one, is both.
   if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
     return false;
   auto const& e = mine.entries[s->bucket];

@@ -6,7 +6,8 @@
 #include "runtime/memory/space/alloc_request.h"
 
 namespace weir::memory {
-// As a session, for calls that change counts: of the sole cache, those that it has not reported come first.
+// As a session, for calls that change counts: the sole cache reports its own first, and again if its grant is
+// used up.
 class owner_session::counting {
  public:
   [[gnu::always_inline]] explicit counting(owner_session& in) noexcept
@@ -43,8 +44,10 @@ class owner_session::counting {
   counting const counts(*this);
   heap_block* const p = in.table.starting_near(at);
   clock::stream_clock const* const home = heap_.home_.load(base::memory_order_relaxed);
+  // The table may name another block near there. Only a block of the home without marks is free at once.
   if (!p || p->at != at || p->is != state::live || p->home != home || !p->users.empty())
     return false;
+  // A fence is due, which is a driver call.
   if (heap_.index_.size() > 1 && heap_.freed_since_fence_ + p->bytes >= heap_.fence_at_home_after())
     return false;
   heap_.freed_since_fence_ += p->bytes;

@@ -39,7 +39,7 @@ class heap_index {
   // Threads: one call at a time. Throws: bad_alloc
   void make_room() {
     place const at(size() / 64);
-    if (groups_[at.block].load())
+    if (groups_[at.block].load())  // the array of the next heap's group is there
       return;
     made_.reserve(made_.size() + 1);
     made_.push_back(std::make_unique<group[]>(std::size_t{1} << at.block));
@@ -55,8 +55,9 @@ class heap_index {
     group& g = group_of(number / 64);
     std::uint64_t const bit = std::uint64_t{1} << (number % 64);
     for (rows left = was ^ now; left; left &= left - 1) {
-      auto& word = g.bits[static_cast<std::size_t>(std::countr_zero(left))];
-      bool const enters = (now & left & (~left + 1)) != 0;
+      auto const row_number = static_cast<std::size_t>(std::countr_zero(left));
+      auto& word = g.bits[row_number];
+      bool const enters = (now >> row_number & 1) != 0;
       WEIR_RULE(((word.seen() & bit) == 0) == enters, "its row in the heap index differs from its own copy");
       if (enters)
         word.fetch_add(bit, base::memory_order_release);  // the bit was clear
@@ -84,8 +85,9 @@ class heap_index {
     if (n == 0)
       return;
     from %= n;
-    if (!visit(in, from, n, n <= few, enough))
-      (void)visit(in, 0, from, n <= few, enough);
+    bool const listed_or_not = n <= few;
+    if (!visit(in, from, n, listed_or_not, enough))
+      (void)visit(in, 0, from, listed_or_not, enough);
   }
   bool any(rows in) const noexcept {
     bool found = false;
@@ -119,11 +121,13 @@ class heap_index {
     place const at(w);
     return groups_[at.block].load(base::memory_order_acquire)[at.index];
   }
+  // Numbers from `from` up to `to`, those listed in one of `in` or all. Returns: whether one was enough
   template <class Enough>
-  bool visit(rows in, std::size_t from, std::size_t to, bool all, Enough enough) const {  // true: one was enough
+  bool visit(rows in, std::size_t from, std::size_t to, bool listed_or_not, Enough enough) const {
     for (std::size_t w = from / 64; w * 64 < to; ++w) {
       group const& g = group_of(w);
-      std::uint64_t word = all ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));
+      std::uint64_t word = listed_or_not ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));
+      // The first and the last group may lie in the range in part.
       if (from > w * 64)
         word &= ~std::uint64_t{0} << (from - w * 64);
       if (to - w * 64 < 64)

@@ -31,10 +31,11 @@ memory_pool& heap_table::pool_here() const noexcept {
 memory_pool& heap_table::add_pool(memory_pool::kind is, std::string name, std::size_t limit) {
   base::lock_guard const hold(making_);
   base::make_room(pools_);
-  base::make_room(ended_, pools_.size() + ended_.size() + 1);
-  auto const last = ended_.end() - static_cast<std::ptrdiff_t>(std::min(kept_ended, ended_.size()));
-  auto const again = std::find_if(ended_.begin(), last, [&](auto const& p) { return p->is == is; });
-  if (again == last) {
+  base::make_room(ended_, pools_.size() + ended_.size() + 1);  // so that the end of a pool needs none
+  // An ended pool's object serves again, but not one of the newest: threads may still look at these.
+  auto const newest = ended_.end() - static_cast<std::ptrdiff_t>(std::min(kept_ended, ended_.size()));
+  auto const again = std::find_if(ended_.begin(), newest, [&](auto const& p) { return p->is == is; });
+  if (again == newest) {
     pools_.push_back(std::make_unique<memory_pool>(number_, new_number(), is, std::move(name), limit));
   } else {
     (*again)->begin_again(new_number(), std::move(name), limit);
@@ -70,17 +71,18 @@ void heap_table::end_pool(memory_pool& p) noexcept {
       session in(*m);
       in.move_to(left_);
       auto const mapped = static_cast<std::size_t>(m->bytes_mapped());
-      left_.take_over(mapped), p.refund(mapped);
+      left_.take_over(mapped);
+      p.refund(mapped);
       in.free_left_behind();
       (void)in.revoke_and_empty();
       in.end_ownership();
     }
     any_left_.store(true);
-    auto const its = std::ranges::find(pools_, &p, &std::unique_ptr<memory_pool>::get);
-    bool const asleep = std::ranges::any_of(heaps_, [&](auto const& m) { return &m->pool() == &p; });
-    if (its != pools_.end() && !asleep) {
-      ended_.push_back(std::move(*its));  // there is room
-      pools_.erase(its);
+    auto const owner = std::ranges::find(pools_, &p, &std::unique_ptr<memory_pool>::get);
+    bool const has_heaps = std::ranges::any_of(heaps_, [&](auto const& m) { return &m->pool() == &p; });
+    if (owner != pools_.end() && !has_heaps) {
+      ended_.push_back(std::move(*owner));  // there is room
+      pools_.erase(owner);
     }
   }
   invalidate_fast_paths();
@@ -185,11 +187,15 @@ clock::stream_clock& heap_table::shared_home() {
 stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& pool) {
   if (stream_heap* const found = in(t, pool))
     return found;
+  // inherit() needs this entry, with room.
   auto& of_stream = by_stream_[t.id()];
   base::make_room(of_stream);
-  // the handles of another stream's heap are not open to readers that this stream alone has
-  bool const any = of_.clocks.any_ended() || any_left_.load(), may = any && !have_own_readers(of_stream);
-  return may ? inherit(t, pool) : nullptr;
+  if (!of_.clocks.any_ended() && !any_left_.load())
+    return nullptr;
+  // The handles of another stream's heap are not open to readers that this stream alone has.
+  if (have_own_readers(of_stream))
+    return nullptr;
+  return inherit(t, pool);
 }
 
 stream_heap* heap_table::inherited(clock::stream_clock& t, memory_pool& pool) {
@@ -200,7 +206,7 @@ stream_heap* heap_table::inherited(clock::stream_clock& t, memory_pool& pool) {
   if (pool.has_ended())
     return nullptr;
   stream_heap* const found = existing_or_left(t, pool);
-  if (!found && by_stream_.at(t.id()).empty())
+  if (!found && by_stream_.at(t.id()).empty())  // existing_or_left() made the entry
     by_stream_.erase(t.id());
   return found;
 }
@@ -214,17 +220,19 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
   memory_pool& in_force = pool.has_ended() ? rest_ : pool;  // it has ended during the call
   if (stream_heap* const found = existing_or_left(t, in_force))
     return *found;
-  auto& of_stream = by_stream_[t.id()];
+  auto& of_stream = by_stream_[t.id()];  // with room
   auto made = std::make_unique<stream_heap>(of_, index, t, in_force);
   made->readers_.store(readers_for(of_stream));
   index.make_room();
   base::make_room(heaps_);
   of_stream.push_back(made.get());
   heaps_.push_back(std::move(made));
-  // all are updated only when their number has doubled, because each is locked
-  bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
-  for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m)
-    (*m)->share(of_.counts.shared());
+  if (heaps_.size() > 1) {
+    // All share anew only when their number has doubled, because each is locked for it.
+    bool const is_doubled = (heaps_.size() & (heaps_.size() - 1)) == 0;
+    for (auto m = is_doubled ? heaps_.begin() : heaps_.end() - 1; m != heaps_.end(); ++m)
+      (*m)->share(of_.counts.shared());
+  }
   index.add(*heaps_.back());
   return *heaps_.back();
 }
@@ -232,11 +240,13 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
 bool heap_table::serves(excluded const& in, clock::stream_clock const& home, memory_pool const& pool) const noexcept {
   stream_heap const& m = in.heap();
   memory_pool const* const its = &m.pool();
+  // What names an ended pool is served from the rest.
   return &m.home() == &home && (its == &pool || (its == &rest_ && pool.has_ended()));
 }
 
 void heap_table::ask_the_retired() {
-  // otherwise a rank may be waiting for this thread
+  // In deterministic mode the answer must not depend on timing, so that the call waits. Beside collectives it
+  // does not, because a rank may be waiting for this thread.
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
     clock::stream_clock& stream = m.home();
@@ -263,18 +273,22 @@ bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memo
   stream_heap const& m = in.heap();
   clock::stream_clock& old = m.home();
   bool const empty = m.bytes_live() == 0, comes_in = &m.pool() != &pool;
+  // From another pool come free pages alone, and none that must stay there or is on its way out.
   if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(in)))
     return false;
-  // What is free there would serve no other pool: a page at most.
+  // What is free in a graph's pool serves no other pool, so that it gets a page at most.
   auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
   if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes())
     return false;
-  // It maps the one handle of its limit among blocks, and its runs lie there.
+  // Such a pool maps the one handle of its limit among blocks, and its runs lie there.
   if (comes_in && pool.is_registered() && (mapped || in.has_runs()))
     return false;
   if (heir.alive() == clock::life::borrowed && !empty)
     return false;
-  return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
+  // It stays with its stream, which goes on.
+  if (&old == &heir && old.alive() != clock::life::retired)
+    return true;
+  return of_.clocks.complete(old.now());
 }
 
 namespace {
@@ -285,23 +299,24 @@ bool may_wait_in(memory_pool const& pool, excluded const& in, clock::stream_cloc
                  clock::stream_clock const& heir) {
   if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit)
     return false;
-  bool held = false;
+  bool held_by_a_graph = false;
   in.each_pending([&](pending_block const& b) {
     for (clock::stamp const s : b.stamps) {
       clock::stream_clock const* const user = clock::find(s.stream);
-      held |= user && user->alive() == clock::life::captured;
+      held_by_a_graph |= user && user->alive() == clock::life::captured;
     }
   });
-  return !held;
+  return !held_by_a_graph;
 }
 }  // namespace
 
 // A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool. What
-// lies in the pool already comes first: a graph's free pieces serve no other heap.
+// lies in the pool already comes first: a graph's free blocks serve no other heap.
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
-  for (bool const comes_in : {false, true}) {
+  for (bool const in_pool : {true, false}) {
     for (auto const& m : heaps_) {
-      if ((&m->pool() != &pool) == comes_in && takes_over(*m, heir, pool))
+      bool const is_in_pool = &m->pool() == &pool;
+      if (is_in_pool == in_pool && takes_over(*m, heir, pool))
         return m.get();
     }
   }
@@ -310,15 +325,18 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
 
 bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_pool& pool) {
   memory_pool& its = m.pool();
+  bool const left_by_a_pool = &its == &left_;
   // a stream's life changes under making_
-  if ((m.home().alive() != clock::life::retired && &its != &left_) || its.is_asleep())
+  bool const left_by_a_stream = m.home().alive() == clock::life::retired;
+  if ((!left_by_a_stream && !left_by_a_pool) || its.is_asleep())
     return false;
-  if (m.is_shared() && &its != &left_)
+  if (m.is_shared() && !left_by_a_pool)
     return false;  // its streams go on
   session in(m);
   if (m.is_called() || !may_inherit(in, heir, pool))
     return false;
   clock::stream_clock& old = m.home();
+  // Deferred frees become pending, and what is complete free: then it is known what waits.
   in.shut_and_flush();
   in.reclaim();
   if (in.has_pending() && !may_wait_in(pool, in, old, heir))
@@ -334,9 +352,12 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   of_old->second.erase(std::ranges::find(of_old->second, &m));
   if (of_old->second.empty())
     by_stream_.erase(of_old);
+  // While the home is the old one: its stamps are on what caches hold.
   in.empty_shut();
-  if (&its != &pool)
-    its.refund(mapped), in.move_to(pool);
+  if (&its != &pool) {
+    its.refund(mapped);
+    in.move_to(pool);
+  }
   if (&old != &heir)
     in.move_to(heir, readers_);
   return true;

@@ -67,7 +67,8 @@ class heap_table {
                [&](stream_heap& m) {
                  if (&m == &mine || !may_lend(m, mine))
                    return false;
-                 return enough(m) || --left == 0;
+                 --left;
+                 return enough(m) || left == 0;
                });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {

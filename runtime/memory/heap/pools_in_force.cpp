@@ -24,10 +24,15 @@ void thread_caches::choose(choice& c) noexcept {
 thread_caches::choice& thread_caches::choice_within(choice& before, pool_in_force const& p) {
   if (before.last_pool == p.number)
     return *before.last;
+  // Its pools: p takes the place of the one of its device.
   std::vector<pool_in_force> pools = before.pools;
   auto const at = std::ranges::lower_bound(pools, p.of, {}, &pool_in_force::of);
-  at != pools.end() && at->of == p.of ? (void)(*at = p) : (void)pools.insert(at, p);
+  if (at != pools.end() && at->of == p.of)
+    *at = p;
+  else
+    pools.insert(at, p);
   auto found = std::ranges::find_if(choices_, [&](auto const& c) { return c->pools == pools; });
+  // Of many choices one that no guard leads back to becomes this one. The choice that led there forgets it.
   if (found == choices_.end() && choices_.size() >= most_choices) {
     found = std::ranges::find_if(choices_, [&](auto const& c) {
       return c != choices_.front() && c.get() != &before && c.get() != now_ &&

@@ -12,13 +12,13 @@ excluded::range use_slot(slab& s, clock::stream_clock* home, address a,
   std::uint32_t const i = s.index(a);
   if (i >= s.slots || s.at(i) != slot::live)
     return {};
-  slab::note* const n = s.note_of(i);
-  std::uint32_t const unused = n && n->unused ? n->unused : slab::unused_of(s.byte(i), s.byte(i).get(), s.size);
-  if (n && n->home)
+  std::size_t const requested = s.requested(i);
+  // A slot of a page that streams share names its own home.
+  if (slab::note const* const n = s.note_of(i); n && n->home)
     home = n->home;
   if (&user != home)
     s.record_use(i, user);
-  return {reinterpret_cast<void*>(s.start(i)), s.size - unused};  // NOLINT(performance-no-int-to-ptr)
+  return {reinterpret_cast<void*>(s.start(i)), requested};  // NOLINT(performance-no-int-to-ptr)
 }
 
 struct sizes {
@@ -77,8 +77,9 @@ void* session::lend(alloc_request const& r, clock::stream_clock& to, std::size_t
   std::uint64_t const up_to = to.covers_up_to(heap_.home());
   pending_block b;
   auto const suits = [&](pending_block const& h) {
-    return h.block && h.stamps.size() == 1 && h.since <= up_to && h.block->bytes >= bytes &&
-           h.block->bytes <= at_most && h.block->at % alignment == 0;
+    // It waits for `to` alone, which is ordered behind its use by the home, too.
+    bool const is_ordered = h.block && h.stamps.size() == 1 && h.since <= up_to;
+    return is_ordered && h.block->bytes >= bytes && h.block->bytes <= at_most && h.block->at % alignment == 0;
   };
   if (heap_.pending_.take(to.id(), suits, b)) {
     heap_.note_waiting();
@@ -149,6 +150,7 @@ void session::put_free(block_ref const& b, thread_cache* cache) noexcept {
   sizes const its = sizes_of(b);
   heap_.counts_.freed(its.pool, its.rounded, its.requested);
   if (b.in_slab) {
+    // Of a full cache the older half goes to the slabs, so that the thread's next frees find room.
     if (cache)
       heap_.spill(*cache, b.in_slab->size_class);
     if (heap_.slots_.give(*b.in_slab, b.index, heap_.home().now().n))
@@ -175,8 +177,9 @@ void session::note_fence_at_home() noexcept {
 }
 
 bool session::came_free_at(std::uint64_t number) noexcept {
-  bool const kept = std::ranges::any_of(heap_.caches_, [&](thread_cache const* c) { return c->has_freed_at(number); });
-  if (!kept && heap_.blocks_.newest_given() < number && heap_.slots_.newest_freed() < number)
+  bool const in_a_cache =
+      std::ranges::any_of(heap_.caches_, [&](thread_cache const* c) { return c->has_freed_at(number); });
+  if (!in_a_cache && heap_.blocks_.newest_given() < number && heap_.slots_.newest_freed() < number)
     return false;
   heap_.freed_since_fence_ = 0;
   return true;

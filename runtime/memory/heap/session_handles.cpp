@@ -174,11 +174,12 @@ void session::split_sleeping() {
     for (address at = round_up(p.at, page); at + page <= p.end();) {
       handle const& h = *p.in->page(at);
       at = h.at + h.bytes;
+      // A mapped handle stays, and one that is wholly free goes as it is.
       if (!h.asleep || (h.at >= p.at && at <= p.end()))
         continue;
       for (address a = h.at; a < at; a += page) {
         auto const [i, is_new] = fresh.try_emplace(a);
-        if (!is_new)
+        if (!is_new)  // another free block lies in that handle, too
           continue;
         handle& single = i->second;  // a sleeping handle has no aliases
         single = h;
@@ -190,7 +191,7 @@ void session::split_sleeping() {
     return;
   heap_.blocks_.change_handles([&] {
     for (auto const& [at, h] : fresh)
-      heap_.handles_.erase(at);
+      heap_.handles_.erase(at);  // the old handle, if it begins there
     while (!fresh.empty()) {
       handle& h = heap_.handles_.insert(fresh.extract(fresh.begin())).position->second;
       heap_.of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
@@ -202,18 +203,18 @@ std::vector<released> session::drop_sleeping() {
   return_empty_runs();
   split_sleeping();
   auto found = reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
-  std::erase_if(found.all, [&](released& r) {
-    std::erase_if(r.handles, [&](handle const& h) {
+  for (released& r : found.all) {
+    for (handle const& h : r.handles) {
       if (!h.asleep)
-        return false;
+        continue;
       r.in->set_pages(h, nullptr);
       heap_.handles_.erase(h.at);
-      return true;
-    });
+    }
+    std::erase_if(r.handles, [](handle const& h) { return h.asleep; });
     if (r.handles.empty())
       release(r);
-    return r.handles.empty();
-  });
+  }
+  std::erase_if(found.all, [](released const& r) { return r.handles.empty(); });
   return std::move(found.all);
 }
 

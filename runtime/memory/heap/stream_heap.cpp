@@ -19,13 +19,15 @@ void* stream_heap::take(alloc_request const& r) {
 slabs::taken stream_heap::free_slot(alloc_request const& r) {
   if (auto const got = slots_.take(r.size_class, r.bytes); got.from)
     return got;
-  std::size_t const next_bytes = slots_.next_run_bytes(r.size_class), bytes = slots_.usual_next_run_bytes(r.size_class),
-                    alignment = slabs::run_alignment(r.size_class);
+  // A long run if one is free, else a usual one, else what fits between cells that are in use.
+  std::size_t const next_bytes = slots_.next_run_bytes(r.size_class);
+  std::size_t const usual_bytes = slots_.usual_next_run_bytes(r.size_class);
+  std::size_t const alignment = slabs::run_alignment(r.size_class);
   heap_block* run = blocks_.take_run(next_bytes, alignment);
-  if (!run && bytes < next_bytes)
-    run = blocks_.take_run(bytes, alignment);
+  if (!run && usual_bytes < next_bytes)
+    run = blocks_.take_run(usual_bytes, alignment);
   if (!run && slots_.has_shed())
-    run = blocks_.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+    run = blocks_.take_short_run(usual_bytes, alignment, size_classes::bytes(r.size_class));
   if (!run)
     return {};
   cut_run(*run, r.size_class);
@@ -36,7 +38,7 @@ slabs::taken stream_heap::free_slot(alloc_request const& r) {
 void* stream_heap::take_for(clock::stream_clock& user, alloc_request const& r) {
   if (asleep_.get())
     return nullptr;
-  slab::spare_note spare = slab::make_note();
+  slab::spare_note spare = slab::make_note();  // before anything changes: it may throw
   slabs::taken got = slot_freed_by(user, r);
   if (!got.from)
     got = free_slot(r);
@@ -64,7 +66,10 @@ slabs::taken stream_heap::slot_freed_by(clock::stream_clock& user, alloc_request
 void* stream_heap::take_or_shed(alloc_request const& r) {
   if (void* const p = take(r))
     return p;
-  return r.size_class >= 0 && slots_.worth_shedding(of_.space.page_bytes()) && return_idle_cells() ? take(r) : nullptr;
+  if (r.size_class < 0 || !slots_.worth_shedding(of_.space.page_bytes()))
+    return nullptr;
+  std::size_t const returned = return_idle_cells();
+  return returned ? take(r) : nullptr;
 }
 
 void* stream_heap::take_anywhere(alloc_request const& r) {
@@ -127,10 +132,13 @@ bool stream_heap::holds_blocks() const {
   return live;
 }
 
-std::size_t stream_heap::count_asleep(bool yes) noexcept {
+std::size_t stream_heap::count_asleep(bool falls_asleep) noexcept {
   std::size_t all = 0;
   auto const count = [&](observe::size_pool p, std::size_t bytes, std::size_t requested) {
-    yes ? counts_.freed(p, bytes, requested) : counts_.allocated(p, bytes, requested);
+    if (falls_asleep)
+      counts_.freed(p, bytes, requested);
+    else
+      counts_.allocated(p, bytes, requested);
     ++all;
   };
   blocks_.each_block([&](heap_block const& p) {
@@ -138,11 +146,14 @@ std::size_t stream_heap::count_asleep(bool yes) noexcept {
       count(observe::size_pool::large, p.bytes, p.requested);
     if (p.is != state::slab)
       return;
-    if (!yes)
-      counts_.run_cut(static_cast<std::int64_t>(p.bytes)), of_.counts.run_cut(p.bytes);
+    // A run is counted as cut before its slots are allocated, and as gone after they are freed.
+    if (!falls_asleep) {
+      counts_.run_cut(static_cast<std::int64_t>(p.bytes));
+      of_.counts.run_cut(p.bytes);
+    }
     p.in_slab->each_live_slot(
         p, [&](slab const& s, std::uint32_t i) { count(observe::size_pool::small, s.size, s.requested(i)); });
-    if (yes)
+    if (falls_asleep)
       run_gone(p.bytes);
   });
   return all;
@@ -170,7 +181,7 @@ std::size_t stream_heap::return_idle_cells() {
 }
 
 void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcept {
-  if (!freed)
+  if (!freed)  // without a stamp of the home
     came_unstamped_ = home().now();
   if (b.block) {
     counts_.pending_no_more(observe::size_pool::large, b.bytes);
@@ -200,12 +211,13 @@ std::size_t stream_heap::reclaim() {
   std::size_t bytes = 0;
   pending_.reclaim(
       [&](clock::stamp s, pending_block& b) {
-        bool const yes = of_.ordered_or_complete(here, s, b.since);
-        of_.count_search(!yes);  // a block that is reclaimed is the search's result
-        return yes;
+        // Raises b.since if that use is ordered, but not known to be complete.
+        bool const passed = of_.ordered_or_complete(here, s, b.since);
+        of_.count_search(!passed);  // a block that is reclaimed is the search's result
+        return passed;
       },
       [&](pending_block const& b) {
-        if (bytes == 0)
+        if (bytes == 0)  // the first one
           note_waiting();
         bytes += b.bytes;
         reclaimed(b, b.since);
@@ -248,8 +260,9 @@ void stream_heap::note_unmapped(handle const& h) noexcept {
 }
 
 void stream_heap::free_left_behind() noexcept {
-  if (!std::exchange(left_behind_, 0))
+  if (!left_behind_)
     return;
+  left_behind_ = 0;
   // Reserved and without a page: its handle has left. Other reserved blocks hold a handle that is unusable.
   auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks_.regions()) {
@@ -277,6 +290,7 @@ void stream_heap::prefetch_counts() const noexcept {
 
 heap_index::rows stream_heap::to_be_listed() const noexcept {
   heap_index::rows const waits = pending_.empty() ? 0 : heap_index::waits;
+  // An owner changes the arena and lists nothing: anything that is mapped may be free.
   if (lock_.is_owned()) {
     auto const mapped = static_cast<std::size_t>(counts_.bytes_mapped());
     return waits | heap_index::of_size(mapped) | (mapped ? heap_index::whole_handle : 0);

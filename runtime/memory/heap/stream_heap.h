@@ -146,11 +146,13 @@ class alignas(64) stream_heap {
   void free_left_behind() noexcept;  // the pool has ended. Requires: mapping_lock::exclusive
 
   bool holds_blocks() const;  // that live, or are pending
-  // Counts its live blocks and runs as freed (yes) or as allocated again. Returns: how many blocks
-  std::size_t count_asleep(bool yes) noexcept;
+  // Counts its live blocks and runs as freed, or else as allocated again. Returns: how many blocks
+  std::size_t count_asleep(bool falls_asleep) noexcept;
   // While no other stream looks for memory here, each fence doubles the distance to the next, up to 16 times.
   std::size_t fence_at_home_after() const noexcept {
-    return fence_after(wanted_ ? 5 : 0) << (of_.fence_interval ? 0 : std::min(unwanted_, 4));
+    int const halvings = wanted_ ? 5 : 0;
+    int const doublings = of_.fence_interval ? 0 : std::min(unwanted_, 4);
+    return fence_after(halvings) << doublings;
   }
   heap_index::rows to_be_listed() const noexcept;  // as heap_index.h says
   void list() noexcept {                           // likewise

@@ -10,6 +10,7 @@ namespace weir::memory {
 
 void stream_heap::hear() noexcept {
   table_entry const& mine = thread_table::mine().entries[bucket_];
+  // On its own thread no call is in the cache. Any other thread shuts it first.
   if (mine.cache != sole_ || mine.memory != this)
     sole_->revoke();
   if (sole_->has_unpublished())
@@ -17,16 +18,21 @@ void stream_heap::hear() noexcept {
 }
 
 void stream_heap::caches_changed() noexcept {
-  thread_cache* const now = caches_.size() == 1 && !counts_.is_shared() ? caches_.front() : nullptr;
-  if (now != sole_) {
-    if (sole_)
-      hear(), sole_->publish_freely();
-    if (now)
-      now->revoke(), now->publish(counts_);
-    sole_ = now;
+  thread_cache* const new_sole = caches_.size() == 1 && !counts_.is_shared() ? caches_.front() : nullptr;
+  if (new_sole != sole_) {
+    // The old one reports, and from then on no more by itself. The new one reports again at its next call.
+    if (sole_) {
+      hear();
+      sole_->publish_freely();
+    }
+    if (new_sole) {
+      new_sole->revoke();
+      new_sole->publish(counts_);
+    }
+    sole_ = new_sole;
   }
   for (thread_cache* c : caches_) {
-    if (c != now && !c->has_unpublished())
+    if (c != new_sole && !c->has_unpublished())
       c->publish_freely();
   }
   counts_.set_alone(!counts_.is_shared() && caches_.size() <= 1);
@@ -36,7 +42,9 @@ void stream_heap::share(observe::shared_levels& with) noexcept {
   base::biased_lock const hold(lock_);
   if (sole_) {
     hear();
-    std::exchange(sole_, nullptr)->publish_freely();
+    thread_cache* const old_sole = sole_;
+    sole_ = nullptr;
+    old_sole->publish_freely();
   }
   counts_.share(with);
 }
@@ -53,14 +61,15 @@ std::size_t stream_heap::empty(thread_cache& c) noexcept {
   std::uint64_t const now = home().now().n;
   c.each([&](cached_slot s) {
     slab& from = slab_of(of_.space, s);
-    ++emptied, bytes += from.size;
+    ++emptied;
+    bytes += from.size;
     if (slots_.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now)))
       return_run(from);
   });
   c.empty();
   if (emptied)
     counts_.returned(emptied, bytes);
-  (void)flush_all(c);
+  (void)flush_all(c);  // its deferred frees become pending, no free bytes
   return bytes;
 }
 
@@ -161,8 +170,11 @@ bool stream_heap::open(thread_cache& c) noexcept {
   if (c.of.load() != this || !cacheable())
     return false;
   c.open(home());
-  if (&c != sole_)
-    c.publish(counts_), c.publish_freely();
+  // Only the sole cache needs a grant.
+  if (&c != sole_) {
+    c.publish(counts_);
+    c.publish_freely();
+  }
   return true;
 }
 
@@ -175,25 +187,30 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
-  auto const put = [&] {  // the holder of the lock has the slot until it is pending
-    base::single_writer<std::int64_t> known_here;
-    if (!out.put(by, *b.from, b.index, state, was, known_here, c.home))
+  auto const defer = [&] {
+    base::single_writer<std::int64_t> counted_here;  // its unused bytes: the free below counts them
+    if (!out.put(by, *b.from, b.index, state, was, counted_here, c.home))
       return false;
     out.note_published(static_cast<std::int64_t>(size));
     counts_.freed_pending(observe::size_pool::small, size, requested);
     // reported with its free: a snapshot shows it as pending from here on
     of_.record_pending(observe::action::free_pending, b.from->start(b.index), size, its.front().stream);
+    // The holder of the lock has the slot until it is pending: its marks go.
     b.from->forget_first_users(b.index);
     return true;
   };
-  if (put())
+  if (defer())
     return true;
-  bool const follows = out.is_for(its), was_full = out.count() != 0;
+  // What was gathered becomes pending, and from now on frees for these stamps are gathered.
+  bool const follows = out.is_for(its), had_some = out.count() != 0;
   pending_since_fence_ += flush(out);
-  if (pending_since_fence_ >= fence_after(8))
-    due = true, pending_since_fence_ = 0;
-  out.gather(by, its, follows && was_full);
-  return follows && put();
+  if (pending_since_fence_ >= fence_after(8)) {
+    due = true;
+    pending_since_fence_ = 0;
+  }
+  bool const was_full = follows && had_some;
+  out.gather(by, its, was_full);
+  return follows && defer();
 } catch (std::bad_alloc const&) {
   return false;
 }

@@ -8,6 +8,7 @@
 
 namespace weir::memory {
 
+// What take() and give() read: of a shut cache each refuses, however many slots it has.
 void thread_cache::set_sign(std::uint32_t c) noexcept {
   magazines_[c].least.store(revoked_ ? most_slots : 0, base::memory_order_relaxed);
   magazines_[c].most.store(revoked_ ? 0 : limits_[c], base::memory_order_relaxed);
@@ -20,6 +21,7 @@ void thread_cache::revoke() noexcept {
   each_used([&](std::uint32_t c) { set_sign(c); });
   for (deferred_frees& out : outs)
     out.set_revoked();
+  // A call that began before has the old sign: it is waited for.
   base::process_wide_fence();
   each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
   for (deferred_frees const& out : outs)
@@ -32,6 +34,7 @@ void thread_cache::open(clock::stream_clock const& stream) noexcept {
   revoked_ = false;
   home = &stream;
   each_used([&](std::uint32_t c) {
+    // Only the owner writes the heads, so that it takes off now what empty() has given away.
     if (emptied_)
       magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
     set_sign(c);
@@ -63,7 +66,7 @@ std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
   use(c);
   missed(c, met::empty);
   set_sign(c);
-  return limits_[c] / 2u - 1;
+  return limits_[c] / 2u - 1;  // the allocation that missed had one of this half
 }
 
 void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexcept {
@@ -80,8 +83,9 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> to) noex
   if (n >= limits_[c])
     missed(c, met::full);
   set_sign(c);
-  if (n < limits_[c])
+  if (n < limits_[c])  // it was not full, or missed() has raised its limit
     return 0;
+  // The oldest go, and the rest move to the front.
   std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, to.size());
   std::copy_n(m.slots.begin(), going, to.begin());
   std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
@@ -93,14 +97,14 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> to) noex
 // The limit of a larger size rises when it was full after it was empty, or empty after it was full. Sizes
 // that are only allocated, or only freed, would take room from sizes that need it.
 void thread_cache::missed(std::uint32_t c, met what) noexcept {
-  bool const again = std::exchange(last_[c], what) == what;
-  if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised)
+  bool const as_before = std::exchange(last_[c], what) == what;
+  if (!as_before || size_classes::bytes(static_cast<int>(c)) <= always_raised)
     raise_limit(c);
 }
 
 void thread_cache::raise_limit(std::uint32_t c) noexcept {
   auto const bytes = [](std::uint32_t size_class) { return size_classes::bytes(static_cast<int>(size_class)); };
-  std::size_t const more = limits_[c] * bytes(c);
+  std::size_t const more = limits_[c] * bytes(c);  // the limit doubles
   if (limits_[c] == most_slots)
     return;
   if (granted_ + more > most_bytes) {  // take room from sizes that are empty now
@@ -133,6 +137,7 @@ observe::cached_slots thread_cache::counted() const noexcept {
     auto const size = static_cast<std::int64_t>(size_classes::bytes(static_cast<int>(c)));
     std::int64_t const held = emptied_ ? 0 : static_cast<std::int64_t>(head & magazine::count_bits);
     auto const given = static_cast<std::int64_t>(head / magazine::one_given);
+    // Nobody counts takes: what came in, less what is held, was taken.
     std::int64_t const taken = from_slabs_[c] + given - held;
     n.held += held, n.held_bytes += held * size;
     n.taken += taken, n.total_bytes += taken * size;
@@ -175,6 +180,7 @@ void thread_cache::publish(observe::heap_counters& to) noexcept {
 // The only cache of a heap may write its counters here: other writers have the lock and have shut the cache.
 address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
+  // Any other cache reports to the holder of the lock alone.
   m.sole_ == this ? unpublished_.allow(m.counts_.left_after(unpublished_.take(), newly_deferred()))
                   : unpublished_.allow_all();
   head.end(to);

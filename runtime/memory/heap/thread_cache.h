@@ -3,8 +3,8 @@
 // also while the owner is blocked elsewhere. Only the owner opens it again, with that lock.
 //
 // Invariant: a slot is in at most one cache or list of deferred frees, and its state is `cached` exactly
-// then. A cache holds at most `most_bytes` over all sizes, and outbox::most_bytes of deferred frees. So a
-// device's memory exceeds what blocks and the rounding of slabs need by at most threads x streams x both.
+// then. A cache holds at most `most_bytes` over all sizes, and its deferred frees deferred_frees::most_bytes.
+// So a device's memory exceeds what blocks and the rounding of slabs need by at most threads x streams x both.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -30,6 +30,7 @@ class thread_cache {
     magazine& m = magazine_at(lines);
     std::uint64_t const head = m.head.begin();
     std::uint64_t const n = head & magazine::count_bits;
+    // Empty, or shut.
     if (n <= m.least.load(base::memory_order_relaxed)) [[unlikely]] {
       m.head.end(head);
       return nullptr;
@@ -54,6 +55,7 @@ class thread_cache {
     magazine& m = magazine_at(from.lines);
     std::uint64_t const head = m.head.begin();
     std::uint64_t const n = head & magazine::count_bits;
+    // Full, or shut.
     if (n >= m.most.load(base::memory_order_relaxed)) [[unlikely]] {
       m.head.end(head);
       return false;
@@ -111,7 +113,8 @@ class thread_cache {
   }
   // Reports allocations and frees here to the heap's counters. Requires: the lock, and shut or the owner's call
   void publish(observe::heap_counters&) noexcept;
-  void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until the next tell(). Requires: likewise
+  // No report until the next publish(). Requires: likewise
+  void publish_freely() noexcept { unpublished_.allow_all(); }
   bool has_unpublished() const noexcept {
     return unpublished_.granted() || unpublished_deferred().slots != published_deferred_.blocks;
   }
@@ -141,7 +144,7 @@ class thread_cache {
     std::uint16_t size;                         // bytes
     base::atomic<std::uint8_t> least, most;     // the sign: a take needs more than `least`, a give less than `most`
     base::single_writer<std::uint32_t> freed;   // the home's number at the last free here, its lower half
-    std::uint64_t cost;                         // untold::cost of `size`
+    std::uint64_t cost;                         // unpublished::cost of `size`
     std::array<cached_slot, most_slots> slots;  // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };

@@ -96,15 +96,17 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
     return nullptr;
   thread_caches& mine = *here;
   if (!mine.table.holds())
-    mine.table = {};
+    mine.table = {};  // what it remembers of addresses and streams, too
   forget_if_stale(mine.table);
   thread_cache* found = known_cache(mine.by_memory_, m);
   if (!found) {
+    // What may throw comes before the cache is taken. Entries of heaps that have ended go.
     base::make_room(mine.all_);
     std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
     thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
     base::lock_guard const hold(all.lock);
+    // A cache of this thread whose heap has ended, else one of a thread that has ended, else a new one.
     found = cache_of_no_heap(mine.all_);
     if (found) {
       forget_cache(mine.table, *found);
@@ -117,7 +119,7 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
       mine.all_.push_back(found);
     }
     m.enlist(*found);
-    place = found;
+    place = found;  // null until now: enlist() may throw
   }
   mine.table.entries[m.bucket()] = {&stream, &m, found};
   return found;
