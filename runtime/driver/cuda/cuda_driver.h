@@ -152,7 +152,7 @@ class cuda_driver final : public driver {
   std::optional<place> place_in_books(address);  // none: in no range of weir
   result<place> place_by_cuda(address);          // of memory that weir did not make
   // Sets `where` if it is found.
-  static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;
+  static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent& where) noexcept;
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
   struct remembered;
   void outdate() noexcept;

@@ -311,6 +311,10 @@ status cuda_driver::make_current(int device) {
   CUcontext const context = at(device).context.load(base::memory_order_acquire);
   if (!context)
     return {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
+  // The driver answers this question faster than it sets what is set already.
+  CUcontext current = nullptr;
+  if (api_.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
+    return {};
   return to_status(api_.cuCtxSetCurrent(context));
 }
 

@@ -11,6 +11,7 @@ namespace weir::driver::cuda {
 namespace {
 
 constexpr std::size_t host_page = 4096;  // the smallest page of any host with CUDA
+constexpr int looked_ahead = 32;         // mappings
 
 using base::holder_of;
 using base::overlaps;
@@ -355,7 +356,7 @@ result<place> cuda_driver::place_by_cuda(address at) {
 
 // none: `at` is in no range of weir. Else whether a copy may touch all bytes. CUDA copies across adjacent
 // mappings, but not across adjacent pins, and crashes on reserved addresses without a mapping.
-std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
+std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent& where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = holder_of(*in, at);
     if (found == in->end())
@@ -363,11 +364,14 @@ std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_
     address const begin = found->first;
     address end = begin + found->second.bytes;
     if (in == &b.mappings) {
-      for (++found; end - at < bytes && found != in->end() && found->first == end; ++found)
+      auto const follows = [&] { return found != in->end() && found->first == end; };
+      for (++found; end - at < bytes && follows(); ++found)
+        end += found->second.bytes;
+      // What is remembered serves later copies beside this one, too.
+      for (int more = 0; more < looked_ahead && follows(); ++more, ++found)
         end += found->second.bytes;
     }
-    if (where)
-      *where = {begin, end, in == &b.pins};
+    where = {begin, end, in == &b.pins};
     return end - at >= bytes;
   }
   if (overlaps(b.reservations, at, bytes))
@@ -425,7 +429,7 @@ cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::si
 cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size_t bytes) noexcept {
   extent dst_lies, src_lies;
   auto const b = books_.lock();
-  auto const of_dst = in_books(*b, to, bytes, &dst_lies), of_src = in_books(*b, from, bytes, &src_lies);
+  auto const of_dst = in_books(*b, to, bytes, dst_lies), of_src = in_books(*b, from, bytes, src_lies);
   try {
     static base::per_thread<remembered> of_thread;
     remembered& mine = of_thread.get();
@@ -462,16 +466,9 @@ int cuda_driver::device_of_segment(address at) noexcept {
   return in == b->segments.end() ? 0 : in->second.device;
 }
 
+// As a copy onto itself, so that what the thread remembers of its copies serves.
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
-  address const at = reinterpret_cast<address>(p);
-  if (wraps(at, bytes))
-    return false;
-  std::optional<bool> ours;
-  {
-    auto const b = books_.lock();
-    ours = in_books(*b, at, bytes);
-  }
-  return copyable(p, bytes, ours);
+  return copyable(p, bytes, look_at(p, p, bytes).dst);
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool> const& ours) noexcept {
