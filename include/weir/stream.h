@@ -117,10 +117,7 @@ class stream {
   stream_ref ref_;
 };
 
-// torch.cuda.ExternalStream: registers a stream of the program during this object's lifetime. Registered
-// twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
-// stream looks for memory. It keeps the flags that the program made it with.
-// Requires: the stream exists until this object is destroyed.
+// What a program promises of a stream that it registers.
 struct external_stream_options {
   // Promises that is_capturing() is called on the stream inside each capture, before weir's other calls on it, as on
   // weir's own streams. Then no allocation asks the driver first.
@@ -132,6 +129,11 @@ struct external_stream_options {
   // a capture. It has no effect, and weir knows of the capture from then on. Blocks: no
   bool announces_captures = false;
 };
+
+// torch.cuda.ExternalStream: registers a stream of the program during this object's lifetime. Registered
+// twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
+// stream looks for memory. It keeps the flags that the program made it with.
+// Requires: the stream exists until this object is destroyed.
 class external_stream {
  public:
   // Null is CUDA's legacy stream: it is ordered with all blocking streams of its device, weir's default

@@ -29,6 +29,8 @@ struct exchange {
   source_location const at;
   byte_vector in{}, out{};
   base::atomic<bool> done{false};
+  base::atomic<bool> given{false};    // the call enqueued all of its parts
+  base::atomic<bool> dropped{false};  // a part that has not run
 };
 
 struct job {                        // of the sending thread
@@ -49,9 +51,12 @@ struct shared_state {
   base::condition changed;
   base::atomic<bool> over{false};       // no more is exchanged; parts that wait go on
   base::atomic<bool> lost{false};       // a part was dropped before it ran: the device is lost
-  base::atomic<bool> given{true};       // the last call enqueued all of its parts, or nothing
   base::atomic<std::uint64_t> open{0};  // exchanges whose depart has not run
 
+  void lose() noexcept {
+    lost.store(true);
+    stop();
+  }
   void stop() noexcept {
     {
       auto q = all.lock();
@@ -103,10 +108,11 @@ driver::work work_of(std::unique_ptr<Part> task) {
   return {[](void* p) { static_cast<Part*>(p)->run(); },
           [](void* p) {
             auto* const part = static_cast<Part*>(p);
-            // Its call was enqueued in full, so its device is lost.
-            if (!part->ran && part->all->given.load()) {
-              part->all->lost.store(true);
-              part->all->stop();
+            // The call was enqueued in full, so its device is lost. Before that, issue() looks at `dropped`.
+            if (!part->ran) {
+              part->what->dropped.store(true);
+              if (part->what->given.load())
+                part->all->lose();
             }
             delete part;
           },
@@ -138,26 +144,25 @@ class sockets_backend final : public collective_backend {
     std::vector<part> parts = parts_of(all, at);
     expect_results(parts);
     base::call_site const in(runtime_.observer(), name_of(all).data(), at);
-    all_->given.store(false);  // until it is true again, a dropped part was refused
     enqueued const so_far = enqueue_in_steps(parts, on);
-    bool const has_not_begun = !so_far.is.ok() && !so_far.any;
-    if (has_not_begun)
-      expect_no_results(parts);
-    all_->given.store(true);
     if (so_far.is.ok()) {
-      // No result comes any more.
+      note_given(parts);
+      // Then no result comes any more.
       if (hub_left_.load())
         blame_hub();
       return;
     }
-    // The other ranks wait for parts that never come.
-    if (!has_not_begun) {
+    bool const has_begun = so_far.any;
+    if (has_begun) {
+      // The other ranks wait for parts that never come. The abort frees what is enqueued.
       refused_.store(true);
       abort();
+    } else {
+      expect_no_results(parts);
     }
     throw_refusal(so_far.is, name_of(all),
                   base::text("rank ", rank_, " of ", ranks(), ", ", text_of(all), " on gpu:", on.device()),
-                  "Create a new communicator", at);
+                  has_begun ? "Create a new communicator" : "Repeat the call", at);
   }
 
   // Nothing is brought: rank 0 compares.
@@ -283,6 +288,13 @@ class sockets_backend final : public collective_backend {
   }
 
   // All parts arrive before one departs: no part waits for another of its call.
+  // From now on a part that is dropped tells of a lost device. Some may have been dropped before.
+  void note_given(std::vector<part> const& parts) {
+    for (part const& p : parts)
+      p.what->given.store(true);
+    if (std::ranges::any_of(parts, [](part const& p) { return p.what->dropped.load(); }))
+      all_->lose();
+  }
   enqueued enqueue_in_steps(std::vector<part>& parts, clock::stream_clock& on) {
     driver::driver& machine = runtime_.machine();
     enqueued so_far;

@@ -179,47 +179,47 @@ struct marks_host {  // at its end, marks pinned memory as used by the enqueued 
   }
 };
 
-// Copies between the line's device and another one. They run after the work that the other device's current
+// Copies between the stream's device and another one. They run after the work that the other device's current
 // stream had at construction. Its later work runs after them once other_follows() is called.
 class between {
  public:
   between(runtime::impl& r, plan const& first, clock::stream_clock& stream, source_location at)
       : r_(r),
-        line_(stream),
+        one_(stream),
         other_(streams::current_clock(r, far(first, stream).device, at)),
         without_order_(needs_no_order(first, stream)) {
     if (without_order_)
       return;
-    if (auto const ordered = line_.wait(other_.now()); !ordered.ok())
+    if (auto const ordered = one_.wait(other_.now()); !ordered.ok())
       throw_refused(ordered, first, at);
   }
   static bool concerns(plan const& p) {
     return !p.dst.on_host() && !p.src.on_host() && (p.by == copy_route::peer || p.by == copy_route::staged);
   }
   bool serves(plan const& p) const {
-    return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == without_order_;
+    return concerns(p) && far(p, one_).device == other_.device() && needs_no_order(p, one_) == without_order_;
   }
 
   void copy(plan const& p, asked a, source_location at) {
     if (p.by == copy_route::staged) {
       staged(p, a, at);
     } else {
-      mark(p.src, line_, at);
-      mark(p.dst, line_, at);
-      streams::enqueue_peer_copy(line_, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
+      mark(p.src, one_, at);
+      mark(p.dst, one_, at);
+      streams::enqueue_peer_copy(one_, a.dst, p.dst.device, a.src, p.src.device, a.bytes, at);
     }
     has_copied_ = true;
   }
   // Orders the other stream after the copies. If the wait is refused, the host waits instead.
   void other_follows(plan const& last, source_location at) {
     if (!without_order_ && has_copied_)
-      order_after(other_, line_, last, at);
+      order_after(other_, one_, last, at);
   }
   void count(plan const& p, std::size_t bytes, source_location at) const {  // towards a grant of the memory
-    auto const& end = far(p, line_);
+    auto const& end = far(p, one_);
     bool const open = &end == &p.dst ? p.dst_open : p.src_open;
     if (end.memory && p.by == copy_route::peer && !open)
-      r_.part<links>().count_bytes(line_.device(), *end.memory, *end.block, bytes, at);
+      r_.part<links>().count_bytes(one_.device(), *end.memory, *end.block, bytes, at);
   }
 
  private:
@@ -243,11 +243,11 @@ class between {
       throw_refused(done, p, at);
   }
   void staged(plan const& p, asked a, source_location at) {
-    bool const from_here = line_.device() == p.src.device;
-    auto& from = from_here ? line_ : other_;
-    auto& to = from_here ? other_ : line_;
-    // The other stream does one half of the copy, behind the earlier work of the line.
-    if (auto const ordered = other_.wait(line_.now()); !ordered.ok())
+    bool const from_here = one_.device() == p.src.device;
+    auto& from = from_here ? one_ : other_;
+    auto& to = from_here ? other_ : one_;
+    // The other stream does one half of the copy, behind the earlier work of the one.
+    if (auto const ordered = other_.wait(one_.now()); !ordered.ok())
       throw_refused(ordered, p, at);
     mark(p.src, from, at);
     mark(p.dst, to, at);
@@ -257,15 +257,15 @@ class between {
       throw;
     } catch (...) {
       // Parts of the copy may be enqueued on both.
-      order_after(line_, other_, p, at);
-      order_after(other_, line_, p, at);
+      order_after(one_, other_, p, at);
+      order_after(other_, one_, p, at);
       throw;
     }
-    order_after(line_, other_, p, at);
+    order_after(one_, other_, p, at);
   }
 
   runtime::impl& r_;
-  clock::stream_clock &line_, &other_;
+  clock::stream_clock &one_, &other_;
   bool const without_order_;
   bool has_copied_ = false;
 };

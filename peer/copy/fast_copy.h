@@ -1,7 +1,7 @@
 // The fast path of a copy between a device and weir's pinned memory, or within a device, without a
 // route_guard. Builds no string, allocates nothing once the blocks are known, and takes at most the lock of
 // the device's memory. Every other case, wrong arguments included, is left to copy.cpp.
-// Threads: any; `wishes` belong to one thread.
+// Threads: any; `copy_settings` belong to one thread.
 #pragma once
 #include <boost/container/small_vector.hpp>
 #include <span>
@@ -42,7 +42,7 @@ struct asked {
 class fast_copy {
  public:
   // Whether the copy takes the fast path. If so, its blocks are found, and device blocks are marked for the
-  // line. If not, the only side effect is a possible mark.
+  // stream. If not, the only side effect is a possible mark.
   // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_clock
   bool find(runtime::impl&, clock::stream_clock* given, asked const&, source_location const&);
   // Whether both ranges lie in the blocks of the last find().

@@ -31,8 +31,8 @@ class stripes {  // a part of the runtime
   bool any_reaches(int device, std::span<int const> lent);
   // Whether a copy takes lanes that are made alone, or makes them, which allocates.
   enum class lanes : std::uint8_t { made, to_be_made };
-  // Requires: one end is pinned, the other is on the line's device. Both are marked for the line afterwards.
-  // Ensures: the line is ordered after the whole copy. If a lane refuses, its part goes direct.
+  // Requires: one end is pinned, the other is on the stream's device. Both are marked for the stream afterwards.
+  // Ensures: the stream is ordered after the whole copy. If a lane refuses, its part goes direct.
   // Returns: false if no lane is available: nothing was enqueued.
   // Throws: device_lost, driver_error. Afterwards only a lost device may still access the host memory.
   bool carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,

@@ -373,12 +373,14 @@ void exports::abandon(exported& made) noexcept {
 driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t bytes, when_short then,
                                                         source_location at) {
   auto const its = about(device, "exportable_buffer", at);
+  // Such a size might wrap when it is rounded.
   if (bytes > its.total_memory)
     return {{driver::code::out_of_memory}, nullptr};
   auto made = std::make_shared<exported>();
   made->device = device;
   made->home = this;
   std::copy_n(its.uuid.begin(), std::min(its.uuid.size(), made->uuid.size() - 1), made->uuid.begin());
+  // Listed first, as looked at: what the driver will not take back stays listed.
   {
     auto all = all_.lock();
     made->serial = next_serial_.fetch_add(1);
@@ -398,12 +400,13 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
                     at);
     return {is, nullptr};
   }
-  // First: a thread that opens the device's memory from now on finds it. Of one before, open_as_device knows.
+  // Before open_as_device(): a thread that opens the device's memory from now on finds the handle, and what another
+  // has opened before is known there.
   set(*made, exported::state::exported_in_use);
   try {
     open_as_device(*made, at);
   } catch (...) {
-    set(*made, exported::state::idle);
+    set(*made, exported::state::idle);  // it is whole: a later take() opens and uses it
     throw;
   }
   return {{}, made};
@@ -454,8 +457,10 @@ std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t b
 void exports::begun(exported& b, clock::stream_clock& home, source_location at) noexcept {
   auto const first = reinterpret_cast<driver::address>(b.data());
   if (auto* const w = runtime_.observer()) [[unlikely]] {
-    w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
-    w->marked({home.device(), home.handle()}, first);
+    try {
+      w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
+      w->marked({home.device(), home.handle()}, first);
+    } catch (...) {}  // the checker is not told
   }
   books_.taken(first, b.rounded(), b.bytes, at);
 }

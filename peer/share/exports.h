@@ -102,11 +102,11 @@ class exports final : public openable_memory {  // a part of the runtime
   driver::device_info about(int device, char const* operation, source_location) const;
   // Whether to wait for this process's work on freed blocks.
   enum class when_short : std::uint8_t { refuses, waits };
-  // Returns a lent-out handle, open to all readers of its device's memory, or out_of_memory. Throws: take()'s others
+  // Returns a handle in use, open to all readers of its device's memory, or out_of_memory. Throws: take()'s others
   driver::result<std::shared_ptr<exported>> make(int device, std::size_t bytes, when_short, source_location);
   memory_report why_no_room(int device, std::size_t bytes, driver::status last, source_location);
   void count_ran_out(int device) { memory_.on(device).count_ran_out(); }
-  driver::status grant(exported&, int reader);  // Requires: it is lent out, or has a guest
+  driver::status grant(exported&, int reader);  // Requires: it is in use, or another process maps it
   // Takes back what make() returned, for reuse after its importers and uses; retiring: for the driver then.
   void keep(exported&, bool retiring) noexcept;
   // The block is in use from now on. Requires: its one user is `home`

@@ -283,7 +283,7 @@ bool shared_pool::wait_for_held(search& s) noexcept try {
     auto b = books_.lock();
     if (may_have_room(b, s))
       return true;
-    add_held(*b, last_uses);  // under one lock with nothing in motion, so that all held blocks are seen
+    add_held(*b, last_uses);  // under the same lock, so that all held blocks are seen
   }
   // The first that completes ends the wait.
   return std::ranges::any_of(last_uses, [&](auto const& uses) { return exports_.wait_for(uses); });
@@ -304,8 +304,7 @@ std::size_t shared_pool::charge(std::size_t least, search& s, driver::status& is
   if (limit_)
     left = limit_ - std::min(limit_, b->reserved);
   if (left < least) {
-    bool const never_fits = least > limit_;
-    if (never_fits || !may_have_room(b, s))
+    if (!may_have_room(b, s))
       is = {driver::code::out_of_memory};
     return 0;
   }
@@ -341,12 +340,18 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
     return is;
   struct leaves {
     shared_pool& of;
+    search& its;
     ~leaves() {
       auto b = of.books_.lock();
-      ++b->changes, --b->in_motion;
+      // What this call has changed is no news to its own search.
+      bool const saw_all = its.seen == b->changes;
+      ++b->changes;
+      if (saw_all)
+        its.seen = b->changes;
+      --b->in_motion;
       of.moved_.notify_all();
     }
-  } const at_the_end{*this};
+  } const at_the_end{*this, s};
   std::shared_ptr<exported> made;
   try {
     // More than is needed is a convenience: nothing waits for it.
@@ -401,7 +406,9 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
   if (b.bytes > exports_.about(device_, "share_pool::allocate", at).total_memory)
     return {driver::code::out_of_memory};
   b.room = base::round_up(b.bytes, granule);
-  bool const never_fits = limit_ && base::round_up(b.room, page_) > limit_;
+  // No handle within the limit holds it.
+  if (limit_ && base::round_up(b.room, page_) > limit_)
+    return {driver::code::out_of_memory};
   for (search s;;) {
     if (cut_at_once(b, &s))
       return {};
@@ -411,8 +418,6 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
     driver::status const grown = grow(b.room, s, at);
     if (grown.ok())
       continue;
-    if (never_fits)
-      return grown;
     // This process's work on held blocks is waited for first.
     if (wait_for_held(s))
       continue;

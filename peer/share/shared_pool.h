@@ -59,7 +59,7 @@ class WEIR_LOCAL shared_pool {
     std::shared_ptr<exported> pages;      // the whole handle, with the last importers of its blocks
     std::map<std::size_t, range> ranges;  // by offset
     std::size_t blocks = 0, lost = 0;     // live and held; bytes
-    std::size_t most_kept = 32;           // number of importers beyond which unwatched ones are dropped
+    std::size_t most_kept = 32;           // number of importers beyond which those without a watch are dropped
     bool spoilt = false;                  // a block of it is lost
   };
   struct books {

@@ -138,9 +138,11 @@ void bias_word::wait_for_end() const noexcept {
 void biased_mutex::lock() {
   mutex_.lock();
   std::uint64_t const me = this_thread_id();
-  // If there is an owner, it is this thread.
-  if (last_ == me)
-    return void(++in_a_row_);
+  // An owner is always the last thread that locked, so no ownership ends here.
+  if (last_ == me) {
+    ++in_a_row_;
+    return;
+  }
   last_ = me, in_a_row_ = 0;
   bias_word const* const owner = owner_.load(memory_order_relaxed);
   if (!owner)

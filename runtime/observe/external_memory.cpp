@@ -38,15 +38,19 @@ void external_memory::appeared(int device, sharing kind, std::uintptr_t at, std:
     if (b->devices.size() <= static_cast<std::size_t>(device))
       b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
-  } catch (...) {}  // no memory: counted if the device has its sums, and no segment
+  } catch (...) {
+    return;
+  }
   if (statistic* const s = of(*b, device, kind))
     add(*s, static_cast<std::int64_t>(bytes));
 }
 
 void external_memory::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
-  b->mapped.erase(at);
+  bool const was_counted = b->mapped.erase(at) > 0;
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
+  if (!was_counted)
+    return;
   if (statistic* const s = of(*b, device, kind))
     add(*s, -static_cast<std::int64_t>(bytes));
 }

@@ -20,7 +20,7 @@ class external_memory {  // a part of the runtime
   ~external_memory();
   external_memory(external_memory const&) = delete;
   // A handle was mapped or unmapped: whole pages of that device. If there is no host memory for these books,
-  // the handle is counted but is no segment. Requires: pages of one kind do not overlap
+  // the handle is neither counted nor a segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
   void vanished(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
   // A block in one of these handles is in use, or no longer; the calls balance. Blocks of another process may

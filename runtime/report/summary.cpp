@@ -58,13 +58,13 @@ std::string whose_cached(statistic const& cached, std::int64_t reserved, std::sp
 }
 
 std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use const> streams) {
-  std::string out = in_units(pending) + " are freed but may still be in use:";
+  std::string out = in_units(pending) + " are freed but may still be in use";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
     for (auto const& w : u.waits_for) {
       if (told == 4)
         break;
-      out += told ? ", " : " ";
+      out += told ? ", " : ": ";
       out += bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " + stream_text(w.stream);
       ++told;
     }

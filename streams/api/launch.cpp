@@ -198,7 +198,7 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
 
 void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
-  std::optional<held_pools> held;
+  std::optional<held_pools> held;  // until the end; made where a throw drops the work
   base::call_site const in(stream.owner().observer(), "launch", at);
   streams::begin_timed_launch(stream, at);
   driver::status is;
@@ -217,6 +217,7 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
     streams::end_timed_launch();
     throw;
   }
+  // Else end_work() ends it.
   if (!is.ok())
     streams::end_timed_launch();
   require_of(stream, is, "launch", at);  // a refusing driver has dropped the work

@@ -385,6 +385,16 @@ TEST(a_pool, takes_less_where_less_is_left) {
   EXPECT_EQ(pool.statistics().reserved, 0u);
 }
 
+// A search takes its own failed growth for no news.
+TEST(a_pool, asks_a_full_device_a_few_times) {
+  test::machine m({.devices = 1, .memory = 16_MiB});
+  share_pool pool;
+  buffer const large(14_MiB);
+  auto const one_too_many = m.control().fail_call("create_shared", 10);
+  EXPECT_THROW((void)pool.allocate(9_MiB), out_of_memory);
+  EXPECT_TRUE(m.control().cancel_failure(one_too_many)) << "the tenth call was made";
+}
+
 TEST(a_pool, shows_its_buffers_in_a_snapshot) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});

@@ -23,7 +23,7 @@ struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
   address at = 0;  // its home. Written also with the lock of the aliases held, where it has some
   std::size_t bytes = 0;
-  std::uint64_t readers = 0;  // bit d: device d may use it
+  std::uint64_t readers = 0;  // bit d: device d may use it. Without its own device's: unusable
   bool kept = false;          // at the end: something in it is still in use
   bool asleep = false;        // no page is mapped there until its pool wakes; `physical` is none
 };

@@ -287,17 +287,23 @@ void device_allocator::end(memory_pool& p) noexcept {
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
   // Of a stream that was seen captured, lane() says whether it still is, and in which capture: it is asked at once.
-  driver::result<bool> inside{{}, true};
-  if (!home.seen_captured())
-    inside = home.captured();
-  driver::result<clock::stream_clock*> lane{inside.is};
-  if (inside.ok() && inside.value)
-    lane = home.lane();
+  if (!home.seen_captured()) {
+    auto const inside = home.captured();
+    // A stream that does not exist captures nothing.
+    if (inside.is.what == driver::code::invalid)
+      return nullptr;
+    if (!inside.is.ok())
+      throw_refusal(inside.is, "allocate", base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device), "",
+                    r.at);
+    if (!inside.value)
+      return nullptr;
+  }
+  auto const lane = home.lane();
   // A stream that does not exist captures nothing.
   if (lane.ok() || lane.is.what == driver::code::invalid)
     return lane.value;
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
-  // In a host function the other question is refused as well.
+  // captured() answers for a spoiled capture, too. In a host function it is refused as lane() is.
   if (lane.is.what == driver::code::not_permitted && home.captured().ok()) {
     throw invalid_use("allocate", what + ", whose capture is spoiled",
                       "End the capture, and look for the call that it does not allow", r.at, error_id{386});

@@ -43,6 +43,7 @@ struct device_context {
   // driver when half of what was free at the last answer is used up: others take memory, too.
   std::size_t may_take(std::size_t bytes);
   // Whether weir has reserved nearly all of the device, or the driver had no memory when it was last asked for some.
+  // Without a driver_reserve one refusal stays known: nothing asks later.
   bool is_nearly_full() const;
   void note_full() noexcept { found_full_.store(true, base::memory_order_relaxed); }
   // For the history: a block became pending, or is pending no more.

@@ -207,6 +207,7 @@ class growth::filling {
         a_.peers_.forget(one);
         readers_ &= ~one;
       } else {
+        // Open to some of its readers only: it counts as unusable, should the driver not unmap it either.
         h.readers = 0;
         return s;
       }
