@@ -134,9 +134,11 @@ TEST_F(address_spaces, handles_are_larger_where_there_is_room) {
   };
   EXPECT_EQ(first_of(210, 1000, 8001, 0), 2u) << "1/256 of what is reserved";
   EXPECT_EQ(first_of(210, 1000, 8000, 0), 1u) << "an eighth of the capacity is reserved";
-  EXPECT_EQ(first_of(210, 1, 4 * 4096, 0.02), 4u) << "1/4096 of the capacity";
-  EXPECT_EQ(first_of(210, 1, 4 * 4096 - 1, 0.02), 2u);
-  EXPECT_EQ(first_of(21, 1, 1 << 20, 0.02), 4u) << "a fifth of the block";
+  EXPECT_EQ(first_of(210, 500, 4 * 4096, 0.02), 4u) << "1/4096 of the capacity";
+  EXPECT_EQ(first_of(210, 500, 4 * 4096 - 1, 0.02), 2u);
+  EXPECT_EQ(first_of(210, 128, 1 << 20, 0.02), 4u) << "1/32 of what is reserved";
+  EXPECT_EQ(first_of(210, 127, 1 << 20, 0.02), 2u);
+  EXPECT_EQ(first_of(21, 1000, 1 << 20, 0.02), 4u) << "a fifth of the block";
   EXPECT_EQ(first_of(210, 1 << 16, 1 << 20, 0.02), 32u) << "and never more than 32 pages";
 }
 

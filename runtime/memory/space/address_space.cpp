@@ -17,6 +17,7 @@ constexpr handle_parts where_room_is_short{8192, 8192};
 // Handles that are made while less than an eighth is reserved cost little of what a full device lacks later.
 constexpr handle_parts where_there_is_room{256, 4096};
 constexpr std::size_t part_with_room = 8;  // of the capacity: there is room while less is reserved
+constexpr std::size_t part_of_all = 32;    // of what is reserved: the most of one handle
 constexpr std::size_t most_pages = 32;     // of a handle
 }  // namespace
 
@@ -61,7 +62,8 @@ handle_sizes address_space::handles_under(std::size_t block, std::size_t reserve
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
   handle_parts const& parts = reserved < capacity / part_with_room ? where_there_is_room : where_room_is_short;
-  std::size_t const most = std::max(reserved / parts.of_reserved, std::min(of_block, capacity / parts.of_capacity));
+  std::size_t const for_block = std::min({of_block, capacity / parts.of_capacity, reserved / part_of_all});
+  std::size_t const most = std::max(reserved / parts.of_reserved, for_block);
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 
