@@ -390,7 +390,7 @@ TEST(a_pool, asks_a_full_device_a_few_times) {
   test::machine m({.devices = 1, .memory = 16_MiB});
   share_pool pool;
   buffer const large(14_MiB);
-  auto const one_too_many = m.control().fail_call("create_shared", 10);
+  auto const one_too_many = m.control().fail_call("create_shared", 10, driver::code::failed);
   EXPECT_THROW((void)pool.allocate(9_MiB), out_of_memory);
   EXPECT_TRUE(m.control().cancel_failure(one_too_many)) << "the tenth call was made";
 }
