@@ -223,7 +223,7 @@ bool graph_pools::await_launches(graph_life const& its) const {
 
 bool graph_pools::is_over_in_time(graph_life const& its) const {
   if (!of_.machine.moves_by_itself()) {
-    for (int looks = 0; !its.is_over() && looks < most_looks; ++looks)
+    for (int tries = 0; !its.is_over() && tries < most_looks; ++tries)
       base::yield_thread();
     return its.is_over();
   }
