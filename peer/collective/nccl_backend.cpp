@@ -97,7 +97,7 @@ class nccl_backend final : public collective_backend {
   // call. The algorithm depends on the collective and on its size. Pairs connect in their first transfer.
   void connect(std::function<void()> const& all_are_ready, source_location at) override {
     std::deque<first_calls> here;
-    // A single rank connects to nobody.
+    // A single rank has no other to connect to.
     bool const connects = ranks_.size() > 1;
     for (std::size_t r = 0; connects && r < ranks_.size(); ++r)
       if (ranks_[r].comm.load())

@@ -170,7 +170,7 @@ class process_group final : public group {
       return;
     bool const by_exception = other.why == awaited::cause::exception;
     bool const meets = by_exception && waits_in_meet_.load();
-    // It has what it called: it waits for nobody.
+    // A rank whose calls are complete waits for no other.
     if (!calling_.load() && !meets && backend_->idle(rank_))
       return;
     try {

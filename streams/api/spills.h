@@ -60,8 +60,8 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool wake(memory::memory_pool&, source_location) override;
   bool make_room(memory_report const&) override;
   bool put_to_sleep(member const&);
-  // Of the pools that may sleep, the one used longest ago; null: none. Not the pool with the number `but`, and none that
-  // could not sleep in this search. unheld: none with a hold. Likewise
+  // Of the pools that may sleep, the one used longest ago; null: none. The pool numbered `but` and those that could
+  // not sleep in this search do not count. unheld: nor do those with a hold. Likewise
   member* coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld);
   set under_spill(set) const;       // Requires: lock_
   bool holds_any() const noexcept;  // likewise: this thread

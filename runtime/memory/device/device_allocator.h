@@ -110,7 +110,8 @@ class device_allocator final : public allocator {
   memory_report why_no_wake(memory_pool const&) const;
   void free_what_is_complete();
   void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own
-  // The stream's lane, if it is captured; null: it is not. One driver call, two at the first look inside a capture. Throws: as allocate
+  // The stream's lane, if it is captured; null: it is not. One driver call, two at the first look inside a capture.
+  // Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
   static constexpr std::size_t most_left_idle = 16;               // heaps

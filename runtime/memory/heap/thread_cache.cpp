@@ -137,7 +137,7 @@ observe::cached_slots thread_cache::counted() const noexcept {
     auto const size = static_cast<std::int64_t>(size_classes::bytes(static_cast<int>(c)));
     std::int64_t const held = emptied_ ? 0 : static_cast<std::int64_t>(head & magazine::count_bits);
     auto const given = static_cast<std::int64_t>(head / magazine::one_given);
-    // Nobody counts takes: what came in, less what is held, was taken.
+    // Takes have no count of their own: what came in, less what is held, was taken.
     std::int64_t const taken = from_slabs_[c] + given - held;
     n.held += held, n.held_bytes += held * size;
     n.taken += taken, n.total_bytes += taken * size;
