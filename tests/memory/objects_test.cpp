@@ -140,6 +140,43 @@ TEST(heap_table, keeps_a_heap_that_still_lends) {
   EXPECT_FALSE(other.is_called() || apart.is_called() || mine.is_called());
 }
 
+// Its stream has later work all the time, as a cached stream of a server has.
+TEST(heap_table, leaves_an_ended_pools_heap_to_another_stream) {
+  one_device d;
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0), &c = d.bench.stream(0);
+  auto const new_pool = [&]() -> memory::memory_pool& {
+    return d.heaps.add_pool(memory::memory_pool::kind::ordinary, "pool", 0);
+  };
+  memory::memory_pool& first = new_pool();
+  memory::stream_heap& left = d.heaps.of(a, first);
+  void* block = nullptr;
+  ASSERT_TRUE(d.more.grow(left, d.request(a, 100'000), block).ok() && block);
+  d.work(a);
+  d.free_at_home(block);
+  clock::stamp const freed = a.now();
+  ASSERT_TRUE(d.of.clocks.poll(freed).ok()) << "a fence, so that later work has another number";
+  d.heaps.end_pool(first);
+  EXPECT_NE(&d.heaps.of(b, new_pool()), &left) << "the block that came free is in use still";
+  (void)d.bench.control->run();
+  d.work(a);
+  ASSERT_TRUE(d.of.clocks.poll(freed).value);
+  ASSERT_FALSE(d.of.clocks.complete(a.now()));
+  EXPECT_EQ(&d.heaps.of(c, new_pool()), &left);
+}
+
+TEST(heap_table, keeps_it_with_its_stream_if_deterministic) {
+  one_device d(64 << 20, {.deterministic = true});
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
+  auto const new_pool = [&]() -> memory::memory_pool& {
+    return d.heaps.add_pool(memory::memory_pool::kind::ordinary, "pool", 0);
+  };
+  memory::memory_pool& first = new_pool();
+  memory::stream_heap& left = d.heaps.of(a, first);
+  d.heaps.end_pool(first);
+  EXPECT_NE(&d.heaps.of(b, new_pool()), &left) << "what is complete decides nothing";
+  EXPECT_EQ(&d.heaps.of(a, new_pool()), &left);
+}
+
 TEST(stream_heap, lists_itself_by_its_largest_free_block) {
   one_device d;
   clock::stream_clock& home = d.bench.stream(0);

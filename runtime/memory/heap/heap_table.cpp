@@ -266,6 +266,11 @@ bool gives_a_handle(excluded const& in) {
   in.each_block([&](heap_block const& p) { found |= p.is == state::reserved; });
   return found;
 }
+
+// Streams that are captured or retired get no more work by themselves.
+bool goes_on(clock::stream_clock const& s) noexcept {
+  return s.alive() != clock::life::retired && s.alive() != clock::life::captured;
+}
 }  // namespace
 
 // Blocks in use count as blocks of the heir, in the pool that they are in.
@@ -288,7 +293,17 @@ bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memo
   // It stays with its stream, which goes on.
   if (&old == &heir && old.alive() != clock::life::retired)
     return true;
+  // use_is_complete() asks later. In deterministic mode what is complete decides nothing.
+  if (goes_on(old))
+    return !of_.deterministic;
   return of_.clocks.complete(old.now());
+}
+
+// Whether another stream may use what is free there. The home's later work uses no block of an empty heap, so that the
+// last free tells when all use is complete. Requires: may_inherit(), that no cache has a slot
+bool heap_table::use_is_complete(session const& in, clock::stream_clock const& heir) const {
+  clock::stream_clock const& old = in.heap().home();
+  return &old == &heir || !goes_on(old) || of_.clocks.complete(in.newest_freed());
 }
 
 namespace {
@@ -339,7 +354,11 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   // Deferred frees become pending, and what is complete free: then it is known what waits.
   in.shut_and_flush();
   in.reclaim();
+  // While the home is the old one: its stamps are on what caches hold.
+  in.empty_shut();
   if (in.has_pending() && !may_wait_in(pool, in, old, heir))
+    return false;
+  if (!use_is_complete(in, heir))
     return false;
   auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
   if (&its != &pool && !pool.charge(mapped))
@@ -352,8 +371,6 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   of_old->second.erase(std::ranges::find(of_old->second, &m));
   if (of_old->second.empty())
     by_stream_.erase(of_old);
-  // While the home is the old one: its stamps are on what caches hold.
-  in.empty_shut();
   if (&its != &pool) {
     its.refund(mapped);
     in.move_to(pool);

@@ -119,6 +119,7 @@ class heap_table {
   stream_heap* inherit(clock::stream_clock& heir, memory_pool&);                         // Requires: making_
   bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);                // likewise
   bool may_inherit(excluded const&, clock::stream_clock& heir, memory_pool const&) const;
+  bool use_is_complete(session const&, clock::stream_clock const& heir) const;
   void ask_the_retired();  // whether their work is complete, so that they can be inherited
 
   device_context& of_;
