@@ -126,7 +126,7 @@ endfunction()
 
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
-set(weir_own_program defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
+set(weir_own_program defects_fork_locks_test defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
   interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
@@ -243,7 +243,7 @@ endforeach()
 
 # These programs exit or fork while objects are in use, which is not a leak.
 if(WEIR_SANITIZE)
-  foreach(name defects_process_end_test defects_fork_owners_test defects_fork_test)
+  foreach(name defects_process_end_test defects_fork_locks_test defects_fork_owners_test defects_fork_test)
     if(TARGET ${name})
       set_tests_properties(${name} PROPERTIES ENVIRONMENT_MODIFICATION "ASAN_OPTIONS=string_append::detect_leaks=0")
     endif()

@@ -20,6 +20,10 @@ sink& the_sink() {
   return *only;
 }
 
+void print(log_line const& line) {
+  std::fputs((line.str() + '\n').c_str(), stderr);
+}
+
 }  // namespace
 
 std::string log_line::str() const {
@@ -41,15 +45,21 @@ std::string log_line::str() const {
 void log(log_level level, log_about of, std::string_view text) noexcept {
   try {
     log_line const line{base::calendar_ns(), level, of.device, of.stream, of.bytes, text};
+    // A thread of the parent may hold the lock for ever.
+    if (process_was_forked())
+      return print(line);
     sink& to = the_sink();
     base::lock_guard const one_at_a_time(to.lock);
     if (to.tell)
-      return to.tell(line);
-    std::fputs((line.str() + '\n').c_str(), stderr);
+      to.tell(line);
+    else
+      print(line);
   } catch (std::bad_alloc const&) {}  // no memory for the line
 }
 
 void on_log(std::function<void(log_line const&)> f) {
+  if (process_was_forked())
+    throw_refusal({driver::code::forked}, "on_log", "the receiver of log lines", {}, source_location::current());
   sink& to = the_sink();
   base::lock_guard const one_at_a_time(to.lock);
   to.tell = std::move(f);

@@ -211,6 +211,9 @@ runtime::~runtime() {
 }
 
 runtime& runtime::current(source_location at) {
+  // A thread of the parent may have been making the default runtime: nobody ends that here.
+  if (process_was_forked() && !runtime_if_made())
+    throw_refusal({driver::code::forked}, "runtime::current", "the default runtime", {}, at);
   return runtime_of_thread(at);
 }
 

@@ -221,6 +221,9 @@ void history::turn(bool on) noexcept {
 
 void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime,
                    int device, source_location from) noexcept {
+  // A thread of the parent may hold the lock for ever: a child records nothing.
+  if (process_was_forked())
+    return;
   try {
     log& l = mine();
     std::uint32_t n = l.count.load(base::memory_order_relaxed);
@@ -243,6 +246,8 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
 }
 
 void history::take_back(std::uintptr_t at) noexcept try {
+  if (process_was_forked())
+    return;
   log& l = mine();
   base::lock_guard const hold(lock_);
   std::uint32_t const n = l.count.load(base::memory_order_relaxed);

@@ -5,10 +5,12 @@
 #include <sanitizer/asan_interface.h>  // without AddressSanitizer its macros do nothing
 
 #include <algorithm>
+#include <optional>
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"
 #include "runtime/base/lasting.h"
+#include "runtime/base/process.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
 
@@ -38,7 +40,8 @@ bool explain(os::bad_access const& a) {
         owner = m->owner_of(where);
   }
   if (again) {
-    if (shield && then.met_shield)
+    // What a child does races with nothing here.
+    if (shield && then.met_shield && !process_was_forked())
       then.met_shield(shield, a);
     return true;
   }
@@ -59,10 +62,31 @@ bool explain(os::bad_access const& a) {
   return false;
 }
 
+// A fork waits until no thread is inside, so that a child, which has none of these threads, explains its own faults.
+std::optional<base::guarded<watched>::access>& held_by_a_fork() noexcept {
+  static base::lasting<std::optional<base::guarded<watched>::access>> held;
+  return *held;
+}
+void before_a_fork() {
+  auto& held = held_by_a_fork();
+  held.emplace(watching().lock());
+  for (memory* m : (*held)->all)
+    m->lock();
+}
+void after_a_fork() {
+  auto& held = held_by_a_fork();
+  for (memory* m : (*held)->all)
+    m->unlock();
+  held.reset();
+}
+
 }  // namespace
 
 void watch_faults(memory& m) {
-  static bool const installed = os::on_bad_access(explain);
+  static bool const installed = [] {
+    (void)os::around_forks(before_a_fork, after_a_fork, after_a_fork);
+    return os::on_bad_access(explain);
+  }();
   (void)installed;
   watching().lock()->all.push_back(&m);
 }

@@ -102,6 +102,9 @@ class memory {
   // Opens a pinned page that a shield closed, so that the access can be repeated. Returns: whether it was
   // one. `into`: the shield whose bytes it hit; 0: none.
   bool let_through(os::bad_access const&, std::uint64_t& into);
+  // Around a fork, so that the child can ask the two functions above.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
   // A number for an address, the same in every run with the same calls. Traces use it instead of the address.
   std::uint64_t name_of(address) const;

@@ -53,6 +53,8 @@ std::string signed_bytes(std::int64_t n) {
 }  // namespace
 
 void record_memory_history(history_options o, source_location at) {
+  if (process_was_forked())
+    streams::throw_forked("record_memory_history", at);
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
   if (o.events == 0 || o.events > most)
     throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",

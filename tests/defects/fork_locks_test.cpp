@@ -1,0 +1,115 @@
+// A fork while another thread holds a lock that the child would take. The child never waits for it.
+// Threads: as each test says. A child that hangs is killed by its alarm.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "runtime/core/log.h"
+#include "tests/defects/belongings.h"
+#include "weir/copy.h"
+#include "weir/observe.h"
+
+namespace weir {
+namespace {
+
+struct fork_locks : own_process {};
+
+// Forks `n` times and plays `child` in each. Returns: how many did not end with 0
+template <class F>
+int forks_that_fail(int n, F child) {
+  int failed = 0;
+  for (int i = 0; i < n; ++i) {
+    pid_t const id = ::fork();
+    if (id == 0) {
+      ::alarm(4);
+      child();
+      std::_Exit(0);
+    }
+    int status = -1;
+    bool const has_ended = ::waitpid(id, &status, 0) == id && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    failed += !has_ended;
+  }
+  return failed;
+}
+
+// The child frees more blocks than its log has room for, while a thread of the parent reads the history.
+TEST_F(fork_locks, of_the_history_hold_no_child_up) {
+  EXPECT_CLEAN_END({
+    constexpr std::size_t events = 50'000;
+    record_memory_history({.events = events});
+    for (std::size_t i = 0; i < events / 2; ++i)
+      buffer const b(500);
+    std::vector<void*> blocks;
+    for (int i = 0; i < 600; ++i)
+      blocks.push_back(buffer(500).release());
+    std::thread([] {
+      for (;;)
+        (void)memory_history(0);
+    }).detach();
+    int const failed = forks_that_fail(10, [&] {
+      for (void* const b : blocks)
+        deallocate(b);
+      try {
+        record_memory_history();
+      } catch (not_supported const&) {
+        return;
+      }
+      std::_Exit(1);
+    });
+    std::_Exit(failed == 0 ? 7 : 1);
+  });
+}
+
+TEST_F(fork_locks, of_log_lines_hold_no_child_up) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    std::thread([] {
+      for (;;)
+        on_log([](log_line const&) {});
+    }).detach();
+    int const failed = forks_that_fail(300, [] {
+      log(log_level::warning, {}, "from a child");
+      try {
+        on_log({});
+      } catch (not_supported const&) {
+        return;
+      }
+      std::_Exit(1);
+    });
+    std::_Exit(failed == 0 ? 7 : 1);
+  });
+}
+
+// A page under a copy is closed to the host, and the child that meets it opens it.
+TEST_F(fork_locks, of_guarded_pages_hold_no_child_up) {
+  EXPECT_CLEAN_END({
+    auto* const own = new runtime(simulated{.protect_memory = true}, {.check_races = true});
+    runtime_guard const in(*own);
+    buffer const host = pinned(4096);
+    std::memset(host.data(), 1, host.size());
+    for (int i = 0; i < 3; ++i) {
+      std::thread([&] {
+        runtime_guard const here(*own);
+        stream const s;
+        buffer const block(s, host.size());
+        fill(s, block.data(), std::byte{1}, block.size());
+        for (;;)
+          copy(s, host.data(), block.data(), host.size(), non_blocking);
+      }).detach();
+    }
+    int const failed = forks_that_fail(300, [&] {
+      auto volatile const* const byte = host.data<unsigned char>();
+      if (*byte != 1)
+        std::_Exit(1);
+    });
+    std::_Exit(failed == 0 ? 7 : 1);
+  });
+}
+
+}  // namespace
+}  // namespace weir
