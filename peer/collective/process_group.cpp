@@ -224,23 +224,32 @@ class process_group final : public group {
     std::string const operation = name_of_round(why);
     refuse_if_over(rank_, operation, {}, at);
     speaks();
-    waits_in_meet_.store(met_ + 1);
-    // That an exception silenced a rank may have been told before this rank waited.
-    if (watch().any_unwound())
-      others_changed();
-    auto const end = watch().meet(why, limit, brings);
-    waits_in_meet_.store(0);
+    auto const end = wait_for_others(why, limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
       ++met_;
       require_same(why, brings, end.brought, at);
       return end.brought;
     }
-    refuse_if_over(rank_, operation, {}, at);
+    refuse_if_over(rank_, operation, {}, at);  // throws if that is why it ended
     std::string missing;
     for (int const r : end.missing)
       missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
     throw timed_out(operation, base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
                     "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
+  }
+
+  // As rank_watch::meet(). Others see meanwhile that this rank waits.
+  rank_watch::at_barrier wait_for_others(rank_watch::round why, base::time_limit limit, std::string const& brings) {
+    struct until_it_ends {
+      base::atomic<std::uint64_t>& waits;
+      ~until_it_ends() { waits.store(0); }
+    } const told{waits_in_meet_};
+    waits_in_meet_.store(met_ + 1);
+    // The news that an exception silenced a rank may have come before the line above: it is looked at again, and may
+    // end all ranks.
+    if (watch().any_unwound())
+      others_changed();
+    return watch().meet(why, limit, brings);
   }
 
   // Throws: invalid_use unless all ranks came for the same, and brought what fits.

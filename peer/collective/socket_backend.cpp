@@ -480,11 +480,11 @@ class sockets_backend final : public collective_backend {
       collective_request const& r = call.parts[place].asks;
       // The other one of two names this one.
       int const rank = r.between_two() ? call.parts[1 - place].asks.root : static_cast<int>(place);
-      std::span<std::byte const> const answer = result(r, *whole, rank, ranks());
       if (rank == 0) {
         own = r;
         continue;
       }
+      std::span<std::byte const> const answer = result(r, *whole, rank, ranks());
       {
         auto q = all_->all.lock();
         q->jobs.push_back({{}, rank, head_of(r, answer.size()), whole, answer});

@@ -530,8 +530,10 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   later.reserve(items.size());
   try {
     peer::carry_out_each(r, plans, stream, items, later, at);
+    // The last plan is for an error's text.
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
-  } catch (...) {  // the caller may access the host memory now: pending parts must be complete or cancelled
+  } catch (...) {
+    // The caller of a blocking copy may access all host memory at once. Of any copy no part arrives later.
     if (host_waits)
       static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
     for (auto const& one : later)

@@ -96,7 +96,7 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
-  // Also if the other stream is gone with its runtime.
+  // True, too, if the other stream is gone with its runtime: below, find() finds it.
   if (stream.covers(wanted))
     return stream.rely_on(clock::find(wanted.stream));
   clock::stream_clock const& other = *clock::find(wanted.stream);
@@ -104,9 +104,9 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   streams::timed_work const timed(stream, "wait", 0, at, other.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
   auto is = stream.wait(wanted);
-  // If no fence covers a borrowed stream's work, only the host can wait for it.
-  bool const has_no_fence = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
-  if (!is.ok() && has_no_fence)
+  // No fence can be recorded now on a borrowed or retired stream. What none covers, only the host can wait for.
+  bool const is_fenced_elsewhere = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
+  if (!is.ok() && is_fenced_elsewhere)
     is = clocks_of(stream).synchronize(wanted);
   require_wait(is, stream, "stream::wait", "for " + streams::describe(other), at);
 }

@@ -52,20 +52,28 @@ clock::stream_clock& stream_pool::default_line(int device, source_location at) {
 }
 
 clock::stream_clock& stream_pool::lease(int device, driver::stream_kind kind, priority p, source_location at) {
+  auto const is_of_that_kind = [&](leased const& l) { return l.device == device && l.kind == kind && l.at == p; };
   {
     auto leases = leases_.lock();
-    auto const idle = std::find_if(leases->begin(), leases->end(), [&](leased const& l) {
-      return !l.out && l.device == device && l.kind == kind && l.at == p;
-    });
+    auto const idle = std::ranges::find_if(*leases, [&](leased const& l) { return !l.out && is_of_that_kind(l); });
     if (idle != leases->end()) {
       idle->out = true;
       return *idle->stream;
     }
-    base::make_room(*leases);
+    // Listed before it is made: a stream that could not be listed would serve nobody.
+    leases->push_back({nullptr, device, kind, p, true});
   }
-  auto& stream = make(device, kind, p, at);
-  leases_.lock()->push_back({&stream, device, kind, p, true});
-  return stream;
+  auto const without_stream = [&](leased const& l) { return !l.stream && is_of_that_kind(l); };
+  try {
+    auto& stream = make(device, kind, p, at);  // may block: no lock is held
+    auto leases = leases_.lock();
+    std::ranges::find_if(*leases, without_stream)->stream = &stream;
+    return stream;
+  } catch (...) {
+    auto leases = leases_.lock();
+    leases->erase(std::ranges::find_if(*leases, without_stream));
+    throw;
+  }
 }
 
 driver::stream_kind stream_pool::kind_of(clock::stream_clock const& stream) {

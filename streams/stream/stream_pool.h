@@ -19,7 +19,7 @@ class stream_pool {
   // Created on first use, which opens the device. Throws: device_lost, driver_error
   clock::stream_clock& default_line(int device, source_location);
   // Exclusive until give_back(). Never a stream of another kind: only one of them is ordered with the legacy
-  // stream. Throws: device_lost, driver_error
+  // stream. Throws: device_lost, driver_error, bad_alloc
   clock::stream_clock& lease(int device, driver::stream_kind, priority, source_location);
   // Of a stream of this pool. No driver call.
   driver::stream_kind kind_of(clock::stream_clock const&);
@@ -28,7 +28,7 @@ class stream_pool {
 
  private:
   struct leased {
-    clock::stream_clock* stream;
+    clock::stream_clock* stream;  // null: it is being made
     int device;
     driver::stream_kind kind;
     priority at;

@@ -238,11 +238,7 @@ arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suit
     if (!r->rooms)
       continue;
     int looks = most_openings;
-    // Indices are granules: the next opening is listed in a later granule.
-    auto const next = [&](heap_block const& left) {
-      return r->rooms->lowest(bytes, round_up(left.end() + 1 - r->base, granule) + r->base);
-    };
-    for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0; left = next(*left)) {
+    for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0; left = r->rooms->next(bytes, *left)) {
       address const at = round_up(left->end(), alignment);
       if (at + bytes <= left->end() + left->room && suits(r->rooms->first(*left), at))
         return {left, at};

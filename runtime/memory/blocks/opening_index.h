@@ -78,10 +78,11 @@ class opening_index {
     if (p.room_leaf != heap_block::no_leaf)
       index_.replace(p, right);
   }
-  // The block whose opening is the lowest with that much room and begins at `from` or above; null: none.
+  // The block whose opening is the lowest with that much room; null: none.
   heap_block* lowest(std::size_t bytes) noexcept { return index_.find(bytes); }
-  heap_block* lowest(std::size_t bytes, address from) noexcept {
-    return index_.find(bytes, (from - floor_.in->base) / granule);
+  // The next one above the opening behind `left`. Two openings have different indices.
+  heap_block* next(std::size_t bytes, heap_block const& left) noexcept {
+    return index_.find(bytes, by_room::index(left) + 1);
   }
   template <class Do>
   void some_of(std::size_t bytes, Do act) const {

@@ -253,9 +253,10 @@ slabs::stretch slabs::next_idle(slab const& s, std::uint32_t from) noexcept {
   while (i > from && s.has_gone(i - 1))
     --i;
   while (end < s.slots) {
+    // Up to the end of the word: the shift fills it with zeros.
     auto const free = static_cast<std::uint32_t>(std::countr_one(s.free_bits[end / 64] >> end % 64));
     if (free)
-      end += std::min(free, 64 - end % 64);
+      end += free;
     else if (s.has_gone(end))
       ++end;
     else

@@ -126,7 +126,7 @@ class heap_index {
   bool visit(rows in, std::size_t from, std::size_t to, bool listed_or_not, Enough enough) const {
     for (std::size_t w = from / 64; w * 64 < to; ++w) {
       group const& g = group_of(w);
-      std::uint64_t word = listed_or_not ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));
+      std::uint64_t word = listed_or_not ? ~std::uint64_t{0} : g.word(in);
       // The first and the last group may lie in the range in part.
       if (from > w * 64)
         word &= ~std::uint64_t{0} << (from - w * 64);

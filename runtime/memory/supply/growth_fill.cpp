@@ -126,12 +126,12 @@ class growth::filling {
   }
   handle_sizes suitable() const {
     if (one_handle_)
-      return {page_, for_.bytes, for_.bytes};
+      return {.page = page_, .most = for_.bytes, .last = for_.bytes};
     if (mine_.readers())
       return a_.of_.space.handles_that_stay();
-    // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
+    // A long run lives long, and is a small part of the memory of its slots' size: its handles may be as large as it.
     if (long_run_ && for_.bytes > page_)
-      return {page_, for_.bytes};
+      return {.page = page_, .most = for_.bytes};
     std::size_t const reserved = a_.of_.counts.reserved() + for_.missing_bytes;
     return a_.of_.space.handles_under(for_.bytes, reserved, capacity(reserved), a_.of_.epsilon);
   }

@@ -89,7 +89,10 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
       if (!(readers & ~h.readers))
         return;
       closed.push_back(h);
-      for (alias const* g = m.is_of_graph() ? h.aliases : nullptr; g; g = g->next)
+      // Elsewhere nothing uses the place that a handle has left.
+      if (!m.is_of_graph())
+        return;
+      for (alias const* g = h.aliases; g; g = g->next)
         if (g->granted)
           left_behind.push_back({g->at, g->bytes});
     });
@@ -98,7 +101,10 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
     if (auto const s = of_.machine.grant_all(r.at, r.bytes, readers); !s.ok())
       return s;
   for (handle const& h : closed) {
-    auto const s = h.asleep ? driver::status{} : of_.machine.grant_all(h.at, h.bytes, readers);
+    // One that sleeps is granted when its pool wakes, by what is noted here.
+    driver::status s;
+    if (!h.asleep)
+      s = of_.machine.grant_all(h.at, h.bytes, readers);
     if (!s.ok())
       return s;
     quiet_session(m).note_readers(h.at, readers);
