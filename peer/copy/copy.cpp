@@ -3,6 +3,7 @@
 #include "weir/copy.h"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "peer/copy/by_registration.h"
@@ -314,26 +315,30 @@ void by_engine(runtime::impl& r, plan const& p, clock::stream_clock& stream, ask
     enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
 }
 
-// Returns: the part that is still to arrive in pageable memory.
-streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
-                                      source_location at, bool caller_waits) {
-  streams::staging::download later;
+// What the caller has still to do.
+struct carried {
+  streams::staging::download later;     // the part that is still to arrive in pageable memory
+  std::optional<clock::stamp> arrived;  // of a copy that was waited for: nothing is to be done
+};
+
+carried by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
+                   bool caller_waits) {
+  carried out;
   streams::staging& through = r.part<streams::staging>();
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
   if (!to_host)
     through.to_device(stream, a.dst, a.src, a.bytes, at);
   else if (caller_waits)
-    through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
+    out.arrived = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else
-    later = through.to_host(stream, a.dst, a.src, a.bytes, at);
+    out.later = through.to_host(stream, a.dst, a.src, a.bytes, at);
   mark_host(r, p.dst, stream);  // a source on the host has been read
-  return later;
+  return out;
 }
 
-// Returns: as by_staging
-streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
-                                     source_location at, bool caller_waits = false) {
+carried carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
+                  bool caller_waits = false) {
   // Onto itself: nothing changes.
   if (a.dst == a.src)
     return {};
@@ -395,13 +400,15 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
     check_stream(p, *given, at);
   int const device = device_of_stream(p);
   auto& stream = given ? *given : device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
-  auto const later = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
+  carried const left = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
+  if (left.arrived)
+    return streams::public_stamp(*left.arrived);
   // A copy by the host is over by now.
   bool const arrives_later = (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host;
   try {
     return finish(r, p, stream, b == blocking::yes && arrives_later, at);
   } catch (...) {  // the caller may free its memory now
-    later.cancel();
+    left.later.cancel();
     throw;
   }
 }
@@ -489,7 +496,7 @@ void carry_out_each(runtime::impl& r, std::span<plan const> plans, clock::stream
       continue;
     }
     if (item.bytes)
-      later.push_back(carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
+      later.push_back(carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at).later);
     ++i;
   }
 }

@@ -476,7 +476,7 @@ class staging::state::awaited_download {
   }
   awaited_download(awaited_download const&) = delete;
 
-  void run() {
+  clock::stamp run() {
     base::internal_ordering const own_affair(my_.owner.observer());
     for (std::size_t came = 0; came < chunks_; ++came) {
       enqueue_until(std::min(chunks_, came + ahead_));
@@ -485,6 +485,7 @@ class staging::state::awaited_download {
     for (auto& one : emptying_)
       workers_->finish(one);
     all_came_ = true;
+    return filled_[(chunks_ - 1) % slots_.size()];
   }
 
  private:
@@ -542,11 +543,11 @@ class staging::state::awaited_download {
   bool all_came_ = false;
 };
 
-void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
-                              source_location where) {
+clock::stamp staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+                                      source_location where) {
   copy_in_parts const whole;
   state_->refuse_captured(stream, dst, src, bytes, where);
-  state::awaited_download(*state_, stream, dst, src, bytes, where).run();
+  return state::awaited_download(*state_, stream, dst, src, bytes, where).run();
 }
 
 void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,

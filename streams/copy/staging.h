@@ -36,7 +36,8 @@ class staging {  // a part of the runtime
   // Blocks: as to_device; not for this copy.
   download to_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // The same for a caller that waits: no host function delays the stream. Ensures: the bytes have arrived.
-  void to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
+  // Returns: the copy's stamp, which is known to be complete.
+  clock::stamp to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // From the device of `from` to that of `to`. Ensures: `to` is ordered after the copy.
   // Requires: both streams are ordered after earlier work on src and dst.
   void between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,

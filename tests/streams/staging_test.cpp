@@ -192,6 +192,23 @@ TEST(staging, a_copy_has_two_chunks_a_thread_or_eight) {
   }
 }
 
+TEST(staging, a_caller_that_waits_for_one_slot_waits_once) {
+  test::machine m;
+  stream const s(device(0));
+  buffer const a(s, 64_KiB);
+  auto const source = pattern(64_KiB, 1);
+  test::bytes_of_host out(64_KiB);
+  copy(s, a.data(), source.data(), 64_KiB);
+  copy(s, out.data(), a.data(), 64_KiB);
+  tests::counted_calls const calls(m.control());
+  stamp const done = copy(s, out.data(), a.data(), 64_KiB);
+  EXPECT_EQ(calls.of({driver::call::record}), 1u);
+  EXPECT_EQ(calls.host_waits(), 1u);
+  EXPECT_TRUE(done.query());
+  EXPECT_EQ(calls.events(), 2u) << "the stamp is known to be complete";
+  EXPECT_EQ(out, source);
+}
+
 TEST(staging, a_copy_that_the_driver_refused_can_be_repeated) {
   for (char const* const call : {"copy", "record"}) {
     test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
