@@ -164,6 +164,28 @@ TEST(heap_table, leaves_an_ended_pools_heap_to_another_stream) {
   EXPECT_EQ(&d.heaps.of(c, new_pool()), &left);
 }
 
+// A growth moved a page in that is in use still, and was refused another one.
+TEST(heap_table, keeps_a_heap_into_which_used_memory_moved) {
+  one_device d;
+  std::size_t const page = d.of.space.page_bytes();
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
+  memory::memory_pool& first = d.heaps.add_pool(memory::memory_pool::kind::ordinary, "pool", 0);
+  void* const block = d.grown(a, page);
+  d.of.counts.set_limit(page);
+  d.work(a);
+  d.free_at_home(block);
+  memory::stream_heap& left = d.heaps.of(a, first);
+  void* out = nullptr;
+  ASSERT_FALSE(d.more.grow(left, d.request(a, 2 * page), out).ok());
+  ASSERT_EQ(left.bytes_mapped(), static_cast<std::int64_t>(page));
+  d.heaps.end_pool(first);
+  memory::memory_pool& second = d.heaps.add_pool(memory::memory_pool::kind::ordinary, "pool", 0);
+  EXPECT_NE(&d.heaps.of(b, second), &left);
+  std::vector<std::string> wrong;
+  memory::quiet_session(left).validate(wrong, "left", a.now().n);
+  EXPECT_EQ(wrong, std::vector<std::string>{});
+}
+
 TEST(heap_table, keeps_it_with_its_stream_if_deterministic) {
   one_device d(64 << 20, {.deterministic = true});
   clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);

@@ -31,6 +31,8 @@ class arena::audit {
       say("a bin holds a block that is not free", p.at);
     if (!is_unused(p))
       say("a free block has a home, a mark or a slab", p.at);
+    if (p.freed > of_.newest_given_)
+      say("a free block has a later stamp than the newest", p.at);
     if (p.leaf == heap_block::no_leaf && bins::bin_of(p.bytes) != p.bin)
       say("a free block is in the bin of another size", p.at);
     look_at_whole_handles(p);

@@ -300,10 +300,10 @@ bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memo
 }
 
 // Whether another stream may use what is free there. The home's later work uses no block of an empty heap, so that the
-// last free tells when all use is complete. Requires: may_inherit(), that no cache has a slot
+// last free tells when all use is complete. It does not ask what the home is: that may change at any time.
+// Requires: may_inherit(), that no cache has a slot
 bool heap_table::use_is_complete(session const& in, clock::stream_clock const& heir) const {
-  clock::stream_clock const& old = in.heap().home();
-  return &old == &heir || !goes_on(old) || of_.clocks.complete(in.newest_freed());
+  return &in.heap().home() == &heir || of_.clocks.complete(in.newest_freed());
 }
 
 namespace {
@@ -341,7 +341,6 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
 bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_pool& pool) {
   memory_pool& its = m.pool();
   bool const left_by_a_pool = &its == &left_;
-  // a stream's life changes under making_
   bool const left_by_a_stream = m.home().alive() == clock::life::retired;
   if ((!left_by_a_stream && !left_by_a_pool) || its.is_asleep())
     return false;

@@ -234,6 +234,8 @@ class session : public excluded {
   void add_region(region& r, state is) { heap_.blocks_.add_region(r, is); }
   void* commit(growth_plan&, alloc_request const&);  // Returns: the request's block
   void roll_back(growth_plan& g) noexcept { heap_.blocks_.roll_back(g); }
+  // A handle that moved in was last used at that number of the home.
+  void note_arrival(growth_plan& g, std::uint64_t freed) noexcept { heap_.blocks_.note_arrival(g, freed); }
 
   // Handles
   using handle_node = std::map<address, aliased_handle>::node_type;

@@ -176,7 +176,7 @@ void growth::settle(session& mine, growth_plan& g, physical_memory::batch& made,
   mine.log_mapping(mapped, "memory mapped");
   while (!made.arrived.empty())
     mine.list_arrived(in, made.arrived.extract(made.arrived.begin()));
-  g.reserved->freed = std::max(g.reserved->freed, made.arrived_freed);
+  mine.note_arrival(g, made.arrived_freed);
 }
 
 // Requires: settle()
