@@ -71,7 +71,7 @@ class nccl_backend final : public collective_backend {
       mine.comm.store(first);
       return;
     }
-    // The one for collectives: its calls block, and NCCL starts no thread for them.
+    // `own` carries the collectives: its calls block, and NCCL starts no thread for them.
     if (answer == ncclSuccess) {
       config.blocking = 1;
       answer = wait.for_end(nccl().CommSplit(first, 0, rank, &own, &config), first);
@@ -98,10 +98,10 @@ class nccl_backend final : public collective_backend {
   void connect(std::function<void()> const& all_are_ready, source_location at) override {
     std::deque<first_calls> here;
     // A single rank has no other to connect to.
-    bool const connects = ranks_.size() > 1;
-    for (std::size_t r = 0; connects && r < ranks_.size(); ++r)
-      if (ranks_[r].comm.load())
-        here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
+    if (ranks_.size() > 1)
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (ranks_[r].comm.load())  // else it is of another process
+          here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
     all_are_ready();
     if (here.empty())
       return;
@@ -109,9 +109,11 @@ class nccl_backend final : public collective_backend {
     std::string words;
     {
       base::unique_lock alone;
-      if (here.size() == 1)  // else no other thread knows the ranks yet
+      // A rank of one of several processes: the watch's thread may abort it. Those of one process are known
+      // to no other thread yet.
+      if (here.size() == 1)
         alone = base::unique_lock(here[0].of.calls);
-      // A small and a large call of each: the algorithm depends on the size, too.
+      // A small and a large call of each.
       std::size_t const large = first_calls::bytes / sizeof(float) / ranks_.size();
       for (std::size_t const count : {std::size_t{1}, large})
         for (auto const what :
@@ -175,6 +177,7 @@ class nccl_backend final : public collective_backend {
       mine.in_graph.store(on.seen_captured() && on.captured().value, base::memory_order_relaxed);
       return;
     }
+    // A lost device explains NCCL's answer: the driver is asked.
     if (auto const s = on.captured().is; s.what == driver::code::lost)
       throw_refusal(s, name_of(all), operands(), "", at);
     throw driver_error(static_cast<int>(answer), std::string(name_of(all)), operands() + ": NCCL answers " + text,
@@ -216,6 +219,7 @@ class nccl_backend final : public collective_backend {
         answer = nccl().CommWindowRegister(comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
                                            equal_offsets);
         mine.multicasts = multicast;
+        // For the sums that operation_for() keeps out of windows; once for all registrations.
         float factor = 1;
         if (answer == ncclSuccess && devices_.size() > 1 && !mine.times_one)
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
@@ -273,8 +277,10 @@ class nccl_backend final : public collective_backend {
     std::int64_t const until = base::now_ns() + patience_ns;
     for (one& each : ranks_) {
       bool has_left = each.calls.try_lock();
-      for (; !has_left && base::now_ns() < until; has_left = each.calls.try_lock())
+      while (!has_left && base::now_ns() < until) {
         base::sleep_ns(pause_ns);
+        has_left = each.calls.try_lock();
+      }
       if (has_left)
         each.calls.unlock();
     }
@@ -328,9 +334,9 @@ class nccl_backend final : public collective_backend {
 
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
-    bool const uses_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
+    bool const is_sum_in_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
     bool const is_slower_there = !mine.multicasts && r.part_bytes() * parts >= slower_in_windows;
-    if (uses_windows && is_slower_there && mine.times_one)
+    if (is_sum_in_windows && is_slower_there && mine.times_one)
       return *mine.times_one;
     return nccl_operation(r.how);
   }
@@ -431,13 +437,18 @@ class nccl_backend final : public collective_backend {
       return answer;
     }
 
-    // Why it gives up. NCCL may notice a process that ends before others tell of it.
+    // Why it gives up. NCCL may notice sooner than the watch that a process has ended: then gives_up() is
+    // asked until it has a reason, for a time.
     std::string reason(ncclResult_t answer) const {
-      bool const on_its_own = answer == ncclInvalidArgument || answer == ncclInvalidUsage;
-      std::int64_t const until = base::now_ns() + (on_its_own ? 0 : patience_ns);
+      bool const is_own_fault = answer == ncclInvalidArgument || answer == ncclInvalidUsage;
+      std::int64_t until = base::now_ns();
+      if (!is_own_fault)
+        until += patience_ns;
       std::string why = gives_up();
-      for (; why.empty() && base::now_ns() < until; why = gives_up())
+      while (why.empty() && base::now_ns() < until) {
         base::sleep_ns(pause_ns);
+        why = gives_up();
+      }
       return why;
     }
   };

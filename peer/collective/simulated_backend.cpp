@@ -181,7 +181,7 @@ struct rank_task {
   void drop() noexcept {
     if (!ran && !captured) {
       where->dropped[mine].fetch_add(1);
-      // Else issue() is under way: expect_all_to_run() or take_back() sees to it.
+      // Before it is given, issue() is under way: its expect_all_to_run() or take_back() sees to it.
       if (where->given[mine].load())
         where->lose(mine);
     }
@@ -210,11 +210,13 @@ struct rank_task {
     return false;
   }
   std::string missing() const {
-    std::string none;
+    std::string text;
     for (std::size_t place = 0; place < where->given.size(); ++place)
       if (!where->given[place].load())
-        none += (none.empty() ? "rank " : ", rank ") + std::to_string(where->rank_of[place]);
-    return none.empty() ? none : none + "'s part";
+        text += (text.empty() ? "rank " : ", rank ") + std::to_string(where->rank_of[place]);
+    if (!text.empty())
+      text += "'s part";
+    return text;
   }
 };
 
@@ -299,7 +301,8 @@ class streams_backend final : public collective_backend {
     std::iota(all.begin(), all.end(), 0);
     return all;
   }
-  // With all tasks, so that a part enqueued implies memory for the last.
+  // Makes all tasks: once the first is enqueued, no later one fails for want of host memory. join() gives
+  // them their call.
   static std::vector<part> parts_of(int rank, clock::stream_clock& on, requests all) {
     std::vector<part> parts;
     parts.reserve(all.size());
@@ -370,7 +373,7 @@ class streams_backend final : public collective_backend {
     return runtime_.machine().enqueue(on.device(), on.handle(), declared,
                                       work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
   }
-  // All parts are enqueued. From now on a dropped part was lost, and so were those dropped meanwhile.
+  // All parts are enqueued. A part that is dropped from now on, or was dropped meanwhile, is lost.
   void expect_all_to_run(std::vector<part>& parts) {
     bool lost = false;
     for (part& p : parts) {
@@ -387,7 +390,7 @@ class streams_backend final : public collective_backend {
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
   void take_back(part& p, int rank) noexcept {
     auto open = open_.lock();
-    // This rank had closed it.
+    // This rank was the last to join, which took the entry away: it is open again.
     if (p.last)
       open->insert(std::move(p.last));
     auto const at = open->find(p.what->key_of(rank));
