@@ -291,7 +291,7 @@ device_span gradient_buckets::gradients(source_location at) const {
 void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
-  (void)s.all->owner("gradient_buckets::mark_ready", at);
+  (void)s.all->owner("gradient_buckets::mark_ready", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
   if (stream.device() != s.all->device(s.rank))
     throw invalid_use("gradient_buckets::mark_ready",
@@ -322,7 +322,7 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
 void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
-  (void)s.all->owner("gradient_buckets::finish", at);
+  (void)s.all->owner("gradient_buckets::finish", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
   constexpr int most_named = 8;
   std::string names;

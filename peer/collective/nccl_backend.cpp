@@ -67,6 +67,7 @@ class nccl_backend final : public collective_backend {
     waiting const wait{gives_up};
     ncclResult_t answer = nccl().CommInitRankConfig(&first, size, unique, rank, &config);
     answer = wait.for_end(answer, first);
+    // Its calls block already.
     if (answer == ncclSuccess && size == 1) {
       mine.comm.store(first);
       return;
@@ -113,7 +114,7 @@ class nccl_backend final : public collective_backend {
       // to no other thread yet.
       if (here.size() == 1)
         alone = base::unique_lock(here[0].of.calls);
-      // A small and a large call of each.
+      // A small call of each, and one as large as their memory.
       std::size_t const large = first_calls::bytes / sizeof(float) / ranks_.size();
       for (std::size_t const count : {std::size_t{1}, large})
         for (auto const what :
@@ -195,6 +196,7 @@ class nccl_backend final : public collective_backend {
     require(about.is, "register_pool", operands, "", at);
     base::lock_guard const lock(mine.calls);
     mine.windows.push_back(nullptr);  // for register_memory, which then needs no host memory
+    // NCCL multicasts among three GPUs or more, unless its variable forbids it.
     return devices_.size() > 2 && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
@@ -312,7 +314,7 @@ class nccl_backend final : public collective_backend {
     mine.failed = nccl_words(answer);
     return mine.failed;
   }
-  // Returns: whether no abort was first
+  // Returns: false if an abort was first, which frees the communicator itself
   static bool end(one& mine, bool complete) noexcept {
     base::lock_guard const lock(mine.calls);
     ncclComm_t const comm = mine.comm.exchange(nullptr);
@@ -384,11 +386,12 @@ class nccl_backend final : public collective_backend {
     bool const is_root = rank == r.root;
     bool const in_place = is_root && part_of(r.in, static_cast<std::size_t>(rank), bytes) == r.out;
     return in_a_group([&](auto const& note) {
-      for (std::size_t to = 0; is_root && to < devices_.size(); ++to) {
-        int const peer = static_cast<int>(to);
-        if (peer != rank || !in_place)
-          note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
-      }
+      if (is_root)
+        for (std::size_t to = 0; to < devices_.size(); ++to) {
+          int const peer = static_cast<int>(to);
+          if (peer != rank || !in_place)
+            note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
+        }
       if (!in_place)
         note(nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on));
     });
@@ -400,11 +403,12 @@ class nccl_backend final : public collective_backend {
     bool const is_root = rank == r.root;
     bool const in_place = is_root && part_of(r.out, static_cast<std::size_t>(rank), bytes) == r.in;
     return in_a_group([&](auto const& note) {
-      for (std::size_t from = 0; is_root && from < devices_.size(); ++from) {
-        int const peer = static_cast<int>(from);
-        if (peer != rank || !in_place)
-          note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
-      }
+      if (is_root)
+        for (std::size_t from = 0; from < devices_.size(); ++from) {
+          int const peer = static_cast<int>(from);
+          if (peer != rank || !in_place)
+            note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
+        }
       if (!in_place)
         note(nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
     });
@@ -478,6 +482,7 @@ class nccl_backend final : public collective_backend {
 
     ncclResult_t enqueue(nccl_backend const& by, collective what, std::size_t count) const {
       collective_request r{what, float32, reduce_op::sum, 0, static_cast<std::int64_t>(count), memory, memory};
+      // Each collective uses the same bytes: of those with parts, this rank's is its own place there.
       void* const part = part_of(memory, static_cast<std::size_t>(rank), r.part_bytes());
       if (what == collective::all_gather)
         r.in = part;
@@ -512,14 +517,12 @@ class nccl_backend final : public collective_backend {
   base::mutex aborts_;  // held until what was aborted is freed
 };
 
-}  // namespace
-
-namespace {
 void require_nccl(char const* operation, std::string const& what, source_location at) {
   if (std::string const& why = nccl().why; !why.empty())
     throw not_supported(operation, "NCCL for " + what + ": " + why,
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at, error_id{399});
 }
+
 }  // namespace
 
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices,

@@ -291,7 +291,9 @@ class process_group final : public group {
 
   // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
   void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
-    int left = left_.load() ? rank_ : -1;
+    int left = -1;
+    if (left_.load())
+      left = rank_;
     for (int const r : watch().left_in_order()) {
       // Rank 0 carries what simulated devices transfer.
       bool const is_needed = needs(what, r) || (r == 0 && simulated_);

@@ -86,7 +86,7 @@ std::uint16_t master_port(source_location at) {
   return port;
 }
 
-// turn: of this process's communicators, which have a key each.
+// turn: this communicator's number in the process. Each has a key of its own.
 // The agent's store outlives its processes: a key may hold the address of an earlier rank 0, which does not
 // answer, or does not know the nonce. TORCHELASTIC_RESTART_COUNT cannot tell them apart: ranks disagree.
 rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t port, int turn, base::time_limit limit,

@@ -110,6 +110,7 @@ struct rank_watch::state {
     }
   }
 
+  // Sends as much as the lines take now. What has no line, or none any more, is dropped.
   void write_out() {
     auto s = all.lock();
     for (std::size_t r = 0; r < lines.size(); ++r) {
