@@ -140,7 +140,7 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;  // what enter() returns for leave(); 0: not inside
   try {
-    inside = memory::thread_caches::enter(*pool);
+    inside = memory::thread_caches::enter(*pool);  // until leave(), this thread allocates from that pool
     void* const p = from.allocate(home, bytes, gap, at);
     memory::thread_caches::leave(inside);
     return p;

@@ -161,7 +161,8 @@ class process_group final : public group {
 
   std::string failure() const override { return watch().failure(); }
 
-  // By the watch's thread, or by one that accuses.
+  // Others have failed, left, or been silenced by an exception: ends all if this rank waits for one in vain.
+  // By the watch's thread, by one that accuses, and by the rank's own before it waits.
   void others_changed() noexcept {
     if (watch().failed())
       return backend_->abort();

@@ -195,6 +195,7 @@ void require_apart(requests all, std::size_t ranks, std::span<source_location co
       bool const both_read = !a->writes && !b->writes;
       if (is_checked || both_read)
         continue;
+      // The member that was asked for later is refused.
       used const &first = a->member < b->member ? *a : *b, &second = a->member < b->member ? *b : *a;
       auto const text = [&](used const& its) {
         std::string const role = all.size() == 1 ? "" : base::text(" of ", all[its.member].of_one());

@@ -323,7 +323,7 @@ class sockets_backend final : public collective_backend {
   }
 
   void labour(void (sockets_backend::*does)()) noexcept {
-    fault f{rank_, {}};
+    fault f{rank_, {}};  // without a reason there is none
     try {
       (this->*does)();
     } catch (fault& found) {

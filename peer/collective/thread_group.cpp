@@ -386,10 +386,13 @@ bool thread_group::shared::is_awaited(int rank) const noexcept {
   // In the collective that is its next.
   if (place < open.size() && open[place].exceptions < its)
     return true;
-  // `at_its_call`: exceptions of the other rank then. One that has called the next collective is judged by it:
-  // both come to their other calls behind it.
+  // `at_its_call`: the exceptions that had ended owners of the other rank when it called.
   auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
-    return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && at_its_call < its;
+    // The other has called this rank's next collective, and was judged by it above: both come to their other
+    // calls behind it.
+    if (next[static_cast<std::size_t>(other)] > next[r])
+      return false;
+    return other != rank && at_its_call < its;
   };
   // In a transfer with it.
   for (auto const& [of, p] : pairs) {
