@@ -73,8 +73,9 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
   driver::touch const read{reinterpret_cast<driver::address>(in), reads_all() ? all : part, false};
   driver::touch const written{reinterpret_cast<driver::address>(out), writes_all() ? all : part, true};
   own_touches t{{{read, written}}};
-  // Without `in` the first is omitted, without `out` the second.
-  t.first = in ? 0u : 1u;
+  // Without `in` the first is omitted, without `out` the second. Empty parts touch nothing.
+  if (!in)
+    t.first = 1;
   if (part > 0)
     t.count = std::size_t{in != nullptr} + std::size_t{out != nullptr};
   return t;
@@ -122,9 +123,9 @@ void group::end_broken(int rank, std::string const& why, std::string const& oper
   bool was_over = true;
   try {
     was_over = !failure().empty();
-  } catch (std::bad_alloc const&) {}  // only a failure has a text
+  } catch (std::bad_alloc const&) {}  // no host memory for the text: so there is a failure
   abort(rank, why);
-  // It names the rank that ended them.
+  // They had ended before: this throws, and names the rank that ended them.
   if (was_over)
     refuse_if_over(rank, operation, {}, at);
 }
@@ -134,7 +135,7 @@ void group::take_back(int rank, std::string const& operation, requests all, sour
   try {
     why = backend_->broken(rank);
   } catch (std::bad_alloc const&) {
-    return abort(rank, {});  // only what is broken has a text
+    return abort(rank, {});  // no host memory for the text: so it is broken
   }
   if (why.empty())
     withdraw(rank, all, at);
@@ -199,8 +200,8 @@ namespace {
 // A part of the runtime: all its communicators, which may outlive it.
 class groups {
  public:
-  // At their end, streams and pinned memory wait for work; a collective with a missing rank would block them
-  // forever. A rank that leaves needs the clocks and the memory, so these parts must exist first.
+  // At the runtime's end, streams and pinned memory wait for work. A collective with a missing rank would
+  // block them forever, so all ranks leave before. That needs the clocks and the memory: they are made here.
   explicit groups(runtime::impl& r) {
     (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
     r.before_the_end(this, [](void* self) noexcept {

@@ -127,7 +127,7 @@ bool received(int line, byte_vector& part, std::size_t n) {
   constexpr std::size_t step = std::size_t{4} << 20;
   while (part.size() < n) {
     std::size_t const at = part.size();
-    part.resize(std::min(n, at + std::max(at, step)));
+    part.resize(std::min(n, at + std::max(at, step)));  // at most twice what has come, or the first step
     if (!filled(line, std::span(part).subspan(at)))
       return false;
   }

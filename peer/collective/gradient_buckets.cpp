@@ -25,11 +25,12 @@ namespace {
 constexpr std::size_t gap = 512;  // alignment of each parameter and gradient, bytes
 constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
 
-// Orders the stream behind `s`; inside a capture behind all work of its stream so far.
+// Orders the stream behind `s`; inside a capture behind all work so far of the stream that `s` is of.
 driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
   driver::status const is = stream.wait(s);
   if (is.what != driver::code::not_permitted)
     return is;
+  // One of the two is captured: this stream joins that capture. If it cannot, the wait's refusal is told.
   driver::status const joined = stream.join(*clock::find(s.stream));
   return joined.ok() ? joined : is;
 }
@@ -77,10 +78,13 @@ struct WEIR_LOCAL gradient_buckets::state {
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
     // must serve, so the ranks end first.
     constexpr std::string_view why = "an exception ended its gradient_buckets";
-    if (scope.is_ended() && all->waits(rank))
-      all->abort(rank, why);
-    else if (scope.is_ended())
-      all->unwound(rank, why);
+    // If no call of this rank waits, all end only once another rank waits for its next call.
+    if (scope.is_ended()) {
+      if (all->waits(rank))
+        all->abort(rank, why);
+      else
+        all->unwound(rank, why);
+    }
     if (!block)
       return;
     static constexpr char const* its_end = "the end of its gradient_buckets";
@@ -116,6 +120,7 @@ void gradient_buckets::state::lay_out() {
       options.bucket_bytes ? options.bucket_bytes : std::clamp(half / 4, least_bucket, most_bucket);
   std::size_t at = 0;
   for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
+    // A bucket ends where the type changes, or once it is full.
     if (buckets.empty() || buckets.back().type != o->type || buckets.back().end - buckets.back().begin >= full)
       buckets.push_back({o->type, at, at, 0, 0, {}});
     o->offset = at;
@@ -135,7 +140,7 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;  // what enter() returns for leave(); 0: not inside
   try {
-    inside = memory::thread_caches::enter(*pool);
+    inside = memory::thread_caches::enter(*pool);  // until leave(), this thread allocates from that pool
     void* const p = from.allocate(home, bytes, gap, at);
     memory::thread_caches::leave(inside);
     return p;
@@ -229,7 +234,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   if (&home.owner() != &owner || home.device() != device)
     throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
                       "Pass a stream of the rank's device", at, error_id{278});
-  s.buckets.clear();
+  s.buckets.clear();  // of a build() that was refused below
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
   std::size_t const bytes = std::max(2 * s.half, gap);
@@ -286,7 +291,7 @@ device_span gradient_buckets::gradients(source_location at) const {
 void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
-  (void)s.all->owner("gradient_buckets::mark_ready", at);
+  (void)s.all->owner("gradient_buckets::mark_ready", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
   if (stream.device() != s.all->device(s.rank))
     throw invalid_use("gradient_buckets::mark_ready",
@@ -317,7 +322,7 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
 void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
-  (void)s.all->owner("gradient_buckets::finish", at);
+  (void)s.all->owner("gradient_buckets::finish", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
   constexpr int most_named = 8;
   std::string names;

@@ -67,11 +67,12 @@ class nccl_backend final : public collective_backend {
     waiting const wait{gives_up};
     ncclResult_t answer = nccl().CommInitRankConfig(&first, size, unique, rank, &config);
     answer = wait.for_end(answer, first);
+    // Its calls block already.
     if (answer == ncclSuccess && size == 1) {
       mine.comm.store(first);
       return;
     }
-    // The one for collectives: its calls block, and NCCL starts no thread for them.
+    // `own` carries the collectives: its calls block, and NCCL starts no thread for them.
     if (answer == ncclSuccess) {
       config.blocking = 1;
       answer = wait.for_end(nccl().CommSplit(first, 0, rank, &own, &config), first);
@@ -98,10 +99,10 @@ class nccl_backend final : public collective_backend {
   void connect(std::function<void()> const& all_are_ready, source_location at) override {
     std::deque<first_calls> here;
     // A single rank has no other to connect to.
-    bool const connects = ranks_.size() > 1;
-    for (std::size_t r = 0; connects && r < ranks_.size(); ++r)
-      if (ranks_[r].comm.load())
-        here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
+    if (ranks_.size() > 1)
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (ranks_[r].comm.load())  // else it is of another process
+          here.emplace_back(runtime_, devices_[r], ranks_[r], static_cast<int>(r), at);
     all_are_ready();
     if (here.empty())
       return;
@@ -109,9 +110,11 @@ class nccl_backend final : public collective_backend {
     std::string words;
     {
       base::unique_lock alone;
-      if (here.size() == 1)  // else no other thread knows the ranks yet
+      // A rank of one of several processes: the watch's thread may abort it. Those of one process are known
+      // to no other thread yet.
+      if (here.size() == 1)
         alone = base::unique_lock(here[0].of.calls);
-      // A small and a large call of each: the algorithm depends on the size, too.
+      // A small call of each, and one as large as their memory.
       std::size_t const large = first_calls::bytes / sizeof(float) / ranks_.size();
       for (std::size_t const count : {std::size_t{1}, large})
         for (auto const what :
@@ -175,6 +178,7 @@ class nccl_backend final : public collective_backend {
       mine.in_graph.store(on.seen_captured() && on.captured().value, base::memory_order_relaxed);
       return;
     }
+    // A lost device explains NCCL's answer: the driver is asked.
     if (auto const s = on.captured().is; s.what == driver::code::lost)
       throw_refusal(s, name_of(all), operands(), "", at);
     throw driver_error(static_cast<int>(answer), std::string(name_of(all)), operands() + ": NCCL answers " + text,
@@ -192,6 +196,7 @@ class nccl_backend final : public collective_backend {
     require(about.is, "register_pool", operands, "", at);
     base::lock_guard const lock(mine.calls);
     mine.windows.push_back(nullptr);  // for register_memory, which then needs no host memory
+    // NCCL multicasts among three GPUs or more, unless its variable forbids it.
     return devices_.size() > 2 && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
@@ -216,6 +221,7 @@ class nccl_backend final : public collective_backend {
         answer = nccl().CommWindowRegister(comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
                                            equal_offsets);
         mine.multicasts = multicast;
+        // For the sums that operation_for() keeps out of windows; once for all registrations.
         float factor = 1;
         if (answer == ncclSuccess && devices_.size() > 1 && !mine.times_one)
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
@@ -273,8 +279,10 @@ class nccl_backend final : public collective_backend {
     std::int64_t const until = base::now_ns() + patience_ns;
     for (one& each : ranks_) {
       bool has_left = each.calls.try_lock();
-      for (; !has_left && base::now_ns() < until; has_left = each.calls.try_lock())
+      while (!has_left && base::now_ns() < until) {
         base::sleep_ns(pause_ns);
+        has_left = each.calls.try_lock();
+      }
       if (has_left)
         each.calls.unlock();
     }
@@ -306,7 +314,7 @@ class nccl_backend final : public collective_backend {
     mine.failed = nccl_words(answer);
     return mine.failed;
   }
-  // Returns: whether no abort was first
+  // Returns: false if an abort was first, which frees the communicator itself
   static bool end(one& mine, bool complete) noexcept {
     base::lock_guard const lock(mine.calls);
     ncclComm_t const comm = mine.comm.exchange(nullptr);
@@ -328,9 +336,9 @@ class nccl_backend final : public collective_backend {
 
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
-    bool const uses_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
+    bool const is_sum_in_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
     bool const is_slower_there = !mine.multicasts && r.part_bytes() * parts >= slower_in_windows;
-    if (uses_windows && is_slower_there && mine.times_one)
+    if (is_sum_in_windows && is_slower_there && mine.times_one)
       return *mine.times_one;
     return nccl_operation(r.how);
   }
@@ -378,11 +386,12 @@ class nccl_backend final : public collective_backend {
     bool const is_root = rank == r.root;
     bool const in_place = is_root && part_of(r.in, static_cast<std::size_t>(rank), bytes) == r.out;
     return in_a_group([&](auto const& note) {
-      for (std::size_t to = 0; is_root && to < devices_.size(); ++to) {
-        int const peer = static_cast<int>(to);
-        if (peer != rank || !in_place)
-          note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
-      }
+      if (is_root)
+        for (std::size_t to = 0; to < devices_.size(); ++to) {
+          int const peer = static_cast<int>(to);
+          if (peer != rank || !in_place)
+            note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
+        }
       if (!in_place)
         note(nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on));
     });
@@ -394,11 +403,12 @@ class nccl_backend final : public collective_backend {
     bool const is_root = rank == r.root;
     bool const in_place = is_root && part_of(r.out, static_cast<std::size_t>(rank), bytes) == r.in;
     return in_a_group([&](auto const& note) {
-      for (std::size_t from = 0; is_root && from < devices_.size(); ++from) {
-        int const peer = static_cast<int>(from);
-        if (peer != rank || !in_place)
-          note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
-      }
+      if (is_root)
+        for (std::size_t from = 0; from < devices_.size(); ++from) {
+          int const peer = static_cast<int>(from);
+          if (peer != rank || !in_place)
+            note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
+        }
       if (!in_place)
         note(nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
     });
@@ -431,13 +441,18 @@ class nccl_backend final : public collective_backend {
       return answer;
     }
 
-    // Why it gives up. NCCL may notice a process that ends before others tell of it.
+    // Why it gives up. NCCL may notice sooner than the watch that a process has ended: then gives_up() is
+    // asked until it has a reason, for a time.
     std::string reason(ncclResult_t answer) const {
-      bool const on_its_own = answer == ncclInvalidArgument || answer == ncclInvalidUsage;
-      std::int64_t const until = base::now_ns() + (on_its_own ? 0 : patience_ns);
+      bool const is_own_fault = answer == ncclInvalidArgument || answer == ncclInvalidUsage;
+      std::int64_t until = base::now_ns();
+      if (!is_own_fault)
+        until += patience_ns;
       std::string why = gives_up();
-      for (; why.empty() && base::now_ns() < until; why = gives_up())
+      while (why.empty() && base::now_ns() < until) {
         base::sleep_ns(pause_ns);
+        why = gives_up();
+      }
       return why;
     }
   };
@@ -467,6 +482,7 @@ class nccl_backend final : public collective_backend {
 
     ncclResult_t enqueue(nccl_backend const& by, collective what, std::size_t count) const {
       collective_request r{what, float32, reduce_op::sum, 0, static_cast<std::int64_t>(count), memory, memory};
+      // Each collective uses the same bytes: of those with parts, this rank's is its own place there.
       void* const part = part_of(memory, static_cast<std::size_t>(rank), r.part_bytes());
       if (what == collective::all_gather)
         r.in = part;
@@ -501,14 +517,12 @@ class nccl_backend final : public collective_backend {
   base::mutex aborts_;  // held until what was aborted is freed
 };
 
-}  // namespace
-
-namespace {
 void require_nccl(char const* operation, std::string const& what, source_location at) {
   if (std::string const& why = nccl().why; !why.empty())
     throw not_supported(operation, "NCCL for " + what + ": " + why,
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at, error_id{399});
 }
+
 }  // namespace
 
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices,

@@ -91,7 +91,8 @@ class process_group final : public group {
     (void)meet(rank_watch::round::barrier, {}, limit, at);
   }
 
-  // Each rank may be the first of its color, so each brings an id. One round leaves no rank between two.
+  // Any rank may be the first of its color, so each brings an id. One round tells all: a failure never leaves
+  // some ranks waiting in a second one.
   seat split(int, int color, int key, source_location at) override {
     bool const takes_part = color != communicator::no_color;
     color_and_key const mine{color, key};
@@ -102,7 +103,7 @@ class process_group final : public group {
         point = new_point(watch().own_address(), at);
         brings += text_of(point.id);
       } catch (std::exception const& e) {
-        // The others read it where they look for an id.
+        // In place of the id: if this rank is the first of its color, the others tell this text.
         brings += std::string_view(e.what()).substr(0, longest_text);
       }
     }
@@ -134,7 +135,7 @@ class process_group final : public group {
   bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
 
   void unwound(int, std::string_view) noexcept override {
-    exceptions_.store(exceptions() + 1);
+    exceptions_.store(exceptions() + 1);  // those before the last collective count no more
     exceptions_at_.store(next_.load());
     silent_ = true;
     watch().unwound(exceptions_.load(), met_, *transfers_.lock());
@@ -160,7 +161,8 @@ class process_group final : public group {
 
   std::string failure() const override { return watch().failure(); }
 
-  // By the watch's thread, or by one that accuses.
+  // Others have failed, left, or been silenced by an exception: ends all if this rank waits for one in vain.
+  // By the watch's thread, by one that accuses, and by the rank's own before it waits.
   void others_changed() noexcept {
     if (watch().failed())
       return backend_->abort();
@@ -169,9 +171,10 @@ class process_group final : public group {
     if (other.rank < 0)
       return;
     bool const by_exception = other.why == awaited::cause::exception;
-    bool const meets = by_exception && waits_in_meet_.load();
+    // A rank that leaves ends the meeting itself; one that an exception silenced does not.
+    bool const meets_in_vain = by_exception && waits_in_meet_.load();
     // A rank whose calls are complete waits for no other.
-    if (!calling_.load() && !meets && backend_->idle(rank_))
+    if (!calling_.load() && !meets_in_vain && backend_->idle(rank_))
       return;
     try {
       watch().accuse(other.rank, accusation_of(other, called));
@@ -197,7 +200,7 @@ class process_group final : public group {
     for (std::size_t r = 0; r < with->size(); ++r)
       if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
         return {static_cast<int>(r), awaited::cause::left_before_transfer};
-    // This rank has left, and waits for no other.
+    // Empty: this rank has left, and waits for no other.
     if (with->empty())
       return {};
     return {watch().unwound_before(exceptions(), *with, waits_in_meet_.load()), awaited::cause::exception};
@@ -256,12 +259,15 @@ class process_group final : public group {
   void require_same(rank_watch::round why, std::string const& brings, std::vector<rank_watch::offer> const& brought,
                     source_location at) const {
     std::string const operation = name_of_round(why);
-    // The last character is the rank's own.
-    std::string const shared = brings.substr(0, brings.empty() ? 0 : brings.size() - 1);
+    // The last character of a registration is the rank's own. A barrier brings nothing.
+    std::string shared = brings;
+    if (!shared.empty())
+      shared.pop_back();
     for (std::size_t r = 0; r < brought.size(); ++r) {
       rank_watch::offer const& its = brought[r];
       bool const same = its.is.value_or(why) == why;
       bool fits = its.bytes.size() == brings.size() && its.bytes.starts_with(shared);
+      // What ranks bring to a split differs.
       if (why == rank_watch::round::split)
         fits = its.bytes.size() >= sizeof(color_and_key);
       if (!same || !fits)
@@ -286,7 +292,9 @@ class process_group final : public group {
 
   // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
   void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
-    int left = left_.load() ? rank_ : -1;
+    int left = -1;
+    if (left_.load())
+      left = rank_;
     for (int const r : watch().left_in_order()) {
       // Rank 0 carries what simulated devices transfer.
       bool const is_needed = needs(what, r) || (r == 0 && simulated_);
@@ -300,7 +308,8 @@ class process_group final : public group {
                         "Keep all ranks' communicators until the last collective call", at, error_id{404});
   }
 
-  // NCCL may notice a process that ends before the watch does. Then the verdict is under way.
+  // NCCL may notice sooner than the watch that a process has ended. Then the verdict is under way: it names
+  // the rank.
   void end_broken(int, std::string const& why, std::string const& operation, source_location at) override {
     constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
@@ -320,7 +329,8 @@ class process_group final : public group {
           ++count;
         }
     }
-    if (have_collective(all)) {  // one for the watch: then it sees a rank that calls the members singly
+    // The watch counts a call once, and its trace has all members: so it sees a rank that calls them singly.
+    if (have_collective(all)) {
       before_ = trace_;
       for (collective_request& r : all) {
         if (r.between_two())
@@ -332,9 +342,12 @@ class process_group final : public group {
       std::uint64_t const exceptions = this->exceptions();
       watch().counts(next_.fetch_add(1) + 1, trace_, exceptions);
     }
-    try {  // after it has been counted: a rank that leaves later is judged by the count, and by calling_
+    // After the call is counted: a rank that left before is found here. One that leaves later is found by
+    // others_changed(), which looks at the count and at calling_.
+    try {
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
       calling_.store(true);
+      // A rank that an exception silenced before is found only now, and may end all ranks.
       if (watch().any_unwound())
         others_changed();
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
@@ -499,7 +512,8 @@ communicator communicator::from_environment(rank_options o, source_location at) 
   peer::membership const m = membership_of(owner, l.rank, l.size, at);
   int device = l.local_rank;
   int const devices = owner.device_count();
-  if (devices == 1 || m.simulated) {  // a launcher may show each process its own GPU alone
+  // A launcher may show each process its own GPU alone. A simulated process has a machine to itself.
+  if (devices == 1 || m.simulated) {
     device %= devices;
   } else if (device >= devices) {
     throw invalid_use(

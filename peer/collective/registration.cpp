@@ -32,7 +32,8 @@ std::string placed_text(std::uint64_t placed) {
   return other ? text + base::text(", its part in registered pool ", other) : text;
 }
 
-// Parts differ by rank, and their place with them. Of collectives with a root some ranks pass one buffer alone.
+// The place of the whole buffer, and the pool of the other one: a part's place in its pool differs by rank.
+// Scatter and gather have none: only their root passes both buffers.
 std::uint64_t group::placed(int rank, collective_request const& r) const noexcept {
   auto const& all = registered_[static_cast<std::size_t>(rank)];
   if (all.empty() || r.count == 0 || r.between_two())
@@ -45,7 +46,7 @@ std::uint64_t group::placed(int rank, collective_request const& r) const noexcep
   auto const place_of = [&](void const* p) -> place {
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     for (std::size_t i = 0; i < all.size(); ++i)
-      if (at - all[i].at < all[i].bytes)
+      if (at - all[i].at < all[i].bytes)  // unsigned: false below its first byte, too
         return {i + 1, at - all[i].at};
     return {};
   };
@@ -68,7 +69,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
         base::text("rank ", rank, ": pool ", pool.name(),
                    is_registered ? " is registered already" : base::text(" is one more than ", most_pools)),
         "Register each pool once, and few, of a higher limit", at, error_id{450});
-  bool multicast = backend_->prepare_registration(rank, at);
+  bool const may_multicast = backend_->prepare_registration(rank, at);
   auto const whole = of.whole(pool);
   all.reserve(all.size() + 1);  // so that nothing throws after all ranks have registered
   collective_request r{collective::register_pool,
@@ -81,9 +82,10 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   refuse_if_broken(rank, operation, {&r, 1}, at);
   agree(rank, {&r, 1}, at);
   try {
+    bool all_may = may_multicast;
     if (!runtime_.machine().simulated())
-      multicast = meet_to_register(rank, multicast, at);
-    backend_->register_memory(rank, on, r, multicast, at);
+      all_may = meet_to_register(rank, may_multicast, at);
+    backend_->register_memory(rank, on, r, all_may, at);
   } catch (...) {
     take_back(rank, operation, {&r, 1}, at);
     throw;

@@ -48,7 +48,7 @@ bool lie_apart(device_span a, device_span b) {
   return first_byte(a) + byte_count(a) <= first_byte(b) || first_byte(b) + byte_count(b) <= first_byte(a);
 }
 
-// Requires: `part` is the rank's slice of `whole`, or does not overlap it.
+// Throws: invalid_use unless all ranks' parts make `whole`, and `part` is the rank's slice or lies apart.
 void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
                             source_location at) {
   std::string const op(operation);
@@ -136,16 +136,16 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
     throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
   if (bytes == 0)
     return;
-  // The pool stays awake: another rank's thread may enqueue the collective, after this call.
+  // the_end: the pool stays awake after let_go(), too. Another rank's thread may enqueue the work later.
   if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
     void const* const address = what.data;
     pools->hold(operation, &stream, {&address, 1}, at, streams::spills::until::the_end);
     pools->let_go();
   }
   using streams::known_range;
-  auto const is = known_range::of(stream.owner(), what.data, bytes);
-  bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
-  int device = is.device;
+  auto const range = known_range::of(stream.owner(), what.data, bytes);
+  bool const known = range.require_inside(operation, role(), at).is == known_range::verdict::inside;
+  int device = range.device;
   if (!known) {  // the program's own driver memory
     auto const found = stream.owner().machine().find(what.data);
     require(found.is, operation, named(), "Pass memory that the driver knows", at);
@@ -158,8 +158,9 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
     throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
                       "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at, error_id{261});
   }
-  if (is.memory && is.block.home != &stream)
-    is.memory->record_use(what.data, stream, at);
+  // The block's own stream needs no mark.
+  if (range.memory && range.block.home != &stream)
+    range.memory->record_use(what.data, stream, at);
 }
 
 namespace {
@@ -182,17 +183,19 @@ std::vector<used> memory_of(requests all, std::size_t ranks) {
   return memory;
 }
 
-// One member's parts may overlap, except in all_to_all: its own check allows its slice alone.
+// Checks different members against each other, and the `in` of an all_to_all against its `out`. Any other
+// member's own two are checked before: require_slice_or_apart() lets the rank's slice alone overlap.
 void require_apart(requests all, std::size_t ranks, std::span<source_location const> from) {
   if (all.size() == 1 && all[0].what != collective::all_to_all)
     return;
   std::vector<used> const memory = memory_of(all, ranks);
   for (auto a = memory.begin(); a != memory.end(); ++a) {
     for (auto b = a + 1; b != memory.end() && b->begin < a->end; ++b) {
-      bool const are_of_one = a->member == b->member && all[a->member].what != collective::all_to_all;
+      bool const is_checked = a->member == b->member && all[a->member].what != collective::all_to_all;
       bool const both_read = !a->writes && !b->writes;
-      if (are_of_one || both_read)
+      if (is_checked || both_read)
         continue;
+      // The member that was asked for later is refused.
       used const &first = a->member < b->member ? *a : *b, &second = a->member < b->member ? *b : *a;
       auto const text = [&](used const& its) {
         std::string const role = all.size() == 1 ? "" : base::text(" of ", all[its.member].of_one());
@@ -211,16 +214,16 @@ void use_on(clock::stream_clock& on, requests all, int rank, int ranks, std::spa
   for (std::size_t i = 0; i < all.size(); ++i) {
     collective_request const& r = all[i];
     std::string_view const operation = is_pair ? "send_receive" : name_of(r.what);
-    auto const times = static_cast<std::int64_t>(ranks);
     bool const in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
-    // Of scatter the root alone reads, and of gather it alone writes.
-    bool const is_root = r.root == rank;
-    bool const reads = r.what != collective::receive && (r.what != collective::scatter || is_root);
-    bool const writes = r.what != collective::send && (r.what != collective::gather || is_root);
     if (in_place) {
       use_on(on, {r.out, r.count, r.type}, operation, "the buffer", from[i]);
       continue;
     }
+    // Of scatter the root alone reads, and of gather it alone writes.
+    bool const is_root = r.root == rank;
+    bool const reads = r.what != collective::receive && (r.what != collective::scatter || is_root);
+    bool const writes = r.what != collective::send && (r.what != collective::gather || is_root);
+    auto const times = static_cast<std::int64_t>(ranks);
     if (reads)
       use_on(on, {const_cast<void*>(r.in), r.reads_all() ? r.count * times : r.count, r.type}, operation, "in",
              from[i]);

@@ -89,62 +89,63 @@ struct joint_call {
   }
 };
 
-void joint_call::do_share(std::size_t r) const noexcept {
+// Place and rank are the same, except in a send and its receive.
+void joint_call::do_share(std::size_t place) const noexcept {
   // One rank alone, in place, has its result already.
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0]))
     return;
   if (what.what == collective::all_reduce)
-    reduce_own_lines(r);
+    reduce_own_lines(place);
   else if (what.what == collective::reduce_scatter)
-    reduce_own_slice(r);
+    reduce_own_slice(place);
   else
-    copy_share(r);
+    copy_share(place);
 }
 
-void joint_call::reduce_own_lines(std::size_t r) const noexcept {
+void joint_call::reduce_own_lines(std::size_t place) const noexcept {
   constexpr std::int64_t block = 64;  // elements: no two shares meet in a cache line, for any type
   std::int64_t const blocks = (what.count + block - 1) / block;
   auto const begin_of = [&](int rank) { return std::min(what.count, blocks * rank / ranks() * block); };
-  int const own = rank_of[r];
+  int const own = static_cast<int>(place);
   reduce(what.type, what.how, in, out, begin_of(own), begin_of(own + 1));
 }
 
-void joint_call::reduce_own_slice(std::size_t r) const noexcept {
+void joint_call::reduce_own_slice(std::size_t place) const noexcept {
   std::vector<void const*> slices;
   for (void const* const whole : in)
-    slices.push_back(part_in(whole, r));
-  reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
+    slices.push_back(part_in(whole, place));
+  reduce(what.type, what.how, slices, {&out[place], 1}, 0, what.count);
 }
 
-void joint_call::copy_share(std::size_t r) const noexcept {
+void joint_call::copy_share(std::size_t place) const noexcept {
   auto const root = static_cast<std::size_t>(what.root);
   switch (what.what) {
-    case collective::broadcast: return copy_part(out[r], in[root]);
-    case collective::scatter: return copy_part(out[r], part_in(in[root], r));
-    case collective::gather: return copy_part(part_in(out[root], r), in[r]);
-    case collective::all_gather: return copy_to_all(r);
-    case collective::all_to_all: return copy_to_each(r);
+    case collective::broadcast: return copy_part(out[place], in[root]);
+    case collective::scatter: return copy_part(out[place], part_in(in[root], place));
+    case collective::gather: return copy_part(part_in(out[root], place), in[place]);
+    case collective::all_gather: return copy_to_all(place);
+    case collective::all_to_all: return copy_to_each(place);
     case collective::send:
-    case collective::receive: return pass_on(r);
+    case collective::receive: return pass_on(place);
     case collective::all_reduce:
     case collective::reduce_scatter:
     case collective::register_pool: return;
   }
 }
 
-void joint_call::copy_to_all(std::size_t r) const noexcept {
+void joint_call::copy_to_all(std::size_t place) const noexcept {
   for (void* const whole : out)
-    copy_part(part_in(whole, r), in[r]);
+    copy_part(part_in(whole, place), in[place]);
 }
 
-void joint_call::copy_to_each(std::size_t r) const noexcept {
+void joint_call::copy_to_each(std::size_t place) const noexcept {
   for (std::size_t to = 0; to < out.size(); ++to)
-    std::memcpy(part_in(out[to], r), part_in(in[r], to), what.part_bytes());
+    std::memcpy(part_in(out[to], place), part_in(in[place], to), what.part_bytes());
 }
 
 // The receiver copies; the sender only waits.
-void joint_call::pass_on(std::size_t r) const noexcept {
-  if (r == 1)
+void joint_call::pass_on(std::size_t place) const noexcept {
+  if (place == 1)
     std::memcpy(out[1], in[0], what.part_bytes());
 }
 
@@ -181,7 +182,7 @@ struct rank_task {
   void drop() noexcept {
     if (!ran && !captured) {
       where->dropped[mine].fetch_add(1);
-      // Else issue() is under way: expect_all_to_run() or take_back() sees to it.
+      // Before it is given, issue() is under way: its expect_all_to_run() or take_back() sees to it.
       if (where->given[mine].load())
         where->lose(mine);
     }
@@ -210,11 +211,13 @@ struct rank_task {
     return false;
   }
   std::string missing() const {
-    std::string none;
+    std::string text;
     for (std::size_t place = 0; place < where->given.size(); ++place)
       if (!where->given[place].load())
-        none += (none.empty() ? "rank " : ", rank ") + std::to_string(where->rank_of[place]);
-    return none.empty() ? none : none + "'s part";
+        text += (text.empty() ? "rank " : ", rank ") + std::to_string(where->rank_of[place]);
+    if (!text.empty())
+      text += "'s part";
+    return text;
   }
 };
 
@@ -299,7 +302,8 @@ class streams_backend final : public collective_backend {
     std::iota(all.begin(), all.end(), 0);
     return all;
   }
-  // With all tasks, so that a part enqueued implies memory for the last.
+  // Makes all tasks: once the first is enqueued, no later one fails for want of host memory. join() gives
+  // them their call.
   static std::vector<part> parts_of(int rank, clock::stream_clock& on, requests all) {
     std::vector<part> parts;
     parts.reserve(all.size());
@@ -370,7 +374,7 @@ class streams_backend final : public collective_backend {
     return runtime_.machine().enqueue(on.device(), on.handle(), declared,
                                       work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
   }
-  // All parts are enqueued. From now on a dropped part was lost, and so were those dropped meanwhile.
+  // All parts are enqueued. A part that is dropped from now on, or was dropped meanwhile, is lost.
   void expect_all_to_run(std::vector<part>& parts) {
     bool lost = false;
     for (part& p : parts) {
@@ -387,7 +391,7 @@ class streams_backend final : public collective_backend {
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
   void take_back(part& p, int rank) noexcept {
     auto open = open_.lock();
-    // This rank had closed it.
+    // This rank was the last to join, which took the entry away: it is open again.
     if (p.last)
       open->insert(std::move(p.last));
     auto const at = open->find(p.what->key_of(rank));

@@ -96,7 +96,7 @@ struct departure {
     if (what->done.load() && !what->out.empty())
       std::memcpy(what->what.out, what->out.data(), what->out.size());
     {
-      auto q = all->all.lock();
+      auto q = all->all.lock();  // leave() waits for this number under the lock
       all->open.fetch_sub(1);
     }
     all->changed.notify_all();
@@ -108,9 +108,9 @@ driver::work work_of(std::unique_ptr<Part> task) {
   return {[](void* p) { static_cast<Part*>(p)->run(); },
           [](void* p) {
             auto* const part = static_cast<Part*>(p);
-            // The call was enqueued in full, so its device is lost. Before that, issue() looks at `dropped`.
             if (!part->ran) {
               part->what->dropped.store(true);
+              // The call was enqueued in full: its device is lost. Before that, issue() looks at `dropped`.
               if (part->what->given.load())
                 part->all->lose();
             }
@@ -147,7 +147,7 @@ class sockets_backend final : public collective_backend {
     enqueued const so_far = enqueue_in_steps(parts, on);
     if (so_far.is.ok()) {
       note_given(parts);
-      // Then no result comes any more.
+      // If rank 0 has left, no result comes any more.
       if (hub_left_.load())
         blame_hub();
       return;
@@ -186,7 +186,7 @@ class sockets_backend final : public collective_backend {
   void abort() noexcept override {
     all_->stop();
     bool const has_hung_up = hung_up_.exchange(true);
-    // The runtime may have ended since.
+    // The lines are shut once. After that the runtime may end, so a later call leaves it alone.
     if (has_hung_up)
       return;
     for (os::owned_file const& line : lines_)
@@ -287,7 +287,6 @@ class sockets_backend final : public collective_backend {
       all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
   }
 
-  // All parts arrive before one departs: no part waits for another of its call.
   // From now on a part that is dropped tells of a lost device. Some may have been dropped before.
   void note_given(std::vector<part> const& parts) {
     for (part const& p : parts)
@@ -295,6 +294,7 @@ class sockets_backend final : public collective_backend {
     if (std::ranges::any_of(parts, [](part const& p) { return p.what->dropped.load(); }))
       all_->lose();
   }
+  // All parts arrive before one departs: no part waits for another of its call.
   enqueued enqueue_in_steps(std::vector<part>& parts, clock::stream_clock& on) {
     driver::driver& machine = runtime_.machine();
     enqueued so_far;
@@ -323,7 +323,7 @@ class sockets_backend final : public collective_backend {
   }
 
   void labour(void (sockets_backend::*does)()) noexcept {
-    fault f{rank_, {}};
+    fault f{rank_, {}};  // without a reason there is none
     try {
       (this->*does)();
     } catch (fault& found) {
@@ -333,11 +333,12 @@ class sockets_backend final : public collective_backend {
     }
     if (all_->lost.load())
       f = {rank_, broken(rank_)};
-    // The watch knows better why a line ends: the other process ended, or follows a coming verdict.
+    // The watch may know better why the line ended: for a time its verdict is awaited, which ends this rank.
     if (f.why == hung_up) {
       auto q = all_->all.lock();
       all_->changed.wait_for(q.lock(), std::chrono::seconds(5), [&] { return all_->over.load(); });
     }
+    // After an abort no rank is to blame, unless this rank's device was lost.
     if (!f.why.empty() && (!all_->over.load() || all_->lost.load()))
       blame_(f.about, base::text("rank ", f.about, " ", f.why));
   }
@@ -352,7 +353,7 @@ class sockets_backend final : public collective_backend {
         if (all_->over.load())
           return;
         if (q->jobs.empty())
-          break;
+          break;  // this rank leaves, and has sent all
         next = std::move(q->jobs.front());
         q->jobs.pop_front();
       }
@@ -364,7 +365,6 @@ class sockets_backend final : public collective_backend {
       else
         send(0, head_of(own->what, own->in.size()), own->in);
     }
-    // All is sent, and this rank leaves.
     frame_head farewell;
     farewell.leaves = 1;
     for (os::owned_file const& line : lines_)
@@ -443,6 +443,7 @@ class sockets_backend final : public collective_backend {
 
   // Rank 0: a rank's part of a call. The last part completes it.
   void take(int from, collective_request const& asks, source_location at, byte_vector brings) {
+    // No rank sends to itself.
     if (asks.between_two() && asks.root == from)
       throw fault{from, nonsense};
     joined call;
@@ -487,7 +488,7 @@ class sockets_backend final : public collective_backend {
       std::span<std::byte const> const answer = result(r, *whole, rank, ranks());
       {
         auto q = all_->all.lock();
-        q->jobs.push_back({{}, rank, head_of(r, answer.size()), whole, answer});
+        q->jobs.push_back({.to = rank, .head = head_of(r, answer.size()), .whole = whole, .part = answer});
       }
       all_->changed.notify_all();
     }
@@ -503,11 +504,12 @@ class sockets_backend final : public collective_backend {
       auto const &sends = j.parts[0], &receives = j.parts[1];
       if (!sends.came || !receives.came || sends.asks.fits(receives.asks))
         return;
+      // The one whose part came last is named. The receive's other rank is the sender.
       if (from == receives.asks.root)
         refuse_other(from, sends, sends.asks.root, receives, "transfer");
       refuse_other(from, receives, receives.asks.root, sends, "transfer");
     }
-    // With rank 0's part, which names the call.
+    // Rank 0's part decides what the call is: the others are compared with it once it has come.
     if (!j.parts[0].came)
       return;
     for (std::size_t r = 1; r < j.parts.size(); ++r)
@@ -542,7 +544,7 @@ class sockets_backend final : public collective_backend {
 
   void send(int to, frame_head const& h, std::span<std::byte const> content) const {
     bool const is_sent = sent(lines_[static_cast<std::size_t>(to)].get(), h, content);
-    // A rank 0 that has left reads no more: what waits is told of that.
+    // A rank 0 that has left reads no more, and blame_hub() tells of that if a call still waits.
     if (!is_sent && !hub_left_.load())
       throw fault{to, hung_up};
   }

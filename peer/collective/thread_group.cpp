@@ -154,13 +154,13 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
     if (r.turn < peers_calls)
       p.open.erase(p.open.begin());
     else
-      p.open.push_back({r, rank, at, 1, exceptions});
+      p.open.push_back({.first = r, .first_rank = rank, .at = at, .ranks = 1, .exceptions = exceptions});
     return;
   }
   std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s.closed);
   if (place == s.open.size())
-    s.open.push_back({r, rank, at, 0, exceptions});
+    s.open.push_back({.first = r, .first_rank = rank, .at = at, .ranks = 0, .exceptions = exceptions});
   ++s.open[place].ranks;
   s.open[place].exceptions = std::min(s.open[place].exceptions, exceptions);
   r.turn = next++;
@@ -185,17 +185,17 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
     --own_calls;
     // The peer had called it before: its call is open again.
     if (own_calls < peers_calls)
-      p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
+      p.open.insert(p.open.begin(), asked{.first = r.seen_from(rank), .first_rank = r.root, .at = at, .ranks = 1});
     else
       p.open.pop_back();
     return;
   }
   std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
   --next;
-  // This rank completed it: reopen it for the retry, in the name of another rank.
+  // This rank's call was the last, and closed it: it opens again for the retry, in the name of another rank.
   if (next < s.closed) {
     int const other = rank == 0 ? size() - 1 : 0;
-    s.open.insert(s.open.begin(), {r, other, at, size() - 1});
+    s.open.insert(s.open.begin(), asked{.first = r, .first_rank = other, .at = at, .ranks = size() - 1});
     --s.closed;
     return;
   }
@@ -262,7 +262,7 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
       m->last_rank = rank;
       s->meets.reset();
     } else {
-      s.lock().unlock();
+      s.lock().unlock();  // end_if_awaited() takes it
       end_if_awaited();
       s.lock().lock();
       // After an abort, or without a rank that has left, it never fills.
@@ -386,10 +386,13 @@ bool thread_group::shared::is_awaited(int rank) const noexcept {
   // In the collective that is its next.
   if (place < open.size() && open[place].exceptions < its)
     return true;
-  // `at_its_call`: exceptions of the other rank then. One that has called the next collective is judged by it:
-  // both come to their other calls behind it.
+  // `at_its_call`: the exceptions that had ended owners of the other rank when it called.
   auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
-    return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && at_its_call < its;
+    // The other has called this rank's next collective, and was judged by it above: both come to their other
+    // calls behind it.
+    if (next[static_cast<std::size_t>(other)] > next[r])
+      return false;
+    return other != rank && at_its_call < its;
   };
   // In a transfer with it.
   for (auto const& [of, p] : pairs) {
@@ -411,7 +414,8 @@ void thread_group::end_if_awaited() noexcept {
   std::string_view owner;
   {
     auto s = shared_.lock();
-    rank = s->aborted_by < 0 ? s->awaited() : -1;
+    if (s->aborted_by < 0)
+      rank = s->awaited();
     if (rank >= 0)
       owner = s->unwound[static_cast<std::size_t>(rank)].owner;
   }
@@ -498,7 +502,7 @@ std::vector<int> members_of(int color, std::span<color_and_key const> colors) {
 std::shared_ptr<group> group_of_threads(runtime::impl& owner, std::vector<int> devices, source_location at) {
   bool const simulated = owner.machine().simulated();
   auto by = simulated ? carried_by_streams(owner, devices) : carried_by_nccl(owner, devices, at);
-  // Links are not tested while collectives are under way, which later may always be so.
+  // Links are proven now. Later collectives may always be under way, and no link is tested beside them.
   if (!simulated && devices.size() > 1)
     owner.part<links>().prove_all(devices, at);
   auto all = shared_by_ranks(std::make_unique<thread_group>(owner, std::move(devices), std::move(by)));

@@ -54,7 +54,7 @@ launch_info read_launch(launcher_names const& l, source_location at) {
 
 launch_info this_launch(source_location at) {
   bool const within_mpirun = os::environment("OMPI_COMM_WORLD_SIZE").has_value();
-  // Within mpirun WORLD_SIZE alone may be there for another reason: torchrun sets MASTER_ADDR, too.
+  // torchrun sets WORLD_SIZE and MASTER_ADDR. Within mpirun WORLD_SIZE alone may have another reason.
   bool const within_torchrun = os::environment("WORLD_SIZE") && (os::environment("MASTER_ADDR") || !within_mpirun);
   if (within_torchrun)
     return read_launch(by_torchrun, at);
@@ -86,7 +86,7 @@ std::uint16_t master_port(source_location at) {
   return port;
 }
 
-// turn: of this process's communicators, which have a key each.
+// turn: this communicator's number in the process. Each has a key of its own.
 // The agent's store outlives its processes: a key may hold the address of an earlier rank 0, which does not
 // answer, or does not know the nonce. TORCHELASTIC_RESTART_COUNT cannot tell them apart: ranks disagree.
 rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t port, int turn, base::time_limit limit,
@@ -129,6 +129,7 @@ rendezvous_point by_torchrun_variables(launch_info const& l, int turn, base::tim
   if (os::environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True")
     return by_store(l, *host, port, turn, limit, at);
   rendezvous_point point;
+  // No one hands a random nonce around: the turn tells this process's communicators apart.
   point.id = {*host, port, static_cast<std::uint64_t>(turn)};
   if (l.rank == 0)
     point.listener = listen_or_throw(port, at);
@@ -151,7 +152,9 @@ open_mpi load_open_mpi(source_location at) {
   void* const library = os::load_library(file);
   std::string missing;
   auto const find = [&](char const* name) {
-    void* const found = library ? os::find_symbol(library, name) : nullptr;
+    void* found = nullptr;
+    if (library)  // else all names are missing
+      found = os::find_symbol(library, name);
     if (!found)
       missing += base::text(missing.empty() ? "" : ", ", name);
     return found;

@@ -71,6 +71,7 @@ class reception {
         throw timed_out("communicator", "rank 0 waited at port " + std::to_string(listener_.port) + ": " + what,
                         "Check the output of those ranks, and start one process for each rank", at, error_id{422});
       }
+      // In short turns: a rank that hangs up meanwhile is missing again.
       listen_once(std::min(left, most_hello_ns / 10));
     }
     tell_all(answer::welcome, greeting);
@@ -105,7 +106,7 @@ class reception {
           tell(s.get(), is, text);
   }
 
-  // Waits that long at most, reads what strangers say, and lets new ones in.
+  // Waits that long at most for anyone to speak or come. Reads what strangers say, and lets new ones in.
   void listen_once(std::int64_t ns) {
     std::vector<int> sockets{listener_.file.get()};
     for (stranger const& s : strangers_)
@@ -136,9 +137,10 @@ class reception {
         return;
       strangers_.push_back({std::move(s), {}, 0, now});
     }
-    strangers_.erase(strangers_.begin());  // the oldest makes room
+    strangers_.erase(strangers_.begin());  // all places are taken: the oldest makes room, for the next turn
   }
 
+  // A stranger has said its hello: it gets its place, or is refused.
   void know(stranger& s) {
     hello h;
     std::memcpy(&h, s.said.data(), sizeof h);
@@ -247,7 +249,8 @@ struct visitor {
     return std::chrono::nanoseconds(std::max(end - base::now_ns(), least_ns));
   }
 
-  // Returns: all is said and heard. Throws: as `take`
+  // Rank 0 welcomes all once it has both lines of each: so both say hello before one waits for its answer.
+  // Returns: whether rank 0 welcomed it on both. Throws: as take()
   bool try_to_meet(met& got) {
     why_not.clear();
     return connect(line::watch, got.with.watch) && connect(line::data, got.with.data) && hear(got.with.watch[0], got) &&
@@ -276,7 +279,7 @@ struct visitor {
   bool hear(os::owned_file const& from, met& got) {
     auto const said = hear_reply(from.get(), left(0));
     if (!said) {
-      // It had until the limit to answer.
+      // Only a silent rank 0 takes until the limit.
       bool const is_silent = base::now_ns() >= end;
       why_not = is_silent ? "it waits for other ranks" : "it hung up, or is not of this program";
       return false;
@@ -284,9 +287,10 @@ struct visitor {
     return take(said->first, said->second, got);
   }
 
-  // Throws: invalid_use, timed_out: to come again is of no use
+  // Returns: whether this rank is welcome; else it may come again.
+  // Throws: invalid_use, timed_out (to come again is of no use)
   bool take(answer is, std::string const& words, met& got) {
-    // Who can ask for the address again may have an earlier one.
+    // The address may be that of an earlier rank 0: it is asked for again.
     if (is == answer::late && may_ask_again) {
       why_not = "all ranks have met there";
       return false;

@@ -43,7 +43,7 @@ void rank_watch::end(std::span<transfers const> by_rank) noexcept {
   try {
     auto s = state_->all.lock();
     s->own_transfers.assign(by_rank.begin(), by_rank.end());
-  } catch (...) {}  // no host memory: the others are not told
+  } catch (...) {}  // no host memory: the others are told no transfers
   ending_.store(true, base::memory_order_release);
   os::wake_up(state_->wake.get());
   thread_.join();
@@ -62,8 +62,9 @@ void rank_watch::labour() noexcept {
 
 void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
-  // Else a call is withdrawn.
-  if (collectives > s->own.count)
+  // A smaller count withdraws a call, whose place the next call takes.
+  bool const is_new = collectives > s->own.count;
+  if (is_new)
     s->exceptions[collectives % state::traces_kept] = exceptions;
   s->own = {collectives, trace};
   s->traces[collectives % state::traces_kept] = trace;
@@ -72,7 +73,7 @@ void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uin
 void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept {
   try {
     auto s = state_->all.lock();
-    std::uint64_t const numbers[] = {s->own.count, exceptions, meets};
+    std::uint64_t const numbers[] = {s->own.count, exceptions, meets};  // the count, and state::marks
     state_->tell_end(*s, state::kind::unwound, rank_, {state::chars_of(numbers).data(), sizeof numbers},
                      {reinterpret_cast<char const*>(by_rank.data()), by_rank.size_bytes()});
   } catch (...) {}  // no host memory: the others wait until this rank ends
@@ -88,15 +89,16 @@ int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers con
     std::uint64_t const next = s->gone_count[r] + 1;  // the collective that it has not called
     bool const has_called_next = s->own.count >= next;
     if (has_called_next) {
-      // A rank that has called it is judged by it: both come to their other calls behind it.
-      bool const is_known = s->own.count - next < state::traces_kept;
-      if (is_known && s->exceptions[next % state::traces_kept] < its)
+      // This rank is judged by that call: both come to their other calls behind it.
+      bool const is_kept = s->own.count - next < state::traces_kept;
+      if (is_kept && s->exceptions[next % state::traces_kept] < its)
         return static_cast<int>(r);
       continue;
     }
     transfers const& with_this = s->gone_transfers[r];
     bool const in_transfer = own[r].sent > with_this.received || own[r].received > with_this.sent;
-    bool const in_meet = meets == s->unwound[r].meets + 1;
+    bool const in_meet = meets == s->unwound[r].meets + 1;  // the first one that it has not come to
+    // This rank waits for it now, so its own exceptions of now count.
     if ((in_transfer || in_meet) && exceptions < its)
       return static_cast<int>(r);
   }
@@ -144,7 +146,7 @@ rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, 
   state_->changed.wait_for(s.lock(), limit, [&] { return all_came() || is_over(); });
   if (!all_came())
     state_->withdraw(*s);
-  // Rank 0 knows whether the last rank came before the withdrawal.
+  // Rank 0 knows whether the last rank came before the withdrawal: the others wait for its answer.
   if (!state_->is_hub())
     state_->changed.wait(s.lock(), [&] { return all_came() || s->withdrawn || is_over(); });
   if (all_came())

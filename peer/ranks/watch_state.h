@@ -15,8 +15,8 @@ struct rank_watch::state {
   struct head {
     std::uint32_t bytes = 0;  // that follow
     kind is = kind::beat;
-    std::int32_t about =
-        0;  // the accused, the rank that has gone, brought or unwound. standing: 1 answers a withdrawal
+    // The accused, the rank that has gone, brought or unwound. standing: 1 answers the receiver's withdrawal.
+    std::int32_t about = 0;
     rank_watch::round round{};  // arrive, brought
   };
   static constexpr std::size_t most_bytes = 16384;
@@ -54,7 +54,7 @@ struct rank_watch::state {
     std::vector<int> gone_in_order;         // the same ranks
     std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
     std::vector<transfers> gone_transfers;  // with this rank
-    std::vector<marks> unwound;             // since it had called what the two above say
+    std::vector<marks> unwound;             // after the calls that the two above count
     std::vector<transfers> own_transfers;   // set when this rank ends
     std::uint64_t barriers = 0;             // completed
     std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
@@ -94,21 +94,23 @@ struct rank_watch::state {
       send(s, r, is, about, bytes, of_round);
   }
 
-  // That a rank has gone, or is unwound. `counts`: its count; if it is unwound, also its marks. `sums`: its
-  // transfers, by rank; empty: not known. Rank 0 gets all, and tells each other rank those with it.
-  void tell_end(shared& s, kind is, int rank, std::string_view counts, std::string_view sums) {
+  // Tells that a rank has gone, or is unwound. `counts`: its count; if it is unwound, its marks follow.
+  // `by_rank`: its transfers with each rank; empty: not known.
+  // Rank 0 gets the whole table. It tells each other rank one entry: the transfers with that rank.
+  void tell_end(shared& s, kind is, int rank, std::string_view counts, std::string_view by_rank) {
     if (!is_hub())
-      return send(s, 0, is, rank, std::string(counts) + std::string(sums));
+      return send(s, 0, is, rank, std::string(counts) + std::string(by_rank));
     for (int r = 1; r < of.size_; ++r) {
       if (r == rank)
         continue;
-      std::string_view with_it;
-      if (!sums.empty())
-        with_it = sums.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
-      send(s, r, is, rank, std::string(counts) + std::string(with_it));
+      std::string_view with_r;
+      if (!by_rank.empty())
+        with_r = by_rank.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
+      send(s, r, is, rank, std::string(counts) + std::string(with_r));
     }
   }
 
+  // Sends as much as the lines take now. What has no line, or none any more, is dropped.
   void write_out() {
     auto s = all.lock();
     for (std::size_t r = 0; r < lines.size(); ++r) {
@@ -137,7 +139,7 @@ struct rank_watch::state {
         s->failure = why.substr(0, most_bytes);
         if (tell)
           send_all(*s, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
-      } catch (...) {}  // no host memory: the others see this rank end
+      } catch (...) {}  // no host memory: this rank alone has failed, until the others see it end
       of.failed_.store(true, base::memory_order_release);
     }
     changed.notify_all();
@@ -165,7 +167,7 @@ struct rank_watch::state {
     s.coming.assign(lines.size(), {});
     bool const is_news = std::any_of(s.brought.begin(), s.brought.end(),
                                      [&](offer const& b) { return !b.bytes.empty() || b.is != s.brought[0].is; });
-    // Each takes the others' offers to be as its own.
+    // Without news each rank takes the others' offers to be as its own.
     if (!is_news)
       return;
     for (int rank = 0; rank < of.size_; ++rank) {
@@ -206,7 +208,7 @@ struct rank_watch::state {
       s.places[0] = place::gave_up;
       stand(s);
     } else {
-      s.withdrawn = false;
+      s.withdrawn = false;  // until rank 0 answers this one
       send(s, 0, kind::withdraw, of.rank_, chars_of(s.barriers));
     }
     os::wake_up(wake.get());
@@ -214,7 +216,7 @@ struct rank_watch::state {
 
   void close(int rank, std::string const& how) {
     lines[static_cast<std::size_t>(rank)].socket.close();
-    // It has said that it goes.
+    // It said before that it goes: its end is no failure.
     if (all.lock()->gone[static_cast<std::size_t>(rank)])
       return;
     decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
@@ -248,7 +250,7 @@ struct rank_watch::state {
     while (line.unread.size() >= sizeof(head)) {
       head h;
       std::memcpy(&h, line.unread.data(), sizeof h);
-      // An end has transfers of each rank; understood() knows their length.
+      // A message of an end has a table of all ranks, and so may be longer: understood() knows its length.
       bool const tells_an_end = h.is == kind::gone || h.is == kind::unwound;
       bool const is_too_long = h.bytes > most_bytes && !tells_an_end;
       if (is_too_long || !understood(from, h))
@@ -263,7 +265,7 @@ struct rank_watch::state {
 
   bool understood(int from, head const& h) const noexcept {
     bool const by_hub = from == 0, about_a_rank = h.about >= 0 && h.about < of.size_;
-    // Bytes; transfers may be missing.
+    // All in bytes. A message of an end may lack the transfers.
     std::size_t const number = sizeof(std::uint64_t), its_transfers = by_hub ? sizeof(transfers) : all_transfers();
     switch (h.is) {
       case kind::beat: return h.bytes == sizeof(called) && about_a_rank;
@@ -314,8 +316,11 @@ struct rank_watch::state {
   // marks if it is unwound, and its transfers.
   void heard_end(int from, head const& h, std::string const& bytes) {
     bool const is_gone = h.is == kind::gone;
+    // Each rank tells rank 0 of itself; rank 0 tells the others of any.
     std::size_t const about = static_cast<std::size_t>(is_hub() ? from : h.about);
-    std::size_t const count_bytes = sizeof(std::uint64_t) + (is_gone ? 0 : sizeof(marks));
+    std::size_t counts_bytes = sizeof(std::uint64_t);
+    if (!is_gone)
+      counts_bytes += sizeof(marks);
     {
       auto s = all.lock();
       if (is_gone && !s->gone[about]) {
@@ -324,15 +329,16 @@ struct rank_watch::state {
       }
       s->gone_count[about] = number_in(bytes);
       transfers& with_this = s->gone_transfers[about];
-      with_this = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told: no transfer waits for it
-      // Rank 0 hears of those with all ranks, its own first. Others hear of their own alone.
-      if (bytes.size() > count_bytes)
-        std::memcpy(&with_this, bytes.data() + count_bytes, sizeof with_this);
+      // The most there can be, in case they are not told: then no transfer seems to wait for that rank.
+      with_this = {~std::uint64_t{0}, ~std::uint64_t{0}};
+      // The first entry is this rank's: rank 0 leads the table that it hears, the others hear one entry.
+      if (bytes.size() > counts_bytes)
+        std::memcpy(&with_this, bytes.data() + counts_bytes, sizeof with_this);
       if (!is_gone)
         std::memcpy(&s->unwound[about], bytes.data() + sizeof(std::uint64_t), sizeof(marks));
       of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
       if (is_hub())
-        tell_end(*s, h.is, from, bytes.substr(0, count_bytes), std::string_view(bytes).substr(count_bytes));
+        tell_end(*s, h.is, from, bytes.substr(0, counts_bytes), std::string_view(bytes).substr(counts_bytes));
     }
     changed.notify_all();
     of.on_change_();
@@ -349,7 +355,10 @@ struct rank_watch::state {
         s->coming[who] = {h.round, bytes.substr(sizeof barrier)};
       s->places[who] = arrives ? place::waits : place::gave_up;
     }
-    stand(*s, arrives ? -1 : from);
+    int withdrawing = -1;
+    if (!arrives)
+      withdrawing = from;  // it waits for an answer, also about an earlier barrier
+    stand(*s, withdrawing);
   }
 
   void heard_standing(head const& h, std::string const& bytes) {
@@ -357,7 +366,7 @@ struct rank_watch::state {
     s->barriers = number_in(bytes);
     for (std::size_t r = 0; sizeof s->barriers + r < bytes.size(); ++r)
       s->places[r] = static_cast<place>(bytes[sizeof s->barriers + r]);
-    // It answers this rank's withdrawal.
+    // The message answers this rank's withdrawal.
     if (h.about == 1)
       s->withdrawn = true;
   }
@@ -368,7 +377,7 @@ struct rank_watch::state {
       peer_line const& line = lines[static_cast<std::size_t>(r)];
       {
         auto s = all.lock();
-        // No trace of rank 0 to compare with: it has not called as many, or keeps that one no longer.
+        // Nothing to compare: that rank has called nothing, rank 0 less, or rank 0 has dropped that trace.
         if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept)
           continue;
         if (s->traces[line.count % traces_kept] == line.trace)
@@ -406,7 +415,7 @@ struct rank_watch::state {
       most = std::max(most, line.count);
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
-      // Rank 0 sends itself no beat.
+      // Rank 0 sends itself no beat: what heard_beat() does for the others is done here.
       if (r == 0 && line.count != own) {
         line.count = own;
         line.waited_ns = 0;
@@ -422,7 +431,8 @@ struct rank_watch::state {
     }
   }
 
-  // After the end began it stays until all is sent, for a limited time.
+  // The watching thread: a turn each period, or when something comes. After this rank's end began, it stays
+  // until all is sent, for a limited time.
   void run() {
     std::int64_t const period = std::clamp<std::int64_t>(of.limits_.silence.ns() / 8, 2'000'000, 1'000'000'000);
     std::int64_t last = base::now_ns();
@@ -450,6 +460,7 @@ struct rank_watch::state {
         tell_own_end();
       }
       write_out();
+      // A rank that ends judges no other.
       if (end != 0)
         continue;
       if (of.turn_away_)
@@ -478,12 +489,12 @@ struct rank_watch::state {
 
   void tell_own_end() {
     auto s = all.lock();
-    std::string_view sums;
-    // Else they are not known.
+    std::string_view by_rank;
+    // Without a table, end() was told none: the transfers are not known.
     if (s->own_transfers.size() == lines.size())
-      sums = {reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers()};
+      by_rank = {reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers()};
     auto const count = chars_of(s->own.count);
-    tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, sums);
+    tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, by_rank);
   }
 
   std::vector<bool> ready_;
