@@ -59,7 +59,7 @@ class trace_writer {
       }
     }
   }
-  void finish() {
+  void finish() {  // without the entries that hold() took back
     std::erase_if(out_, [](report::trace_entry const& e) { return e.action.empty(); });
   }
 
@@ -68,7 +68,7 @@ class trace_writer {
     e.action = action;
     out_.push_back(e);
   }
-  // The free before it is not complete: its second entry goes, and comes with free_completed.
+  // The free just added is not complete: its second entry is taken back, and comes with free_completed.
   void hold(observe::event const& e) {
     auto const asked = asked_.find(e.at);
     if (asked == asked_.end())
