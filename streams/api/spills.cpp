@@ -65,7 +65,7 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
       continue;
     int const device = known->second.its->on.index();
     // With the turn, no other thread puts the pool to sleep or wakes it. take_turn() is false if this thread
-    // has the turn already, or if the thread that has it may wait for this one.
+    // has it already, or has a hold: but no pool ends inside the callable of a launch (weir/pool.h).
     bool const took_turn = take_turn(device, lock);
     members_.erase(p);
     if (took_turn)

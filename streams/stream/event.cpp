@@ -57,7 +57,7 @@ void event::record(stream_ref s, source_location at) {
                         streams::describe(stream) + "; the event is of gpu:" + std::to_string(recorded->device()) +
                             ", recorded on " + streams::describe(before),
                         "Use an event for each device", at, error_id{240});
-  } else {
+  } else {  // not recorded yet, or in a runtime that has ended
     auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
     require(made.is, "event::record", streams::describe(stream), "", at);
     recorded = std::move(made.value);

@@ -42,11 +42,11 @@ class stopwatch {
     auto const s = machine_.create_stream(device, driver::stream_kind::independent, 0);
     if (!s.ok())
       return {};
-    bool const is_past = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
-                         machine_.synchronize_event(made.event->handle()).ok();
+    bool const has_passed = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
+                            machine_.synchronize_event(made.event->handle()).ok();
     made.ns = base::now_ns();
     (void)machine_.destroy_stream(device, s.value);
-    if (!is_past)
+    if (!has_passed)
       return {};
     base::lock_guard const hold(lock_);
     known = made;
