@@ -179,7 +179,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, stream)) {
     a->record_use(p, stream, at);
-    // This thread's next mark for the stream needs no lock. Borrowed and captured streams come here each time.
+    // This thread's next mark for the stream needs no lock, except of borrowed and captured streams.
     if (stream.alive() != clock::life::borrowed && !stream.seen_captured())
       memory::remember_user(stream);
     return;

@@ -25,7 +25,7 @@ locked_ranges::~locked_ranges() {
   for (auto const own : left)
     unlock(own);
   base::lock_guard const alone(changing_);
-  // A last try for what a capture or a refusal has left locked, whatever the devices answer: none comes later.
+  // A last try for what a capture or a refusal has left locked, whatever the devices answer.
   static_cast<void>(runtime_.has_come_to_rest());
   unlock_idle();
 }

@@ -70,7 +70,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool take_turn(int device, base::unique_lock&) noexcept;
   void end_turn(int device) noexcept;
   void wake_all(set const&, base::unique_lock&, source_location);
-  // Requires: lock_. Whether one of them falls asleep now, or sleeps while another thread has its device's turn.
+  // Requires: lock_. Whether one of them falls asleep now, or sleeps while another thread has the turn.
   // asleep: gets those that are asleep, for a caller that need not wait
   bool must_wait_for(set const&, std::vector<pool_state*>& asleep);
   // Requires: lock_, and must_wait_for() was false. Returns: devices whose turn this thread did not have yet

@@ -78,8 +78,8 @@ struct pinned_memory::state {
       p.space.note_idle(free, base::now_ns());
   }
 
-  // The block's use by that stream, made at the first call. Copying threads write it without the lock, perhaps
-  // after another thread has freed the block: that must be harmless.
+  // The block's use by that stream, made at the first call. Copying threads write it without the lock,
+  // perhaps after another thread has freed the block: that must be harmless.
   static pinned_use* use_of(pool& p, pinned_space::range& one, std::uint64_t stream) {  // Throws: bad_alloc
     for (auto* const use : one.last)
       if (use->stream.load(base::memory_order_relaxed) == stream)

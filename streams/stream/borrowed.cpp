@@ -60,8 +60,8 @@ borrowed_streams::borrowed_streams(runtime::impl& r) : runtime_(r), clocks_(r.pa
   contents_.lock()->uncovered.resize(static_cast<std::size_t>(r.device_count()));
 }
 
-// Of a captured stream. Returns: its clock if it is registered, on whatever device. Else null, and `device` becomes
-// that where the handle was seen before, if it was.
+// Of a captured stream. Returns: its clock if it is registered, on whatever device. Else null, and `device`
+// becomes that where the handle was seen before, if it was.
 clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::identity const& is) {
   for (int d = 0; d < runtime_.device_count(); ++d)
     if (auto* const registered = clocks_.known(d, is.handle))

@@ -104,7 +104,7 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   streams::timed_work const timed(stream, "wait", 0, at, other.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
   auto is = stream.wait(wanted);
-  // No fence can be recorded now on a borrowed or retired stream: only the host can wait for what none covers.
+  // No fence can be recorded now on a borrowed or retired stream. What none covers, the host waits for.
   bool const cannot_be_fenced = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
   if (!is.ok() && cannot_be_fenced)
     is = clocks_of(stream).synchronize(wanted);
