@@ -30,7 +30,7 @@ std::string text_of(source_location at) {
 }  // namespace
 
 std::uint64_t adoptions::add(void* block, source_location at) {
-  base::no_switch const one_step;  // earlier work of buffers is not part of a run
+  base::no_switch const one_step;  // the books outlast a seeded run, and must decide nothing in it
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
   if (its.owned)
@@ -38,13 +38,13 @@ std::uint64_t adoptions::add(void* block, source_location at) {
                       base::address_text(block) + " belongs to the buffer that adopted it" + text_of(its.at),
                       "Move that buffer, or release() the block first", at, error_id{183});
   std::uint64_t const number = now() + 1;
-  its = {number, true, at};
+  its = {.number = number, .owned = true, .at = at};
   now_.set(number + 1);
   return number;
 }
 
 bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
-  base::no_switch const one_step;
+  base::no_switch const one_step;  // as in add()
   source_location by{nullptr, nullptr, 0};
   {
     auto all = last_of_each().lock();

@@ -33,13 +33,13 @@ class graph_book {
           bool const executables = all.destroy_doomed(all.executables_), graphs = all.destroy_doomed(all.graphs_);
           return executables || graphs;
         },
-        this, -1);
+        this, -1);  // before the program's callbacks, which have order 0 unless they choose
   }
   ~graph_book() {
     memory_.remove_callback(callback_);
     end(executables_), end(graphs_);
   }
-  // A place for what the driver makes next. Throws: bad_alloc
+  // A place for what the driver makes next: made() then allocates nothing. Throws: bad_alloc
   template <class Handle>
   class expected {
    public:
@@ -242,7 +242,7 @@ struct WEIR_LOCAL graph::state {
       return;
     book.drop(ready);
     book.drop(kept);
-    // The last graph of its memory: what comes next there can wait for fenced launches.
+    // The last graph of its memory has ended. Its launches get fences, for which the next users can wait.
     if (memory.use_count() == 1)
       memory->life()->fence_launches(r->part<clock::clocks>());
   }
@@ -270,6 +270,7 @@ struct WEIR_LOCAL graph::state {
               : "",
           at);
     place.made(made.value);
+    // The driver does not tell an executable's size: it is what the device's free memory lost meanwhile.
     auto const after = machine.memory(device);
     bool const is_less = before.ok() && after.ok() && after.value.free < before.value.free;
     driver_bytes = is_less ? before.value.free - after.value.free : 0;
@@ -319,7 +320,7 @@ void graph::launch(stream_ref on, source_location at) {
   streams::timed_work const timed(s, "graph", 0, at);
   base::call_site const in(s.owner().observer(), "graph::launch", at);
   auto const is = s.owner().machine().launch_graph(s.device(), s.handle(), g.ready);
-  require(is.what == driver::code::lost ? s.note(is) : is, "graph::launch", streams::describe(s),
+  require(s.note(is), "graph::launch", streams::describe(s),
           is.what == driver::code::not_permitted ? "A captured stream takes no graph: launch it outside of the capture"
                                                  : "",
           at);
@@ -352,7 +353,7 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
   }
   book.drop(std::exchange(g.kept, now));
   if (g.ready == executable_handle::none)
-    return;
+    return;  // the first launch instantiates it
   try {
     g.instantiate(s.owner(), at);
   } catch (...) {

@@ -38,7 +38,9 @@ class copied_store : public memory::page_store {
     return line_.fence().is;
   }
   driver::status wait(std::size_t number) override {
-    return clocks_.complete(marks_[number]) ? driver::status{} : clocks_.synchronize(marks_[number]);
+    if (clocks_.complete(marks_[number]))
+      return {};
+    return clocks_.synchronize(marks_[number]);
   }
   driver::status wait_all() override { return line_.synchronize(); }
 
@@ -47,7 +49,7 @@ class copied_store : public memory::page_store {
 
  protected:
   virtual bool take(std::size_t bytes) = 0;  // false: there is no room
-  // The loss of another device is none of the pool's.
+  // Another device of the copy may be lost: to the pool, whose own is not, the copy has just failed.
   driver::status of_the_pool(driver::status s) const noexcept {
     return s.what == driver::code::lost && !clocks_.lost(line_.device()) ? driver::status{driver::code::failed} : s;
   }
@@ -100,7 +102,8 @@ class host_store final : public copied_store {
       return of_the_pool({driver::code::lost});
     } catch (error const&) {
       return {driver::code::failed};
-    } catch (std::bad_alloc const&) {}  // the copy goes straight
+    } catch (std::bad_alloc const&) {}
+    // Nothing was enqueued on lent links: the copy takes the device's own.
     return try_copy(line_, dst, src, bytes, at_);
   }
   bool take(std::size_t bytes) override {

@@ -30,9 +30,12 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   known_range out;
   out.at = at, out.bytes = bytes;
   auto const judge_in = [&](std::optional<memory::block> const& found) {
-    out.is = !found ? verdict::no_block : found->asleep ? verdict::asleep : judge(*found, at, bytes);
-    if (found)
-      out.block = *found;
+    if (!found) {
+      out.is = verdict::no_block;
+      return;
+    }
+    out.is = found->asleep ? verdict::asleep : judge(*found, at, bytes);
+    out.block = *found;
   };
   if (auto const from = reinterpret_cast<std::uintptr_t>(at); from + bytes < from) {
     out.is = verdict::wraps;
@@ -88,6 +91,7 @@ known_range const& known_range::require_inside(std::string_view operation, std::
                                                source_location where) const {
   if (is == verdict::inside || is == verdict::unknown) [[likely]]
     return *this;
+  // Always throws: no case below goes on after it.
   auto const refuse = [&](std::string const& what, char const* remedy, error_id id) {
     std::string const asked = bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for the rest of its block";
     throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where,

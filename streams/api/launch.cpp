@@ -78,7 +78,7 @@ class touches {
       if (bytes == 0)
         bytes = streams::known_range::of(r, u.address, 0).left();
       if (bytes == 0)
-        continue;  // zero bytes
+        continue;  // an empty block
       driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access_mode::read};
       if (uses.size() > few_.size())
         many_.push_back(t);
@@ -188,7 +188,8 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     if (found[i].pinned)
       found[i].pinned->record_use(uses[i].address, stream);
   }
-  // A simulated launch begins in queue_work(), which holds the pools again: the copy of the body may throw before.
+  // A simulated launch begins in queue_work(), which holds the pools itself. Until then the body is copied.
+  // If that threw after keep(), nothing would let the pools go.
   if (r.machine().simulated())
     return true;
   streams::begin_timed_launch(stream, at);
@@ -198,7 +199,7 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
 
 void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
-  std::optional<held_pools> held;  // until the end; made where a throw drops the work
+  std::optional<held_pools> held;  // until this returns; made inside the try, whose catch drops the work
   base::call_site const in(stream.owner().observer(), "launch", at);
   streams::begin_timed_launch(stream, at);
   driver::status is;
@@ -217,7 +218,7 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
     streams::end_timed_launch();
     throw;
   }
-  // Else end_work() ends it.
+  // Work that was queued is timed until end_work().
   if (!is.ok())
     streams::end_timed_launch();
   require_of(stream, is, "launch", at);  // a refusing driver has dropped the work
@@ -239,7 +240,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
   if (!stream.owner().machine().simulated())
-    let_pools_go(stream);
+    let_pools_go(stream);  // begin_work() kept them; of a simulated launch, queue_work() has let them go
   streams::named_work const named(stream);
   streams::end_timed_launch();
   driver::driver& machine = stream.owner().machine();
@@ -249,7 +250,7 @@ void end_work(stream_ref s, std::span<memory_use const> uses, source_location at
   if (stream.owner().options().launch_blocking) [[unlikely]] {
     auto const capturing = machine.capturing(stream.device(), stream.handle());
     require_of(stream, capturing.is, "launch", at);
-    if (!capturing.value)
+    if (!capturing.value)  // in a capture nothing runs yet
       require_of(stream, machine.synchronize_stream(stream.device(), stream.handle()), "launch", at);
   }
 }
@@ -284,7 +285,7 @@ void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   auto* const given = new detail::body(
       {[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()},
       stream, "launch_host", at);
-  static_cast<void>(kept.release());
+  static_cast<void>(kept.release());  // `given` deletes it. The driver drops `given`, even if it refuses
   detail::require_of(stream,
                      stream.owner().machine().host_function(stream.device(), stream.handle(),
                                                             {detail::body::run, detail::body::drop, given}),

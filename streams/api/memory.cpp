@@ -123,7 +123,7 @@ void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, sour
 }
 void detail::deallocate_slowly(void* p, source_location at) {
   if (memory::fast_deallocate_marked(nullptr, p))
-    return;
+    return;  // a block with marks, while neither a history nor a checker is told
   end_noted(p, at, [&] {
     if (memory::fast_deallocate_noted(p))
       return;
@@ -170,7 +170,7 @@ void streams::tell_of_refused_free(void const* p, char const* end) noexcept {
     } catch (std::bad_alloc const&) {
       tell_stays(p, end, "no host memory");
     }
-  } catch (...) {}  // no host memory for the line, or a process that ends
+  } catch (...) {}  // no host memory for the line, or another exception, as while the process ends
 }
 
 void record_stream(void const* p, stream_ref user, source_location at) {
@@ -179,6 +179,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, stream)) {
     a->record_use(p, stream, at);
+    // This thread's next mark for the stream needs no lock, except of borrowed and captured streams.
     if (stream.alive() != clock::life::borrowed && !stream.seen_captured())
       memory::remember_user(stream);
     return;
@@ -255,7 +256,7 @@ void buffer::reset() noexcept {
   if (k == memory_kind::pageable)
     return std::free(p);
   if (process_was_forked() || !streams::adoptions::owner_ends(p, since))
-    return;  // owned elsewhere
+    return;  // a child's copy of a block, or another buffer owns it
   try {      // if the runtime is gone, it has dealt with the block
     end_noted(p, its_end, [&] {
       if (k == memory_kind::pinned) {

@@ -34,11 +34,12 @@ class neighbour_store final : public copied_store {
   bool take(std::size_t bytes) override {
     if (memory_.free_pages() < bytes)
       return false;
-    // To memory that is not open the driver copies through the host. Opened first, it consists of few handles.
+    // The pool's device gets access. Without it, which is no error, the driver copies through the host.
+    // What is mapped after open_to() is open in few handles; grant() opens what was mapped before.
     (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
-    (void)memory_.grant(block_, line_.device());  // what was mapped before
-    // The copies run behind what the block's memory did before.
+    (void)memory_.grant(block_, line_.device());
+    // The copies run behind earlier uses of the block's memory. If the device cannot wait, the host does.
     if (line_.wait(home_.now()).ok())
       return true;
     return clocks_.synchronize(home_.now()).ok();

@@ -21,12 +21,12 @@ void* allocate_pageable(runtime::impl* of, std::string_view operation, size_t by
     throw invalid_use(std::string(operation), "alignment of " + std::to_string(alignment) + " B",
                       "Ask for at most 2 MiB", at, error_id{200});
   size_t const align = std::max<size_t>(alignment, 64);
-  // The rounding of the library and this one must not wrap.
-  bool const addable = bytes <= static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - align - 4096;
+  // Neither the rounding below nor the C library's own may wrap.
+  bool const can_be_rounded = bytes <= static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - align - 4096;
   return memory::find_or_run_out(
       {of, operation, at},
       [&]() -> void* {
-        return addable ? std::aligned_alloc(align, std::max(align, base::round_up(bytes, align))) : nullptr;
+        return can_be_rounded ? std::aligned_alloc(align, std::max(align, base::round_up(bytes, align))) : nullptr;
       },
       [&] {
         memory_report r{};

@@ -18,7 +18,8 @@ pool::pool(std::string name, pool_options o, source_location at) {
   if (o.registered && !o.limit)
     throw invalid_use("pool", "pool " + name + ", registered, without a limit",
                       "Set pool_options::limit: a registered pool takes it at once", at, error_id{443});
-  auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &its, nullptr}});
+  auto made =
+      std::make_unique<state>(state{{.name = name, .on = d, .of = known_runtime(r), .memory = &its, .here = nullptr}});
   auto const make_registered = [&] {
     return &its.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at);
   };
@@ -112,16 +113,19 @@ size_t pool::sleep(sleep_to where, source_location at) {
     streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
   runtime::impl& r = *s.of.if_alive();
-  auto const store = [&]() -> std::unique_ptr<streams::copied_store> {
-    if (!to_host)
-      return nullptr;
-    return std::make_unique<streams::host_store>(r, s.on.index(), at);
-  };
   memory_report short_of{};
+  auto const attempt = [&]() -> std::optional<size_t> {
+    // Another sleep() took its memory.
+    if (s.here->is_asleep())
+      return size_t{0};
+    std::unique_ptr<streams::copied_store> store;  // null: its bytes are dropped
+    if (to_host)
+      store = std::make_unique<streams::host_store>(r, s.on.index(), at);
+    return s.sleep(std::move(store), short_of, at);
+  };
   return *memory::find_or_run_out(
-      {&r, "pool::sleep", at},
-      [&] { return s.here->is_asleep() ? std::optional<size_t>(0) : s.sleep(store(), short_of, at); },
-      [&] { return short_of; }, [&] { r.part<streams::pinned_memory>().count_ran_out(); });
+      {&r, "pool::sleep", at}, attempt, [&] { return short_of; },
+      [&] { r.part<streams::pinned_memory>().count_ran_out(); });
 }
 
 void pool::wake(source_location at) {

@@ -25,6 +25,7 @@ locked_ranges::~locked_ranges() {
   for (auto const own : left)
     unlock(own);
   base::lock_guard const alone(changing_);
+  // A last try for what a capture or a refusal has left locked, whatever the devices answer.
   static_cast<void>(runtime_.has_come_to_rest());
   unlock_idle();
 }
@@ -107,9 +108,9 @@ driver::status locked_ranges::lock_each(std::vector<base::byte_range> const& fre
 
 driver::status locked_ranges::lock(base::byte_range own, source_location at) {
   base::lock_guard const alone(changing_);
-  // What a refused unlock has left goes first. Copies may have used it: without rest it stays.
-  bool const at_rest = !has_idle() || have_come_to_rest();
-  if (at_rest)
+  // First goes what earlier unlocks have left locked. If copies may still use it, it stays.
+  bool const idle_is_unused = !has_idle() || have_come_to_rest();
+  if (idle_is_unused)
     unlock_idle();
   base::byte_range const pages = whole_pages(own);
   std::vector<base::byte_range> const fresh = enter(own, pages);
@@ -122,8 +123,8 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
         all->pages.erase(fresh[i].at);
       all->ranges.erase(own.at);
     }
-    let_go(pages);  // what was locked before the refusal is idle then
-    if (at_rest)
+    let_go(pages);  // what was locked before the refusal is idle then, and no copy has used it
+    if (idle_is_unused)
       unlock_idle();
     return is;
   }
@@ -135,7 +136,7 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
     static_cast<void>(books_.unpinned(own.at));
     all_.lock()->ranges.erase(own.at);
     let_go(pages);
-    if (at_rest)
+    if (idle_is_unused)
       unlock_idle();
     throw;
   }

@@ -64,7 +64,8 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
     if (known == members_.end())
       continue;
     int const device = known->second.its->on.index();
-    // No other thread moves it meanwhile, except one that may wait for this thread.
+    // With the turn, no other thread puts the pool to sleep or wakes it. take_turn() is false if this thread
+    // has it already, or has a hold: but no pool ends inside the callable of a launch (weir/pool.h).
     bool const took_turn = take_turn(device, lock);
     members_.erase(p);
     if (took_turn)
@@ -123,13 +124,13 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
   set needs = pools_of(memory_, what);
   base::unique_lock lock(lock_);
   auto& mine = held_[base::this_thread_id()];
-  mine.emplace_back();  // also for a call that needs none: let_go() ends it
+  mine.emplace_back();  // even if the call needs no pool: its let_go() takes one entry away
   try {
     needs = under_spill(std::move(needs));
     if (needs.empty())
       return;
     int const device = members_.at(needs.front()).its->on.index();
-    lock.unlock();
+    lock.unlock();  // for the driver call
     auto const captured = (on ? *on : current_clock(runtime_, device, at)).captured();
     bool const inside_capture = captured.ok() && captured.value;
     lock.lock();
@@ -144,7 +145,7 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
                           error_id{431});
       m.stays |= inside_capture;
     }
-    // Inside a hold all are awake, and stay so.
+    // Inside a hold the loop has found all awake, and the lock was not given up since.
     if (!inside_hold)
       memory::as_called(operation, [&] { wake_all(needs, lock, at); });
     needs = under_spill(std::move(needs));  // as above
@@ -166,7 +167,7 @@ void spills::let_go() noexcept {
   base::lock_guard const hold(lock_);
   auto const mine = held_.find(base::this_thread_id());
   if (mine == held_.end() || mine->second.empty())
-    return;  // the first spill began inside the call
+    return;  // this call began before the first spill: nothing was held for it
   for (auto* const p : mine->second.back()) {
     if (auto const m = members_.find(p); m != members_.end() && m->second.holds)
       --m->second.holds;
@@ -218,7 +219,7 @@ void spills::note_wanted(set const& pools, int change) {
   }
 }
 
-// Returns without a hold, under the lock: the caller holds them before it gives the lock up.
+// Returns with all of them awake and the lock held. The caller counts its holds before it gives the lock up.
 void spills::wake_all(set const& needs, base::unique_lock& lock, source_location at) {
   for (;;) {
     std::vector<pool_state*> asleep;
@@ -272,7 +273,7 @@ spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t sea
   return out;
 }
 
-// False: it gave nothing, and another one may do.
+// False: it gave no memory. Its bytes go to the first neighbour with room, else to the host.
 bool spills::put_to_sleep(member const& m) {
   int const own = m.its->on.index();
   memory_report short_of{};
@@ -281,7 +282,7 @@ bool spills::put_to_sleep(member const& m) {
       auto store = std::make_unique<neighbour_store>(runtime_, own, neighbour, m.at);
       if (auto const gave = m.its->sleep(std::move(store), short_of, m.at))
         return *gave > 0;
-    } catch (...) {}  // no room there, either
+    } catch (...) {}  // as without room: the next one
   }
   try {
     return m.its->sleep(std::make_unique<host_store>(runtime_, own, m.at), short_of, m.at).value_or(0) > 0;
@@ -295,11 +296,11 @@ bool spills::make_room(memory_report const& why) {
   auto* const memory = memory_.if_made(device);
   if (!memory)
     return false;
-  // The pool's own limit refuses it, not the device.
+  // The pool's own limit refuses it, not the device: other pools that sleep do not help.
   if (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit)
     return false;
   base::unique_lock lock(lock_);
-  // A thread with a hold waits for no hold of another.
+  // A thread with a hold waits for no hold of another: then only pools without a hold may sleep.
   bool const unheld = holds_any();
   bool const took_turn = take_turn(device, lock);
   if (turn_of(device) != base::this_thread_id())

@@ -70,9 +70,11 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool take_turn(int device, base::unique_lock&) noexcept;
   void end_turn(int device) noexcept;
   void wake_all(set const&, base::unique_lock&, source_location);
-  // Likewise: whether some of them are on their way to the host, or another thread's turn to wake
+  // Requires: lock_. Whether one of them falls asleep now, or sleeps while another thread has the turn.
+  // asleep: gets those that are asleep, for a caller that need not wait
   bool must_wait_for(set const&, std::vector<pool_state*>& asleep);
-  std::vector<int> take_turns(std::vector<pool_state*> const&);  // Returns: devices whose turn this thread had not
+  // Requires: lock_, and must_wait_for() was false. Returns: devices whose turn this thread did not have yet
+  std::vector<int> take_turns(std::vector<pool_state*> const&);
   void note_wanted(set const&, int change);
 
   runtime::impl& runtime_;

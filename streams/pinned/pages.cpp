@@ -85,7 +85,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     os::return_addresses(base, bytes);
     return {pinned, {}};
   }
-  // Otherwise the next write after a fork would move the page while an engine uses it.
+  // Without this advice, the first write after a fork would move the page while an engine uses it.
   if (!machine.simulated() && !os::forks_copy_pinned_pages())
     os::advise(base, bytes, os::advice::not_to_children);
   return {{}, {base, bytes}};

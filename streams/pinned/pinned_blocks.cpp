@@ -28,7 +28,8 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
 
 using fences_due = pinned_space::few<clock::stamp>;
 
-// Exact uses, and work of streams that have ended, are known from their marks.
+// `behind` are the marked streams that still exist. The observer knows exact uses, and the work of ended
+// streams, from tell_marked().
 void tell_freed(driver::allocation_observer& observer, driver::address block, pinned_space::range const& one,
                 source_location at) {
   std::vector<driver::allocation_observer::user> behind;
@@ -85,7 +86,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
     --p->live;
     p->counters.take_back(one.requested, one.bytes);
     if (one.use_forgotten) {
-      one.is = state_of::quarantined;
+      one.is = state_of::quarantined;  // no stamp tells when that use ends
     } else if (one.stamps.empty()) {
       state_->reclaim(*p, freed);
     } else {
@@ -114,11 +115,12 @@ void pinned_memory::record_use(void const* block, clock::stream_clock& user) noe
   try {
     state::forget_ended(*p, found->second);
     user.note_mark();
+    // A borrowed stream may be forgotten before the free: its clock is held.
     users.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
-    state::make_entries(found->second);
+    state::reserve_stamps(found->second);
     tell_marked(state_->owner.observer(), found->first, &user);
   } catch (...) {
-    found->second.use_forgotten = true;
+    found->second.use_forgotten = true;  // no host memory: the block is never reused
   }
 }
 
@@ -132,10 +134,10 @@ void pinned_memory::record_use(void const* block, clock::stamp s) noexcept {
   try {
     state::forget_ended(*p, found->second);
     join(found->second.stamps, s);
-    state::make_entries(found->second);
+    state::reserve_stamps(found->second);
     tell_marked(state_->owner.observer(), found->first, clock::find(s.stream));
   } catch (...) {
-    found->second.use_forgotten = true;
+    found->second.use_forgotten = true;  // as above
   }
 }
 

@@ -47,6 +47,7 @@ memory_cause cause_of(memory_report const& r, driver::status last) {
   } else if (r.rounded + r.host_kept > r.host_available) {
     return r.pending >= r.rounded ? memory_cause::pending : memory_cause::host;
   }
+  // Neither the limit nor the host's free memory explains it: the driver refused.
   return last == driver::no_addresses ? memory_cause::addresses : memory_cause::driver;
 }
 
@@ -106,36 +107,38 @@ void pinned_memory::state::collect() noexcept {
 }
 
 auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> grown {
+  // Pages begin at a multiple of huge_page: only a larger alignment needs more than the block.
   std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
   std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
   auto entries = pinned_space::make_entries();
   {
     auto p = in.lock();
     if (void* const block = hand_out(*p, near, bytes, rounded, alignment))
-      return {{}, block};
+      return {.block = block};
     std::size_t const charged = p->counters.reserved() + p->mapping, limit = most_reserved(*p);
     auto const exceeds = [&](std::size_t more) { return charged > limit || more > limit - charged; };
     if (exceeds(want))
       want = least;
     if (exceeds(want))
-      return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
+      return {.is = {driver::code::out_of_memory, 0}, .in_motion = p->in_motion()};
     p->mapping += want;
   }
   auto const pages = take_pages(owner.machine(), want, near);
   auto p = in.lock();
   p->mapping -= want;
   if (!pages.ok())
-    return {pages.is, nullptr, p->in_motion()};
+    return {.is = pages.is, .in_motion = p->in_motion()};
   auto const first = number(pages.value.base);
   p->space.add(std::move(entries), first, pages.value.bytes, near);
   p->counters.reserve(pages.value.bytes);
   {
-    base::no_switch const wherever_it_lies;
+    // Addresses differ between processes: they must decide nothing in a seeded run.
+    base::no_switch const one_step;
     address low = lowest.load();
     while (first < low && !lowest.compare_exchange(low, first)) {}
     highest.raise(first + pages.value.bytes);
   }
-  return {{}, hand_out(*p, near, bytes, rounded, alignment)};
+  return {.block = hand_out(*p, near, bytes, rounded, alignment)};
 }
 
 std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
@@ -157,6 +160,7 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
     }
   }
   std::size_t gave = 0;
+  // The segments are in no list now: no thread takes them while they go. A refused one comes back.
   for (auto& [pages, entries, its_node] : idle) {
     bool const returned = return_pages(owner.machine(), pages).ok();
     auto p = in.lock();
@@ -211,13 +215,15 @@ void pinned_memory::state::decay() {
     trim(now - watch.after());
 }
 
-bool pinned_memory::state::may_give_back(int most_looks) {
+bool pinned_memory::state::may_give_back(int repeats) {
   // read once: later stamps would need a new fence at each look
   std::vector<clock::stamp> given = clocks.collectives_given();
-  // most_looks 0: one look, and no wait.
-  bool const waits_by_time = most_looks && owner.machine().moves_by_itself();
+  bool const waits_by_time = repeats && owner.machine().moves_by_itself();
   std::int64_t const start = waits_by_time ? base::now_ns() : 0;
-  for (int polls = 0; waits_by_time ? base::now_ns() - start < longest_wait_ns : polls <= most_looks; ++polls) {
+  auto const may_look = [&](int looks_before) {
+    return waits_by_time ? base::now_ns() - start < longest_wait_ns : looks_before <= repeats;
+  };
+  for (int looks = 0; may_look(looks); ++looks) {
     if (clocks.have_passed(given))
       return true;
     if (waits_by_time)
@@ -242,10 +248,12 @@ memory_report pinned_memory::state::why_no_room(std::size_t bytes, std::size_t r
   }
   r.capacity = os::memory_of_host();
   // Under a limit the host's own memory decides nothing: what it has left stays 0 in the report.
-  if (auto const host = r.limit ? std::nullopt : os::memory_available()) {
-    r.capacity = host->total;
-    r.host_available = host->available, r.host_kept = state::left_to_others(*host);
-    r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
+  if (!r.limit) {
+    if (auto const host = os::memory_available()) {
+      r.capacity = host->total;
+      r.host_available = host->available, r.host_kept = state::left_to_others(*host);
+      r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
+    }
   }
   r.cause = cause_of(r, failed.last);
   return r;
@@ -347,12 +355,12 @@ pinned_memory::~pinned_memory() {
   state_->collect();
   auto p = state_->in.lock();
   driver::driver& machine = state_->owner.machine();
-  // Uses whose end is unknown have ended if all devices are idle.
-  bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
+  // Uses whose end is unknown have ended if all devices are idle. Without such uses nothing is asked.
+  bool const known_idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [age, one] : p->space.segments()) {
     auto const [base, bytes, node, idle_since] = one;
     auto* const first = reinterpret_cast<std::byte*>(base);
-    fate const is = fate_of(p->space, base, idle);
+    fate const is = fate_of(p->space, base, known_idle);
     if (is == fate::keeps_live_blocks)
       static_cast<void>(machine.unpin(first));
     else if (is == fate::goes)
@@ -363,7 +371,7 @@ pinned_memory::~pinned_memory() {
   try {
     os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + weir::bytes_text(held_bytes) +
                     ") not freed before the runtime ended; the pages stay locked\n");
-  } catch (...) {}
+  } catch (...) {}  // no host memory for the line
 }
 
 void* pinned_memory::allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,
@@ -415,6 +423,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   // beyond the limit no freed memory helps
   if (std::size_t const limit = state_->owner.options().pinned_limit; limit && needs > limit)
     return nullptr;
+  // Without a wish: a cache line, and 512 B for larger blocks.
   std::size_t const natural = bytes >= (std::size_t{16} << 10) ? 512 : 0;
   std::size_t const aligned = std::max(pinned_space::granule, alignment ? alignment : natural);
   if (device == current_device)

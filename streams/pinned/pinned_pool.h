@@ -78,14 +78,15 @@ struct pinned_memory::state {
       p.space.note_idle(free, base::now_ns());
   }
 
-  // A use may be written late, while another thread frees the block: that must be harmless.
+  // The block's use by that stream, made at the first call. Copying threads write it without the lock,
+  // perhaps after another thread has freed the block: that must be harmless.
   static pinned_use* use_of(pool& p, pinned_space::range& one, std::uint64_t stream) {  // Throws: bad_alloc
     for (auto* const use : one.last)
       if (use->stream.load(base::memory_order_relaxed) == stream)
         return use;
     forget_ended(p, one);
     one.last.reserve(one.last.size() + 1);  // nothing throws once the use is taken
-    make_entries(one);
+    reserve_stamps(one);
     if (p.spare_uses.empty()) {
       base::make_room(p.spare_uses, p.uses.size() + 1);
       p.spare_uses.push_back(&p.uses.emplace_back());
@@ -101,6 +102,7 @@ struct pinned_memory::state {
       auto const* const user = clock::find(stream);
       return !user || user->is_over();
     };
+    // At 4, 8, 16, ... entries: all looks together then cost a few steps for each entry.
     auto const is_due = [](std::size_t n) { return n >= 4 && std::has_single_bit(n); };
     if (is_due(one.users.size()))
       memory::forget_ended(one.users);
@@ -117,9 +119,10 @@ struct pinned_memory::state {
     });
   }
   // Reserves room for the stamps at the free, and one more.
-  static void make_entries(pinned_space::range& one) {
+  static void reserve_stamps(pinned_space::range& one) {
     one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1);
   }
+  // A late write may leave another stream's number here: the stamp is cut to what its stream has reached.
   static clock::stamp stamp_of(pinned_use const& use) noexcept {
     clock::stamp const s{use.stream.load(), use.n.load()};
     auto const* const user = clock::find(s.stream);
@@ -128,7 +131,7 @@ struct pinned_memory::state {
   // Moves the last uses to the stamps, which have room. Requires: no cache can still return the block
   static void gather(pool& p, pinned_space::range& one) noexcept {
     for (auto* const use : one.last) {
-      if (auto const s = stamp_of(*use); s.n)
+      if (auto const s = stamp_of(*use); s.n)  // 0: looked up, and not used since
         join(one.stamps, s);
       use->stream.store(0);
       use->n.store(0);
@@ -183,7 +186,8 @@ struct pinned_memory::state {
   // Returns idle pages from time to time, except when this thread would then wait for other ranks.
   void decay();
   // Returning pages waits for all work of all devices; a collective in it may wait for a rank of this thread.
-  bool may_give_back(int most_looks = most_polls);
+  // True: all collectives so far are done. It looks again so many times, or for a second; repeats 0: once.
+  bool may_give_back(int repeats = most_polls);
   // New pages, and if the limit or the system refuses them, what idle pages and copies under way give.
   // Null: no room. Throws: driver_error
   void* grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, attempt&,

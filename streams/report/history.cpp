@@ -43,6 +43,7 @@ std::string line_text(source_location const& at) {
     if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos)
       file.remove_prefix(folder + 1);
   }
+  // Line 0: no line of the program, as "the end of its buffer".
   return at.line() ? std::string(file) + ":" + std::to_string(at.line()) : std::string(file);
 }
 

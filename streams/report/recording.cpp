@@ -59,7 +59,7 @@ class trace_writer {
       }
     }
   }
-  void finish() {
+  void finish() {  // without the entries that hold() took back
     std::erase_if(out_, [](report::trace_entry const& e) { return e.action.empty(); });
   }
 
@@ -68,7 +68,7 @@ class trace_writer {
     e.action = action;
     out_.push_back(e);
   }
-  // The free before it is not complete: its second entry goes, and comes with free_completed.
+  // The free just added is not complete: its second entry is taken back, and comes with free_completed.
   void hold(observe::event const& e) {
     auto const asked = asked_.find(e.at);
     if (asked == asked_.end())
@@ -103,8 +103,13 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   for (observe::live_block const& b : observe::history::process().live(static_cast<std::uint32_t>(r.id()), d))
     known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
-    memory_segment& s = out.emplace_back(memory_segment{
-        range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers, range.pool});
+    memory_segment& s = out.emplace_back(memory_segment{.address = range.at,
+                                                        .bytes = range.bytes,
+                                                        .stream = range.stream,
+                                                        .small = range.slots,
+                                                        .blocks = {},
+                                                        .readers = range.readers,
+                                                        .pool = range.pool});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
@@ -120,15 +125,15 @@ void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   if (!external)
     return;
   for (auto const& its : external->segments(d)) {
-    memory_segment& s = to.emplace_back(
-        memory_segment{its.at,
-                       its.bytes,
-                       0,
-                       false,
-                       {},
-                       its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported,
-                       its.readers});
-    std::uintptr_t next = its.at;
+    memory_segment& s = to.emplace_back(memory_segment{
+        .address = its.at,
+        .bytes = its.bytes,
+        .stream = 0,
+        .small = false,
+        .blocks = {},
+        .shared = its.kind == observe::sharing::exported ? memory_sharing::exported : memory_sharing::imported,
+        .readers = its.readers});
+    std::uintptr_t next = its.at;  // where what is not listed yet begins
     auto const free_until = [&](std::uintptr_t end) {
       if (next < end)
         s.blocks.push_back({next, end - next, 0, block_state::inactive, {nullptr, nullptr, 0}});
@@ -165,8 +170,8 @@ recording take_recording(runtime::impl& r) {
   recording out;
   std::vector<std::uint32_t> stacks;
   for (int d = 0, n = r.device_count(); d < n; ++d) {
-    report::device_snapshot& one =
-        out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}, pools_of(r, d)});
+    report::device_snapshot& one = out.devices.emplace_back(
+        report::device_snapshot{.device = d, .segments = segments_of(r, d), .trace = {}, .pools = pools_of(r, d)});
     trace_writer trace(one.trace);
     for (observe::event const& e : h.events(static_cast<std::uint32_t>(r.id()), d)) {
       trace.add(e, (scale(e.ticks) + since_1970) / 1000);

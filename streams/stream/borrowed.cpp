@@ -60,7 +60,8 @@ borrowed_streams::borrowed_streams(runtime::impl& r) : runtime_(r), clocks_(r.pa
   contents_.lock()->uncovered.resize(static_cast<std::size_t>(r.device_count()));
 }
 
-// Sets `device` to that of a captured stream which was seen before. Returns: the stream, if it is registered
+// Of a captured stream. Returns: its clock if it is registered, on whatever device. Else null, and `device`
+// becomes that where the handle was seen before, if it was.
 clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::identity const& is) {
   for (int d = 0; d < runtime_.device_count(); ++d)
     if (auto* const registered = clocks_.known(d, is.handle))
@@ -85,7 +86,7 @@ clock::stream_clock* borrowed_streams::look_up(int& device, driver::identity con
   auto all = contents_.lock();
   auto const at_id = all->by_id.find(is.id);
   bool const is_known = !is.captured && at_id != all->by_id.end() && at_id->second.stream;
-  // A new stream. A captured one cannot be asked.
+  // It is new: the caller asks the driver first, except in a capture, where a stream cannot be asked.
   if (!is_known && !is.captured && !asked)
     return nullptr;
   if (is_known && at_id->second.at.first != device) {
@@ -94,6 +95,7 @@ clock::stream_clock* borrowed_streams::look_up(int& device, driver::identity con
     device = at_id->second.at.first;
   }
   clock::stream_clock* found = nullptr;
+  // Without clocks from captures find() has nothing to end or to take over.
   if (is_known && all->captured.empty()) [[likely]] {
     at_id->second.turn = ++all->turn;
     found = at_id->second.stream;
@@ -116,7 +118,7 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   streams_gone gone;
   clock::stream_clock* found = look_up(device, is.value, whose, false, gone, at);
   if (!found) {
-    // It is new: the driver says its device, or at least whether it is this one.
+    // It is new. For any device the driver says which. adopt() refuses a stream that is not of `device`.
     if (of_any) {
       auto const its = runtime_.machine().stream_device(device, native);
       refuse_unless_ok(its.is, device, at);
@@ -130,7 +132,7 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   }
   found->saw_captured(is.value.captured);
   clock::named_in_call const now(*found);
-  // A free that names no stream asks nothing: a block that the capture uses stays with the one that is known.
+  // The lane is asked for now: a free that names no stream asks nothing, and finds only a known lane.
   if (is.value.captured)
     (void)found->lane();
   if (found->owes_fence() && !is.value.captured)
@@ -142,11 +144,11 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
 
 // With no lock held, because it makes driver calls. None of these can be found any more.
 void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock const& named) {
-  bool look_at_device = false;
+  bool wait_for_device = false;
   for (auto const& [s, exists, set_aside] : gone) {
-    std::optional<clock::named_in_call> named_too;  // so that it gets a last fence
+    std::optional<clock::named_in_call> named_too;
     if (exists)
-      named_too.emplace(*s);
+      named_too.emplace(*s);  // it is the named stream: retire() may record a last fence there
     if (set_aside)
       clocks_.set_aside(*s);
     else if (clocks_.retire(*s))
@@ -156,22 +158,23 @@ void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock cons
     if (++uncovered < most)
       continue;
     uncovered = 0;
-    look_at_device = true;
+    wait_for_device = true;
   }
   // Streams that ended without a fence leave memory that is free only when all work of the device is done.
-  if (look_at_device && clocks_.collectives_given().empty())
+  if (wait_for_device && clocks_.collectives_given().empty())
     (void)clocks_.synchronize_device(named.device());
 }
 
 clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {
   if (auto const there = all.captured.find(here); there != all.captured.end())
     return *there->second;
-  if (all.captured.size() >= most) {  // their captures ended, or they did, and they were not named since
+  // Captures and streams that end leave their entries, until the stream is named outside of a capture.
+  if (all.captured.size() >= most) {
     gone.reserve(gone.size() + all.captured.size());
     std::erase_if(all.captured, [&](auto const& e) {
       if (in_use(e.second))
         return false;
-      gone.push_back({e.second});
+      gone.push_back({.stream = e.second});
       return true;
     });
   }
@@ -184,7 +187,7 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
   place const here{device, is.handle};
   if (is.captured)
     return find_captured(all, here, gone);
-  gone.reserve(gone.size() + 2);
+  gone.reserve(gone.size() + 2);  // so that the pushes below throw nothing
   known& its = all.by_id[is.id];
   its.turn = ++all.turn;
   its.at = here;
@@ -202,11 +205,11 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
         forget(all, former, gone);
       }
     }
-    // Rarely: each look costs a step for each of them.
+    // Rarely, because it looks at every known stream.
     if (all.by_id.size() > std::max(most, all.after_look + most / 2))
       forget_some(all, device, gone);
   } else if (inside != all.captured.end()) {  // it has two clocks: that of its capture ends
-    gone.push_back({inside->second, true});
+    gone.push_back({.stream = inside->second, .exists = true});
     all.captured.erase(inside);
   }
   return *its.stream;
@@ -218,7 +221,7 @@ void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gon
   if (at == all.by_id.end())
     return;
   if (at->second.stream)
-    gone.push_back({at->second.stream, false, set_aside});
+    gone.push_back({.stream = at->second.stream, .set_aside = set_aside});
   if (auto const last = all.ids.find(at->second.at); last != all.ids.end() && last->second == id)
     all.ids.erase(last);
   all.by_id.erase(at);
@@ -236,7 +239,8 @@ void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone
 void borrowed_streams::forget_half(contents& all, int device, streams_gone& gone, bool set_aside) {
   std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
   for (auto const& [id, its] : all.by_id) {
-    if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks())
+    bool const is_named_now = its.turn == all.turn;
+    if (its.at.first != device || is_named_now || !its.stream || its.stream->has_blocks())
       continue;
     bool const marked = !its.stream->may_be_forgotten();
     if (marked == set_aside && !in_use(its.stream))

@@ -119,7 +119,6 @@ void wait_for_every_device(runtime::impl& r, char const* operation, source_locat
 
 }  // namespace
 
-// CUDA never destroys the legacy stream: it is registered for good.
 stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
   if (auto* const known = streams::handle_memo::find(d.index(), native))
     return streams::ref_of(*known);
@@ -128,6 +127,7 @@ stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at
   auto const handle = streams::handle_of(native);
   std::uint64_t const version = streams::handle_memo::version();
   auto* stream = streams::clocks_of(r).known(i, handle);
+  // CUDA never destroys the legacy stream: it is registered for good.
   if (!stream && handle == driver::stream_handle::legacy)
     stream = &streams::register_handle(r, i, native, at);
   using streams::borrowed_streams;
@@ -164,6 +164,7 @@ stream_ref detail::stream_of(weir::device d, CUstream_st* native, source_locatio
     return streams::ref_of(*known);
   std::uint64_t const version = handle_memo::version();
   stream_ref const found = borrow_stream(d, native, at);
+  // If no device is current in CUDA, this one becomes it.
   (void)streams::device_in_cuda(streams::current_runtime(at), d.index(), "stream_of", at);
   clock::stream_clock& stream = streams::clock_of(found);
   if (stream.alive() != clock::life::borrowed)
@@ -188,10 +189,11 @@ void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, sourc
   std::optional<stream_ref> stream;  // none: it does not exist, or cannot be asked
   bool exists = true;
   try {
+    // Any other handle tells its device.
     stream = is_of_each_device(last_use) ? stream_of(d, last_use, at) : stream_of(last_use, at);
   } catch (not_supported const&) {  // a forked child, or the end of the process
   } catch (device_lost const&) {
-    throw;
+    throw;  // a driver_error, but of no missing stream
   } catch (invalid_use const&) {
     exists = false;
   } catch (driver_error const&) {
@@ -204,7 +206,8 @@ void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, sourc
   weir::deallocate(p, at);
 }
 
-// A borrowed home is fenced only in a call that names it. If another stream has its handle by now, it has ended.
+// A borrowed home is fenced only in a call that names it. If its handle names another stream by now, the home
+// has ended.
 void detail::deallocate_at_home(void* p, source_location at) {
   if (deallocate_quickly(p))
     return;

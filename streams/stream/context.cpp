@@ -93,6 +93,7 @@ seat& seat_in(runtime::impl& r) {
   return *(all.last = all.all.back().get());
 }
 
+// Whether the guard of that number ended on another thread, which left a note here. Takes the note.
 bool ended_elsewhere(std::uint64_t number) {
   if (notes_left.load() == 0)
     return false;
@@ -224,7 +225,7 @@ void choose(runtime::impl& r, int device, clock::stream_clock* stream, std::stri
 weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation,
                                source_location at) {
   seat& s = seat_in(r);
-  base::make_room(s.frames);
+  base::make_room(s.frames);  // nothing throws once the device has changed
   auto const cuda = r.machine().current_device();
   require(cuda.is, operation, "the current device", "", at);
   frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = cuda.value};

@@ -57,7 +57,7 @@ void event::record(stream_ref s, source_location at) {
                         streams::describe(stream) + "; the event is of gpu:" + std::to_string(recorded->device()) +
                             ", recorded on " + streams::describe(before),
                         "Use an event for each device", at, error_id{240});
-  } else {
+  } else {  // not recorded yet, or in a runtime that has ended
     auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
     require(made.is, "event::record", streams::describe(stream), "", at);
     recorded = std::move(made.value);
@@ -77,7 +77,7 @@ bool event::query(source_location at) const {
   auto const now = state_->get();
   clock::stream_clock* const stream = clock::find(now.stream);
   if (!stream)
-    return true;
+    return true;  // never recorded, or its runtime has ended
   if (now.last->captured)
     throw invalid_use("event::query", recorded_inside, record_outside, at, error_id{241});
   auto& clocks = stream->owner().part<clock::clocks>();
@@ -102,7 +102,7 @@ void event::synchronize(source_location at) const {
   auto const now = state_->get();
   clock::stream_clock* const stream = clock::find(now.stream);
   if (!stream)
-    return;
+    return;  // as in query()
   if (now.last->captured)
     throw invalid_use("event::synchronize", recorded_inside, record_outside, at, error_id{242});
   auto& clocks = stream->owner().part<clock::clocks>();
@@ -119,6 +119,7 @@ void event::synchronize(source_location at) const {
 }
 
 float_milliseconds event::elapsed_time(event const& end, source_location at) const {
+  // Always throws: the code behind each call relies on it.
   auto const refuse = [&](std::string what, char const* remedy, error_id id) {
     throw invalid_use("event::elapsed_time", std::move(what), remedy, at, id);
   };
@@ -175,7 +176,7 @@ void stream_ref::wait(event const& e, source_location at) const {
     auto const now = e.state_->get();
     clock::stream_clock* const from = clock::find(now.stream);
     if (!from)
-      return;
+      return;  // as in event::query()
     if (&from->owner() != &stream.owner())
       throw invalid_use("stream::wait",
                         streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +

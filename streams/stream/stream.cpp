@@ -96,7 +96,7 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
-  // True, too, if the other stream is gone with its runtime: below, find() finds it.
+  // covers() is also true if the other stream is gone with its runtime. So find() below finds it.
   if (stream.covers(wanted))
     return stream.rely_on(clock::find(wanted.stream));
   clock::stream_clock const& other = *clock::find(wanted.stream);
@@ -104,9 +104,9 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   streams::timed_work const timed(stream, "wait", 0, at, other.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
   auto is = stream.wait(wanted);
-  // No fence can be recorded now on a borrowed or retired stream. What none covers, only the host can wait for.
-  bool const is_fenced_elsewhere = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
-  if (!is.ok() && is_fenced_elsewhere)
+  // No fence can be recorded now on a borrowed or retired stream. What none covers, the host waits for.
+  bool const cannot_be_fenced = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
+  if (!is.ok() && cannot_be_fenced)
     is = clocks_of(stream).synchronize(wanted);
   require_wait(is, stream, "stream::wait", "for " + streams::describe(other), at);
 }
@@ -145,7 +145,7 @@ bool stream_ref::is_capturing(source_location at) const {
 stream_flags stream_ref::flags(source_location at) const {
   auto& stream = streams::clock_or_throw(*this, "stream::flags", at);
   driver::result<driver::stream_kind> r;
-  if (stream.alive() == clock::life::own) {
+  if (stream.alive() == clock::life::own) {  // weir knows, and asks no driver
     r.value = stream.owner().part<streams::stream_pool>().kind_of(stream);
   } else {
     r = stream.owner().machine().kind_of(stream.device(), stream.handle());

@@ -63,6 +63,7 @@ clock::stream_clock& stream_pool::lease(int device, driver::stream_kind kind, pr
     // Listed before it is made: a stream that could not be listed would serve nobody.
     leases->push_back({nullptr, device, kind, p, true});
   }
+  // Perhaps the entry of another thread: those of one kind are alike, and each gets one stream.
   auto const without_stream = [&](leased const& l) { return !l.stream && is_of_that_kind(l); };
   try {
     auto& stream = make(device, kind, p, at);  // may block: no lock is held

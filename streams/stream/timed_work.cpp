@@ -42,11 +42,11 @@ class stopwatch {
     auto const s = machine_.create_stream(device, driver::stream_kind::independent, 0);
     if (!s.ok())
       return {};
-    bool const is_past = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
-                         machine_.synchronize_event(made.event->handle()).ok();
+    bool const has_passed = made.event && machine_.record(device, s.value, made.event->handle()).ok() &&
+                            machine_.synchronize_event(made.event->handle()).ok();
     made.ns = base::now_ns();
     (void)machine_.destroy_stream(device, s.value);
-    if (!is_past)
+    if (!has_passed)
       return {};
     base::lock_guard const hold(lock_);
     known = made;
@@ -74,7 +74,7 @@ class stopwatch {
         continue;
       }
       auto const begin = machine_.elapsed_ms(p.from.event->handle(), first), length = machine_.elapsed_ms(first, last);
-      if (is.ok() && begin.ok() && length.ok()) {
+      if (is.ok() && begin.ok() && length.ok()) {  // else it is dropped: it has no times
         p.what.begin_ns = p.from.ns + static_cast<std::int64_t>(static_cast<double>(begin.value) * 1e6);
         p.what.end_ns = p.what.begin_ns + static_cast<std::int64_t>(static_cast<double>(length.value) * 1e6);
         observe::span_recorder::process().add(std::move(p.what));
@@ -127,7 +127,7 @@ void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::
 void timed_work::end() noexcept {
   std::unique_ptr<open> const done(std::exchange(open_, nullptr));
   stopwatch::pending& w = done->work;
-  // The recording of its beginning has ended.
+  // A newer recording has started since, which drops earlier spans.
   if (done->turn != observe::span_recorder::process().turn())
     return;
   if (!record(done->stream, w.end).ok())
