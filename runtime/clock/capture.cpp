@@ -122,7 +122,9 @@ status stream_clock::join(stream_clock& from) {
   if (!event.ok())
     return note(event.is);
   auto const recorded = from.record_inside(event.value, nullptr);
-  return recorded.ok() ? wait_inside(*recorded.value, from) : recorded.is;
+  if (!recorded.ok())
+    return recorded.is;
+  return wait_inside(*recorded.value, from);
 }
 
 }  // namespace weir::clock

@@ -176,7 +176,7 @@ void fence_list::drop_done(std::uint64_t done, dropped& out) {
   }
 }
 
-void fence_list::clear(dropped& out) {
+void fence_list::clear(dropped& out) noexcept {
   try {
     out.reserve(out.size() + list_.size());
     for (auto& f : list_)
