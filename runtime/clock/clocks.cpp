@@ -92,7 +92,7 @@ clocks::~clocks() {
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = next_id.fetch_add(1);
-  if (l != life::captured)
+  if (l != life::captured)  // a lane is no other stream
     state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
     if (stream_clock* const reused = reuse_ended(device, h, id, l))
@@ -157,7 +157,7 @@ stream_clock& clocks::enrol(int device, driver::stream_handle h, bool announces)
   auto const at = all->try_emplace({device, h}).first;
   if (!at->second.stream) {
     try {
-      at->second.stream = &make(device, h, life::foreign);
+      at->second.stream = &make(device, h, life::foreign);  // locks `registered` only for one of weir's own
     } catch (...) {
       all->erase(at);
       throw;
@@ -239,7 +239,7 @@ stream_clock& clocks::rest_of(int device) {
   return *its;
 }
 
-// Until it is retired a free takes its own stamp or that of the rest: each covers all of its work so far.
+// Until it is retired, a free takes the stamp of this stream or of the rest. Each covers all of this stream's work.
 void clocks::set_aside(stream_clock& t) {
   t.stands_for_.store(&rest_of(t.device()), base::memory_order_release);
   (void)retire(t);
@@ -248,7 +248,7 @@ void clocks::set_aside(stream_clock& t) {
 void clocks::end(stream_clock& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
-  t.life_.store(life::retired);  // before a look at `callers_`, as they look at it behind their own step
+  t.life_.store(life::retired);  // before retire() reads `callers_`: a `stay` counts itself there, then reads this
   t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
@@ -513,7 +513,7 @@ driver::status clocks::synchronize_device(int device) try {
   return {driver::code::out_of_memory};
 }
 
-// By then the driver's call is under way. It spoils the captures that it meets at its start.
+// After so long the driver's call is under way: it spoils only captures that it meets at its start.
 constexpr std::chrono::seconds longest_look{2};
 
 driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode) {

@@ -63,9 +63,9 @@ bool stream_clock::may_be_fenced() const noexcept {
   return false;
 }
 
-// A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because
-// others wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between
-// two frees.
+// A fence is due at once after the free of a last block: a short-lived stream is then gone. So it is after the free
+// of a large block, because others wait for its memory. Else it is due once for a batch of frees. After `young` last
+// blocks the stream counts as long-lived: it may have no block between two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool is_last_of_young = false;
   if (live_blocks_.load(base::memory_order_relaxed) == 0)
@@ -367,7 +367,7 @@ void stream_clock::ask_newer(std::uint64_t than) {
   // The first `complete` of them are complete, and those from `open` on are not known to be.
   std::size_t complete = 0, open = newer.size();
   for (std::size_t count = open; complete < open; count = complete + (open - complete) / 2 + 1) {
-    auto const answer = ask(newer[count - 1]);
+    auto const answer = ask(newer[count - 1]);  // if it is complete, so are the first `count`
     if (answer.ok() && answer.value)
       complete = count;
     else

@@ -305,7 +305,6 @@ class named_in_call {
   static bool is(stream_clock const& s) noexcept { return current() == &s; }
 
  private:
-  static constexpr stream_clock const* none = nullptr;
   static stream_clock const*& current() noexcept;
   stream_clock const* before_;
 };
