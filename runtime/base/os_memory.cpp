@@ -65,8 +65,8 @@ class text_file {
   std::size_t size_ = 0;
 };
 
-// throttle: a second limit, which counts like the first. Above it the kernel ends no process, but takes pages back
-// and slows the group down.
+// throttle: a second limit, which counts like the first. Above it the kernel ends no process, but takes pages
+// back and slows the group down.
 struct kind {
   std::string_view folder, limit, throttle, used, inactive, active;
 };
@@ -104,7 +104,7 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 
-// Every group above limits a group too. A path with ".." leaves what a container sees: then only the top is read.
+// Every group above limits a group too. A path with ".." is not visible in this container: only the top is read.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   if (group.find("..") != group.npos)
     group = {};

@@ -37,7 +37,7 @@ class owned_file {
 
 inline constexpr std::size_t most_files = 4;  // kept of one message
 
-// What poll(2) takes for a wait of so many ns: rounded up, so that it does not return early; less than 0 is no wait.
+// What poll(2) takes for a wait of so many ns: rounded up, so that no wait ends early. Below 0: no wait.
 int poll_ms(std::int64_t ns) noexcept;
 inline constexpr int longest_poll_ms = 1'000'000'000;
 

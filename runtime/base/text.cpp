@@ -34,7 +34,7 @@ std::size_t edits(std::string_view a, std::string_view b) {
 
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates) {
   std::size_t const n = word.size();
-  // A third of the letters, but at least 2, as an exchange of two letters counts 2. Of short words at most half.
+  // A third of the letters, but at least 2: exchanging two letters counts 2. Of short words at most half.
   std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));
   std::size_t fewest = most + 1;
   std::optional<std::string_view> found;

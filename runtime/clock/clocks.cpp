@@ -92,7 +92,7 @@ clocks::~clocks() {
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = next_id.fetch_add(1);
-  if (l != life::captured)  // a lane is no other stream
+  if (l != life::captured)  // a lane is not a stream of its own
     state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
     if (stream_clock* const reused = reuse_ended(device, h, id, l))
@@ -239,7 +239,7 @@ stream_clock& clocks::rest_of(int device) {
   return *its;
 }
 
-// Until it is retired, a free takes the stamp of this stream or of the rest. Each covers all of this stream's work.
+// Until it is retired, a free takes the stamp of this stream or of the rest: each covers its work so far.
 void clocks::set_aside(stream_clock& t) {
   t.stands_for_.store(&rest_of(t.device()), base::memory_order_release);
   (void)retire(t);

@@ -253,7 +253,7 @@ status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void co
 
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   seen const ends = bytes ? look_at(dst, src, bytes) : seen{};
-  // Both ranges begin in pinned memory, and either may reach beyond it. copy_on_host() has a `call` of its own.
+  // Both ranges begin in pinned memory, and may reach beyond it. copy_on_host() has a `call` of its own.
   if (ends.both_pinned) {
     if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst))
       return invalid;
