@@ -104,7 +104,7 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 
-// Every group above limits a group too. A path with ".." is not visible in this container: only the top is read.
+// Every group above limits a group too. A path with ".." is not visible in a container: only the top is read.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   if (group.find("..") != group.npos)
     group = {};

@@ -63,8 +63,8 @@ bool stream_clock::may_be_fenced() const noexcept {
   return false;
 }
 
-// A fence is due at once after the free of a last block: a short-lived stream is then gone. So it is after the
-// free of a large block, because others wait for its memory. Else it is due once for a batch of frees.
+// A fence is due at once after the free of a last block: a short-lived stream is then gone. So it is after
+// the free of a large block, because others wait for its memory. Else it is due once for a batch of frees.
 // After `young` last blocks the stream counts as long-lived: it may have no block between two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool is_last_of_young = false;
