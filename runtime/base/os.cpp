@@ -61,7 +61,7 @@ std::size_t page_size() noexcept {
 
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   alignment = std::max(alignment, page_size());
-  std::size_t const slack = alignment > page_size() ? alignment - page_size() : 0;
+  std::size_t const slack = alignment - page_size();  // mmap() aligns to a page
   if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses))
     return nullptr;
   void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -209,7 +209,7 @@ file_text read_text(char const* path, std::size_t most_bytes) {
   auto const unreadable = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
   owned_file const file(::open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   struct ::stat about {};
-  // Also asked about what does not open: a socket is named as such.
+  // What does not open is asked for its kind all the same: a socket is named as such.
   int const failed = file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about);
   if (failed)
     return unreadable();
@@ -338,15 +338,15 @@ bool run_this_thread_on(std::vector<int> const& processors) noexcept {
 
 // A pthread key: its destructor runs after those of thread_local values, and again if it sets the key again.
 void run_after_thread_locals(void (*run)(void*)) noexcept {
-  struct made {
+  struct thread_key {
     pthread_key_t key{};
-    bool is;
-    explicit made(void (*f)(void*)) noexcept : is(pthread_key_create(&key, f) == 0) {}
+    bool is_made;
+    explicit thread_key(void (*f)(void*)) noexcept : is_made(pthread_key_create(&key, f) == 0) {}
   };
-  static made const only(run);
-  static char const something = 0;
-  if (only.is)
-    (void)pthread_setspecific(only.key, &something);
+  static thread_key const only(run);
+  static char const not_null = 0;  // the destructor is not called for a null value
+  if (only.is_made)
+    (void)pthread_setspecific(only.key, &not_null);
 }
 
 void print_error(std::string const& line) noexcept {

@@ -63,6 +63,7 @@ void each_note(char const* name, std::uint32_t type,
       [](dl_phdr_info* file, std::size_t, void* what) {
         for (int i = 0; i < file->dlpi_phnum; ++i) {
           auto const& part = file->dlpi_phdr[i];
+          // Notes that are aligned to 8 bytes are padded to 8: none of them is weir's.
           if (part.p_type == PT_NOTE && part.p_align <= 4)
             static_cast<search*>(what)->look_in(
                 file->dlpi_name, reinterpret_cast<char const*>(file->dlpi_addr + part.p_vaddr), part.p_memsz);

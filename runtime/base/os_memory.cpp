@@ -65,13 +65,23 @@ class text_file {
   std::size_t size_ = 0;
 };
 
-// throttle: above it the kernel reclaims and slows the group down, which ends no process but is as good as none left
+// throttle: a second limit, which counts like the first. Above it the kernel ends no process, but takes pages
+// back and slows the group down.
 struct kind {
   std::string_view folder, limit, throttle, used, inactive, active;
 };
-constexpr kind v1{"/sys/fs/cgroup/memory",  "/memory.limit_in_bytes", "",
-                  "/memory.usage_in_bytes", "total_inactive_file",    "total_active_file"};
-constexpr kind v2{"/sys/fs/cgroup", "/memory.max", "/memory.high", "/memory.current", "inactive_file", "active_file"};
+constexpr kind v1{.folder = "/sys/fs/cgroup/memory",
+                  .limit = "/memory.limit_in_bytes",
+                  .throttle = "",
+                  .used = "/memory.usage_in_bytes",
+                  .inactive = "total_inactive_file",
+                  .active = "total_active_file"};
+constexpr kind v2{.folder = "/sys/fs/cgroup",
+                  .limit = "/memory.max",
+                  .throttle = "/memory.high",
+                  .used = "/memory.current",
+                  .inactive = "inactive_file",
+                  .active = "active_file"};
 
 void look_at(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   auto limit = text_file(root, names.folder, group, names.limit).number();
@@ -89,12 +99,12 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   text_file const parts(root, names.folder, group, "/memory.stat");
   std::size_t const files = parts.number(names.inactive).value_or(0) + parts.number(names.active).value_or(0);
   std::size_t const held = *used - std::min(*used, files);
-  // A group above may be nearly full, though its limit is larger.
+  // Each minimum by itself: a group above may be nearly full, though its limit is larger.
   out.total = std::min(out.total, *limit);
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 
-// Every group above limits a group too. If the path is not visible in a container, only the top is read.
+// Every group above limits a group too. A path with ".." is not visible in a container: only the top is read.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   if (group.find("..") != group.npos)
     group = {};

@@ -9,8 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -110,15 +108,6 @@ bool forks_copy_pinned_pages() noexcept {
     return known && (major > 5 || (major == 5 && minor >= 12));
   }();
   return yes;
-}
-
-bool is_mapped(void* at, std::size_t bytes) noexcept {
-  std::array<unsigned char, 4096> present;
-  std::size_t const most = present.size() * page_size();
-  for (std::size_t from = 0; from < bytes; from += most)
-    if (::mincore(static_cast<std::byte*>(at) + from, std::min(most, bytes - from), present.data()) != 0)
-      return false;
-  return true;
 }
 
 bool make_present(void* at, std::size_t bytes) noexcept {

@@ -1,5 +1,4 @@
-// Host pages: whether they are mapped and present, their NUMA nodes, the processors near them. Processors that share
-// no core.
+// Host pages: their presence and NUMA nodes, and the processors near them. Processors that share no core.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -18,9 +17,6 @@ bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept;
 // Brings the pages in with one call, as a write to each would. Requires: page-aligned. False: not supported
 // or no memory; some pages may be present.
 bool make_present(void* at, std::size_t bytes) noexcept;
-
-// Whether every page of the range is mapped. Requires: page-aligned
-bool is_mapped(void* at, std::size_t bytes) noexcept;
 
 // The part of processors_near(node) that this process may run on. Empty: not known, or no restriction.
 std::vector<int> usable_processors_near(int numa_node);

@@ -29,7 +29,6 @@ struct control {
 constexpr int query_same_file = 1027;  // F_DUPFD_QUERY, since Linux 6.10
 constexpr int pidfd_of_sender = 4;     // SCM_PIDFD, since Linux 6.5
 
-constexpr int most_ms = 1'000'000'000;
 constexpr std::int64_t at_once = INT64_MIN;  // no wait: the call itself has just tried
 
 // Waits until the socket is readable (or writable) or has an error, which the next call reports. False: timed
@@ -38,14 +37,13 @@ bool wait_for(int socket, short what, std::int64_t end) noexcept {
   if (end == at_once)
     return false;
   while (true) {
-    std::int64_t const left = end - base::now_ns();
     pollfd one{socket, what, 0};
-    int const ms = static_cast<int>(std::clamp<std::int64_t>(left / 1'000'000 + (left % 1'000'000 > 0), 0, most_ms));
+    int const ms = poll_ms(end - base::now_ns());
     int const n = ::poll(&one, 1, ms);
     if (n > 0 || (n < 0 && errno != EINTR))
       return true;
-    // One poll waits at most most_ms: a longer wait takes several.
-    if (n == 0 && ms < most_ms)
+    // A wait longer than one poll takes several.
+    if (n == 0 && ms < longest_poll_ms)
       return false;
   }
 }
@@ -80,6 +78,12 @@ bool has_ended(int socket) noexcept {
 }
 
 }  // namespace
+
+int poll_ms(std::int64_t ns) noexcept {
+  constexpr std::int64_t ns_a_ms = 1'000'000;
+  std::int64_t const ms = ns / ns_a_ms + (ns % ns_a_ms > 0);
+  return static_cast<int>(std::clamp<std::int64_t>(ms, 0, longest_poll_ms));
+}
 
 int duplicate_file(int file) noexcept {
   return refused(call::duplicate_file) ? -1 : ::fcntl(file, F_DUPFD_CLOEXEC, 3);
@@ -200,7 +204,7 @@ received receive_message(int socket, std::span<std::byte> into, base::time_limit
     ssize_t const n = ::recvmsg(socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_TRUNC);
     if (n >= 0) {
       take_files(m, got);
-      got.cut |= (m.msg_flags & MSG_CTRUNC) != 0;
+      got.cut = (m.msg_flags & MSG_CTRUNC) != 0;
       got.bytes = static_cast<std::size_t>(n);
       bool const is_empty = n == 0 && got.file_count == 0;
       got.is = is_empty && has_ended(socket) ? heard::closed : heard::message;

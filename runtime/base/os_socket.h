@@ -37,6 +37,10 @@ class owned_file {
 
 inline constexpr std::size_t most_files = 4;  // kept of one message
 
+// What poll(2) takes for a wait of so many ns: rounded up, so that no wait ends early. Below 0: no wait.
+int poll_ms(std::int64_t ns) noexcept;
+inline constexpr int longest_poll_ms = 1'000'000'000;
+
 int duplicate_file(int file) noexcept;  // closed on exec; -1: refused
 
 // Memory files that other processes map

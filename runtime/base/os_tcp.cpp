@@ -23,15 +23,11 @@
 namespace weir::os {
 namespace {
 
-constexpr int longest_poll_ms = 1'000'000'000;
-
 // False: timed out. An error of the socket counts as ready: the next call reports it.
 bool until_ready(int socket, short what, std::int64_t end) noexcept {
   while (true) {
-    std::int64_t const left = end - base::now_ns();
     pollfd one{socket, what, 0};
-    int const ms =
-        static_cast<int>(std::clamp<std::int64_t>(left / 1'000'000 + (left % 1'000'000 > 0), 0, longest_poll_ms));
+    int const ms = poll_ms(end - base::now_ns());
     int const n = ::poll(&one, 1, ms);
     if (n > 0 || (n < 0 && errno != EINTR))
       return true;
@@ -157,9 +153,9 @@ std::string address_of(int socket) {
   socklen_t size = sizeof at;
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &size) != 0)
     return {};
-  void const* const address = at.ss_family == AF_INET6
-                                  ? static_cast<void const*>(&reinterpret_cast<sockaddr_in6 const&>(at).sin6_addr)
-                                  : &reinterpret_cast<sockaddr_in const&>(at).sin_addr;
+  void const* address = &reinterpret_cast<sockaddr_in const&>(at).sin_addr;
+  if (at.ss_family == AF_INET6)
+    address = &reinterpret_cast<sockaddr_in6 const&>(at).sin6_addr;
   char text[INET6_ADDRSTRLEN];
   return ::inet_ntop(at.ss_family, address, text, sizeof text) ? text : std::string();
 }
@@ -222,7 +218,9 @@ int receive_some(int socket, std::span<std::byte> into) noexcept {
       return static_cast<int>(n);
     if (n < 0 && errno == EINTR)
       continue;
-    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : -1;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+      return 0;
+    return -1;  // its end, or an error, which counts as one
   }
 }
 
@@ -250,9 +248,7 @@ void wait_readable(std::span<int const> sockets, std::vector<bool>& ready, base:
   std::vector<pollfd> all;
   for (int const s : sockets)
     all.push_back({s, POLLIN, 0});  // poll ignores -1
-  int const ms =
-      static_cast<int>(std::min<std::int64_t>(limit.ns() / 1'000'000 + (limit.ns() % 1'000'000 > 0), longest_poll_ms));
-  (void)::poll(all.data(), all.size(), ms);
+  (void)::poll(all.data(), all.size(), poll_ms(limit.ns()));
   ready.assign(sockets.size(), false);
   for (std::size_t i = 0; i < all.size(); ++i)
     ready[i] = all[i].revents != 0;

@@ -19,7 +19,7 @@ int this_thread() noexcept {
 
 std::vector<thread_seen> threads_here() {
   constexpr std::size_t most_bytes = 1 << 16;
-  constexpr std::string_view before = "\nvoluntary_ctxt_switches:";
+  constexpr std::string_view label = "\nvoluntary_ctxt_switches:";
   std::vector<thread_seen> all;
   std::unique_ptr<DIR, int (*)(DIR*)> const folder(::opendir("/proc/self/task"), ::closedir);
   if (!folder)
@@ -27,12 +27,12 @@ std::vector<thread_seen> threads_here() {
   while (dirent const* const one = ::readdir(folder.get())) {
     int const number = std::atoi(one->d_name);
     if (number == 0)
-      continue;
+      continue;  // "." or ".."
     auto const about = read_text(("/proc/self/task/" + std::to_string(number) + "/status").c_str(), most_bytes);
-    auto const at = about.text ? about.text->find(before) : std::string::npos;
+    auto const at = about.text ? about.text->find(label) : std::string::npos;
     if (at == std::string::npos)
       continue;  // it has ended
-    all.push_back({number, std::strtoull(about.text->c_str() + at + before.size(), nullptr, 10)});
+    all.push_back({number, std::strtoull(about.text->c_str() + at + label.size(), nullptr, 10)});
   }
   return all;
 }

@@ -38,7 +38,7 @@ void watch_process() noexcept {
     detail::forked.store(true);
     invalidate_fast_paths();
   });
-  // Registers early: in a process with threads, such as a driver's, the system takes milliseconds to answer.
+  // Asked early, as it registers the process: beside threads, such as a driver's, that takes milliseconds.
   (void)base::has_process_wide_fence();
 }
 

@@ -34,7 +34,7 @@ std::size_t edits(std::string_view a, std::string_view b) {
 
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates) {
   std::size_t const n = word.size();
-  // exchanging two letters counts 2
+  // A third of the letters, but at least 2: exchanging two letters counts 2. Of short words at most half.
   std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));
   std::size_t fewest = most + 1;
   std::optional<std::string_view> found;
@@ -93,8 +93,11 @@ bool may_follow(unsigned char first, unsigned char second) {
 // Length in bytes of the UTF-8 character at the start of the text; 0: not printable. Requires: not empty
 std::size_t shown_bytes(std::string_view s) {
   auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
-  if (byte(0) < 0x80)
-    return byte(0) >= 0x20 && byte(0) != 0x7f;
+  if (byte(0) < 0x80) {
+    bool const is_control = byte(0) < 0x20 || byte(0) == 0x7f;
+    return is_control ? 0 : 1;
+  }
+  // No character begins with such a byte.
   if (byte(0) < 0xc2 || byte(0) > 0xf4)
     return 0;
   std::size_t const n = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
@@ -105,7 +108,8 @@ std::size_t shown_bytes(std::string_view s) {
       return 0;
   if (!may_follow(byte(0), byte(1)))
     return 0;
-  return byte(0) == 0xc2 && byte(1) < 0xa0 ? 0 : n;  // C1 controls
+  bool const is_c1_control = byte(0) == 0xc2 && byte(1) < 0xa0;
+  return is_c1_control ? 0 : n;
 }
 }  // namespace
 

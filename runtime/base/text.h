@@ -10,7 +10,7 @@
 
 namespace weir::base {
 
-// The candidate nearest to `word` in edits, or that begins with it. None: over a third of the letters differ.
+// The candidate nearest to `word` in edits; one that begins with it counts as one edit. None: none is near.
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates);
 // "Did you mean cuda? ", with `before` in front of the candidate; empty if none is near.
 std::string did_you_mean(std::string_view word, std::span<std::string_view const> candidates,

@@ -35,7 +35,7 @@ void stream_clock::refuse_unannounced(std::string_view operation, source_locatio
                     at, error_id{466});
 }
 
-// Read before a question: the answer that the stream is not captured means that this one has ended.
+// Read before the driver is asked: if the stream is not captured then, this capture has ended.
 std::uint64_t stream_clock::last_capture() const noexcept {
   stream_clock const* const lane = lane_.load(base::memory_order_acquire);
   return lane ? lane->capture() : 0;
@@ -103,6 +103,7 @@ status stream_clock::wait_inside(clock::fence const& f, stream_clock& from) {
     return s;
   // The wait has put this stream into the capture.
   while (!note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
+  // An order is known only between two lanes of one capture, and only by a record that still counts.
   stream_clock const* const its_lane = find(f.lane);
   if (!its_lane || its_lane->alive() != life::captured || f.stale.load())
     return s;
@@ -122,7 +123,9 @@ status stream_clock::join(stream_clock& from) {
   if (!event.ok())
     return note(event.is);
   auto const recorded = from.record_inside(event.value, nullptr);
-  return recorded.ok() ? wait_inside(*recorded.value, from) : recorded.is;
+  if (!recorded.ok())
+    return recorded.is;
+  return wait_inside(*recorded.value, from);
 }
 
 }  // namespace weir::clock

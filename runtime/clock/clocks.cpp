@@ -92,7 +92,7 @@ clocks::~clocks() {
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = next_id.fetch_add(1);
-  if (l != life::captured)
+  if (l != life::captured)  // a lane is not a stream of its own
     state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
     if (stream_clock* const reused = reuse_ended(device, h, id, l))
@@ -125,18 +125,19 @@ stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint
   constexpr int few = 4;  // looked at; the others are left for a later call
   stream_clock* found = nullptr;
   {
-    auto ended = state_->reusable_on(device).lock();
-    for (int i = 0; i < few && !found && ended->size() > kept_ended; ++i) {
-      stream_clock& t = ended->take_first();
+    auto reusable = state_->reusable_on(device).lock();
+    for (int i = 0; i < few && !found && reusable->size() > kept_ended; ++i) {
+      stream_clock& t = reusable->take_first();
       bool const is_held = t.held_.use_count() > 1;
       if (is_held)
-        ended->add(t);
+        reusable->add(t);
       else
         found = &t;
     }
   }
   if (!found)
     return nullptr;
+  // All as in a new clock, except that the numbers of fences continue.
   detail::leave(found->id());
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false), found->announces_.store(false);
@@ -156,14 +157,14 @@ stream_clock& clocks::enrol(int device, driver::stream_handle h, bool announces)
   auto const at = all->try_emplace({device, h}).first;
   if (!at->second.stream) {
     try {
-      at->second.stream = &make(device, h, life::foreign);
+      at->second.stream = &make(device, h, life::foreign);  // locks `registered` only for one of weir's own
     } catch (...) {
       all->erase(at);
       throw;
     }
     at->second.stream->announces_.store(announces);
   }
-  // Threads have it in their tables as a stream that is not asked.
+  // Threads may remember that this stream need not be asked whether it is captured.
   if (!announces && at->second.stream->announces_.exchange(false))
     invalidate_fast_paths();
   ++at->second.times;
@@ -190,6 +191,7 @@ bool clocks::leave(stream_clock& t) {
       all->erase(at);
     }
   }
+  // A stream without an entry is retired too: one of weir's own has got its handle since, see make().
   retire(t);
   return true;
 }
@@ -211,7 +213,7 @@ bool clocks::retire(stream_clock& t) {
     covered = t.fence().ok();
   else if (was == life::borrowed)  // no call names it: earlier fences must cover all that is ever freed
     covered = t.may_be_forgotten() && t.is_fenced();
-  // Without a fence, wait for the work.
+  // Without a fence, wait for the work. A borrowed stream may be gone: it is not asked.
   if (!covered && was != life::borrowed)
     covered = t.synchronize().ok();
   // No fence will have this number, so that only the whole device completes the last stamps.
@@ -237,7 +239,7 @@ stream_clock& clocks::rest_of(int device) {
   return *its;
 }
 
-// Until it is retired a free takes its own stamp or that of the rest: each covers all of its work so far.
+// Until it is retired, a free takes the stamp of this stream or of the rest: each covers its work so far.
 void clocks::set_aside(stream_clock& t) {
   t.stands_for_.store(&rest_of(t.device()), base::memory_order_release);
   (void)retire(t);
@@ -246,7 +248,7 @@ void clocks::set_aside(stream_clock& t) {
 void clocks::end(stream_clock& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
-  t.life_.store(life::retired);  // before a look at `callers_`, as they look at it behind their own step
+  t.life_.store(life::retired);  // before retire() reads `callers_`: a `stay` counts itself there, then reads this
   t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
@@ -275,9 +277,7 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
     snapshot known;
     {
       base::lock_guard const hold(t.lock_);
-      try {
-        t.fences_.clear(dropped);
-      } catch (...) {}  // no memory: they are released under the lock
+      t.fences_.clear(dropped);
       known = std::exchange(t.frontier_, nullptr);
     }
     state_->reusable_on(t.device()).lock()->add(t);
@@ -412,7 +412,11 @@ driver::status clocks::ask_for_a_while(stamp s) {
     return synchronize(s);
   bool const moves = state_->shared->machine.moves_by_itself();
   std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-  auto const goes_on = [&](int asked) { return moves ? base::now_ns() < until : asked < most_questions; };
+  auto const goes_on = [&](int asked) {
+    if (!moves)
+      return asked < most_questions;  // its streams progress only inside calls, so that calls are counted
+    return base::now_ns() < until;
+  };
   for (int asked = 0; goes_on(asked); ++asked) {
     auto const done = poll(s);
     if (!done.ok() || done.value)
@@ -482,6 +486,7 @@ std::vector<clocks::state::awaited> clocks::state::begin_on(int device) {
       continue;
     if (t->alive() != life::retired)
       begun.push_back({t.get(), t->begin()});
+    // A retired stream begins no number: its last one stands for all of its work.
     else if (!t->is_complete_up_to(t->last_.load()))
       begun.push_back({t.get(), {t->last_.load(), t->knowledge()}});
   }
@@ -508,7 +513,7 @@ driver::status clocks::synchronize_device(int device) try {
   return {driver::code::out_of_memory};
 }
 
-// By then the driver's call is under way. It spoils the captures that it meets at its start.
+// After so long the driver's call is under way: it spoils only captures that it meets at its start.
 constexpr std::chrono::seconds longest_look{2};
 
 driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode) {

@@ -60,7 +60,7 @@ driver::result<driver::event_handle> event_pool::make_in_place(int device, drive
   // Another thread's place serves as well.
   auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
   if (!made.ok()) {
-    all.erase(std::next(place).base());
+    all.erase(std::next(place).base());  // the element at `place`, which runs backwards
     return {made.is, driver::event_handle::none};
   }
   *place = made.value;
@@ -176,7 +176,7 @@ void fence_list::drop_done(std::uint64_t done, dropped& out) {
   }
 }
 
-void fence_list::clear(dropped& out) {
+void fence_list::clear(dropped& out) noexcept {
   try {
     out.reserve(out.size() + list_.size());
     for (auto& f : list_)

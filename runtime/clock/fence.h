@@ -99,7 +99,7 @@ class fence_list {
   // Fences after n, oldest first.
   std::vector<fence_ref> newer_than(std::uint64_t n) const;
   void drop_done(std::uint64_t done, dropped&);
-  void clear(dropped&);
+  void clear(dropped&) noexcept;
   std::deque<fence_ref> const& all() const noexcept { return list_; }
 
  private:

@@ -26,7 +26,7 @@ class frontier {
   frontier merged(frontier const& other, std::uint64_t stream, std::uint64_t n, Forget forget) const {
     frontier out;
     out.entries_.reserve(entries_.size() + other.entries_.size() + 1);
-    // The entry of `stream` is inserted at the end, with the largest of its numbers.
+    // The entry of `stream` is left out here, and inserted after the loop with the largest of its numbers.
     auto put = [&](entry e) {
       if (e.stream == stream)
         n = std::max(n, e.n);

@@ -13,7 +13,7 @@ using driver::result;
 using driver::status;
 
 namespace {
-// The clocks throw nothing: a lack of host memory is a status, so that the caller can use another path.
+// Outside a capture, a lack of host memory is a status, so that the caller can use another path.
 template <class Answer, class Act>
 Answer or_out_of_memory(Act act) noexcept {
   try {
@@ -63,9 +63,9 @@ bool stream_clock::may_be_fenced() const noexcept {
   return false;
 }
 
-// A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because
-// others wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between
-// two frees.
+// A fence is due at once after the free of a last block: a short-lived stream is then gone. So it is after
+// the free of a large block, because others wait for its memory. Else it is due once for a batch of frees.
+// After `young` last blocks the stream counts as long-lived: it may have no block between two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool is_last_of_young = false;
   if (live_blocks_.load(base::memory_order_relaxed) == 0)
@@ -134,7 +134,7 @@ void stream_clock::publish(fence_ref const& f) {
     WEIR_RULE(f->n < next_.seen(), "a fence has a number that `next` has not reached");
     if (!f->event->given_away())
       fences_.publish(f, dropped);
-  } catch (...) {}  // no memory: only the caller knows this fence
+  } catch (...) {}  // no memory: perhaps nobody but the caller knows this fence
   hold.unlock();
 }
 
@@ -148,7 +148,7 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
   if (!f.ok())
     return {note(f.is), {}};
   f.value->asked = asked;
-  // Before the number is begun: what is counted later may have a later one.
+  // Taken before the number is begun: the stamp of a free that is counted after this may have a later number.
   std::uint32_t const owed = unfenced_.load() ? unfenced_.exchange(0) : 0;
   status s = record_outside(*f.value, nullptr);
   // If a capture began meanwhile, the record may be inside it, and a query of the event would spoil it.
@@ -267,13 +267,14 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
       rely_on(find(wanted.stream));
       return {};
     }
-    stream_clock& from = *find(wanted.stream);
+    stream_clock& from = *find(wanted.stream);  // not null, or it would be covered
     if (&from.runtime_ != &runtime_)
       return {code::invalid};
     if (alive() == life::captured || from.alive() == life::captured)
       return {code::not_permitted};
+    // Whether this stream is captured is asked in wait_for(), right before the driver's wait.
     if (auto const s = open_for_work(); !s.ok())
-      return s;  // wait_for() checks for a capture right before the wait
+      return s;
     if (auto const s = common_->state_of(from.device_); !s.ok())
       return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
@@ -341,7 +342,7 @@ result<bool> stream_clock::poll(std::uint64_t n) {
     if (auto const s = common_->state_of(device_); !s.ok())
       return {s, false};
     auto f = fence_for(n);
-    // it ended without a fence: only the whole device can tell
+    // No fence covers it, and none can be recorded now: only the whole device can tell.
     if (!f.ok() && !may_be_fenced())
       return {{}, false};
     if (!f.ok())
@@ -366,7 +367,7 @@ void stream_clock::ask_newer(std::uint64_t than) {
   // The first `complete` of them are complete, and those from `open` on are not known to be.
   std::size_t complete = 0, open = newer.size();
   for (std::size_t count = open; complete < open; count = complete + (open - complete) / 2 + 1) {
-    auto const answer = ask(newer[count - 1]);
+    auto const answer = ask(newer[count - 1]);  // if it is complete, so are the first `count`
     if (answer.ok() && answer.value)
       complete = count;
     else
@@ -386,12 +387,12 @@ status stream_clock::synchronize(std::uint64_t n) {
     if (auto const s = common_->state_of(device_); !s.ok())
       return s;
     auto f = fence_for(n);
-    // only the whole device can tell; it is not asked while a stream of it is captured
+    // As in poll(). The device is not asked while a stream of it is captured.
     if (!f.ok() && !may_be_fenced())
       return runtime_.part<clocks>().synchronize_device(device_);
     if (f.is.what == code::lost || f.is.what == code::not_permitted)
       return f.is;
-    // no fence: synchronize the stream itself
+    // No fence for another reason, such as a lack of memory: the stream itself can be waited for.
     if (!f.ok())
       return synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));

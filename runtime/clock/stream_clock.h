@@ -223,7 +223,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   bool is_complete_up_to(std::uint64_t n) const noexcept;     // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamps after its last fence
   driver::status open_for_work() const;                       // not retired, device not lost
-  // Whether a fence can be recorded now, for whatever reason.
+  // Whether a fence can be recorded as far as the stream's life says: it exists now, and is no lane.
   bool may_be_fenced() const noexcept;
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
   driver::status record_outside(clock::fence&, fence_ref const& before);
@@ -305,7 +305,6 @@ class named_in_call {
   static bool is(stream_clock const& s) noexcept { return current() == &s; }
 
  private:
-  static constexpr stream_clock const* none = nullptr;
   static stream_clock const*& current() noexcept;
   stream_clock const* before_;
 };
@@ -452,7 +451,8 @@ inline std::uint64_t stream_clock::covers_up_to(stream_clock const& of) const {
       known = frontier_->of(of.id());
   }
   std::uint64_t const n = std::max(known, of.done_.load(base::memory_order_acquire));  // read last, see covers()
-  return of.last_wanted(all) <= n ? all : n;
+  bool const is_covered_to_its_end = of.last_wanted(all) <= n;  // only a retired stream has an end
+  return is_covered_to_its_end ? all : n;
 }
 
 }  // namespace weir::clock

@@ -77,13 +77,13 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
     lock.lock();
     making_thread_.store(me, base::memory_order_relaxed);
   }
-  struct leave {
-    base::atomic<std::uint64_t>* owner;
-    ~leave() {
-      if (owner)
-        owner->store(0, base::memory_order_relaxed);
+  struct ends_making {  // before the lock ends; null: the outer call does so
+    base::atomic<std::uint64_t>* thread;
+    ~ends_making() {
+      if (thread)
+        thread->store(0, base::memory_order_relaxed);
     }
-  } const on_exit{nested ? nullptr : &making_thread_};
+  } const at_the_end{nested ? nullptr : &making_thread_};
   auto& at = slots_[static_cast<std::size_t>(slot)];
   if (void* there = at.load(base::memory_order_acquire))
     return there;

@@ -7,7 +7,6 @@
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
-#include "runtime/base/os_numa.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/guard.h"
 #include "simulator/machine/left_behind.h"

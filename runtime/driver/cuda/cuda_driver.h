@@ -144,7 +144,7 @@ class cuda_driver final : public driver {
   int device_of_segment(address) noexcept;
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
   bool copyable(void const*, std::size_t bytes) noexcept;  // every byte is pinned or device memory, as far as is known
-  bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
+  bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;  // ours: by look_at()
   struct extent {
     address begin = 0, end = 0;
     bool pinned = false;

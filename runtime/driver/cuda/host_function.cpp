@@ -76,7 +76,7 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
   if (r == CUDA_SUCCESS)
     return {};
-  // CUDA has refused it. If a loss took it meanwhile, its thread drops it, and it stays in memory.
+  // CUDA has refused it. If a loss took it meanwhile, drop_pending() drops it, and it stays in memory.
   bool const ours = c->take();
   if (ours) {
     pending_.lock()->calls.erase(id);
@@ -108,7 +108,7 @@ void cuda_driver::drop_pending(int device) noexcept {
     if (taken.empty())
       return;
     p->droppers.emplace_back([taken] { drop_each(taken); });
-  } catch (std::exception const&) {  // no memory or no thread: drop them here
+  } catch (std::exception const&) {  // no memory or no thread: what is taken is dropped here
     drop_each(taken);
   }
 }

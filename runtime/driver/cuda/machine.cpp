@@ -99,8 +99,9 @@ void cuda_driver::release_contexts(bool any_lost) {
       continue;
     if (d.lost.load() == 0)
       api_.cuStreamDestroy(d.probe);
-    // Releasing a context for the last time waits for its work, which may wait for a device that is lost.
-    if (d.lost.load() != 0 || !any_lost)
+    // The last release of a context waits for its work. That may wait for a lost device, and so for ever.
+    bool const may_wait_for_ever = d.lost.load() == 0 && any_lost;
+    if (!may_wait_for_ever)
       api_.cuDevicePrimaryCtxRelease(d.id);
   }
 }
@@ -121,7 +122,7 @@ std::string cuda_driver::left_behind() {
   };
   bool const lost_one = has_lost_any();
   auto const b = books_.lock();
-  // While no device is lost, memory alone is reported by its runtime.
+  // Memory alone is reported by the runtime, unless a device is lost.
   if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty())
     return {};
   say(b->reservations.size(), "reservation");
@@ -195,7 +196,7 @@ CUresult cuda_driver::ask_probe(int device) noexcept {
   if (int const known = d.lost.load(base::memory_order_relaxed))
     return static_cast<CUresult>(known);
   if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS)
-    return CUDA_SUCCESS;
+    return CUDA_SUCCESS;  // it cannot be asked: that shows no loss
   CUresult says = CUDA_SUCCESS;
   {
     relaxed const mode(api_);

@@ -46,8 +46,8 @@ void cuda_driver::end_busy(ranges books::*which, address at, bool stays) {
 result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const may = may_call(); !may.ok())
     return {may};
-  bool const power = (alignment & (alignment - 1)) == 0;
-  if (bytes == 0 || bytes % granularity_ != 0 || !power || (alignment != 0 && alignment % granularity_ != 0))
+  bool const is_power_of_two = (alignment & (alignment - 1)) == 0;  // or 0: any alignment
+  if (bytes == 0 || bytes % granularity_ != 0 || !is_power_of_two || alignment % granularity_ != 0)
     return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes});
   CUdeviceptr at = 0;
@@ -177,7 +177,7 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
 }
 
 status cuda_driver::grant(address at, std::size_t bytes, int device) {
-  if (device < 0 || device >= 64)
+  if (device < 0 || device >= most_devices)
     return invalid;
   return grant_all(at, bytes, std::uint64_t{1} << device);
 }
@@ -201,7 +201,7 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
     if (next != at + bytes)
       return invalid;
   }
-  std::array<CUmemAccessDesc, 64> access{};
+  std::array<CUmemAccessDesc, most_devices> access{};
   std::size_t n = 0;
   for (std::uint64_t left = devices; left; left &= left - 1, ++n) {
     access[n].location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(std::countr_zero(left)).id};
@@ -291,7 +291,7 @@ status cuda_driver::unpin(void* host) {
   call in(*this, any_device(), call::mode::asks);
   if (in.refused() && in.refusal().what != code::lost)
     return in.refusal();
-  // After a loss, too, what is not pinned is invalid.
+  // A lost device refuses only after this look: what is not pinned is invalid even then.
   address const at = reinterpret_cast<address>(host);
   {
     auto b = books_.lock();
@@ -332,7 +332,7 @@ std::optional<place> cuda_driver::place_in_books(address at) {
 result<place> cuda_driver::place_by_cuda(address at) {
   int const device = any_device();
   if (device < 0)
-    return {{}, {}};  // no context: memory of others cannot be looked up
+    return {{}, {.in = where::pageable}};  // no context: memory of others cannot be looked up
   call in(*this, device, call::mode::survives);
   if (in.refused())
     return {in.refusal()};
@@ -342,13 +342,13 @@ result<place> cuda_driver::place_by_cuda(address at) {
   std::array<void*, 2> into{&type, &ordinal};
   CUresult const r = api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), at);
   if (r == CUDA_ERROR_INVALID_VALUE)
-    return {{}, {}};  // not known to the driver
+    return {{}, {.in = where::pageable}};  // not known to the driver
   if (status const said = in.answer(r); !said.ok())
     return {said};
   if (type == CU_MEMORYTYPE_HOST)
     return {{}, {.in = where::pinned}};
   if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
-    return {{}, {}};
+    return {{}, {.in = where::pageable}};
   if (!exists(ordinal))
     return {{}, {.in = where::unknown_device}};
   return {{}, {.in = where::device, .device = ordinal}};
@@ -416,31 +416,31 @@ struct cuda_driver::remembered {
 cuda_driver::seen cuda_driver::look_at(void const* dst, void const* src, std::size_t bytes) noexcept {
   address const to = reinterpret_cast<address>(dst), from = reinterpret_cast<address>(src);
   if (wraps(to, bytes) || wraps(from, bytes))
-    return {false, false};
+    return {.dst = false, .src = false};
   if (auto const* const mine = remembered::own::value;
       mine && mine->edition == edition_.load(base::memory_order_acquire)) [[likely]] {
     auto const *const of_dst = mine->find(to, bytes), *const of_src = mine->find(from, bytes);
     if (of_dst && of_src) [[likely]]
-      return {true, true, of_dst->pinned && of_src->pinned};
+      return {.dst = true, .src = true, .both_pinned = of_dst->pinned && of_src->pinned};
   }
   return look_in_books(to, from, bytes);
 }
 
 cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size_t bytes) noexcept {
-  extent dst_lies, src_lies;
+  extent dst_extent, src_extent;
   auto const b = books_.lock();
-  auto const of_dst = in_books(*b, to, bytes, dst_lies), of_src = in_books(*b, from, bytes, src_lies);
+  auto const of_dst = in_books(*b, to, bytes, dst_extent), of_src = in_books(*b, from, bytes, src_extent);
   try {
     static base::per_thread<remembered> of_thread;
     remembered& mine = of_thread.get();
     remembered::own::value = &mine;
     mine.follow(edition_.load(base::memory_order_relaxed));
     if (of_dst.value_or(false))
-      mine.note(dst_lies);
+      mine.note(dst_extent);
     if (of_src.value_or(false))
-      mine.note(src_lies);
+      mine.note(src_extent);
   } catch (...) {}  // no memory: not cached
-  return {of_dst, of_src, dst_lies.pinned && src_lies.pinned};
+  return {.dst = of_dst, .src = of_src, .both_pinned = dst_extent.pinned && src_extent.pinned};
 }
 
 // NVTX's listener looks up memory in the current context.

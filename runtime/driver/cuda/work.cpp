@@ -69,7 +69,7 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
     return {captured.is};
   // A captured stream is asked nothing more, and counts as one of this device.
   if (captured.value)
-    return {captured.is, handle_of(foreign)};
+    return {{}, handle_of(foreign)};
   auto const of = owner_of(in, device, foreign);
   if (!of.ok())
     return {of.is};
@@ -120,11 +120,11 @@ result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
   // While another stream is captured, the legacy stream counts as captured too. Neither is asked for its id.
   bool const captured = r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || is != CU_STREAM_CAPTURE_STATUS_NONE;
   if (captured)
-    return {{}, {handle_of(s), true, 0}};
+    return {{}, {.handle = handle_of(s), .captured = true}};
   unsigned long long id = 0;
   if (r == CUDA_SUCCESS)
     r = api_.cuStreamGetId(s, &id);
-  return {in.answer(r), {handle_of(s), false, id}};
+  return {in.answer(r), {.handle = handle_of(s), .id = id}};
 }
 
 result<stream_kind> cuda_driver::kind_of(int device, stream_handle s) {
@@ -253,7 +253,7 @@ status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void co
 
 status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   seen const ends = bytes ? look_at(dst, src, bytes) : seen{};
-  // The host copies, and copy_on_host() makes the call of the driver. A range may leave its pinned block.
+  // Both ranges begin in pinned memory, and may reach beyond it. copy_on_host() has a `call` of its own.
   if (ends.both_pinned) {
     if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst))
       return invalid;
