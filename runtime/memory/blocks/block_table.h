@@ -48,10 +48,10 @@ class granule_table {
       return rows_[s >> 1].of[i % row];
     return reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
   }
-  // starts: p begins in this granule, and stays there until clear()
-  void set(std::size_t i, heap_block* p, bool starts) noexcept {
+  // Requires: p begins in granule i, and stays there until clear(); no other block does
+  void set(std::size_t i, heap_block* p) noexcept {
     std::uintptr_t& s = stretches_[i / row];
-    if (s == 0 && starts) [[likely]]
+    if (s == 0) [[likely]]
       s = reinterpret_cast<std::uintptr_t>(p);
     else
       among(s)[i % row] = p;
@@ -84,7 +84,7 @@ class block_table {
   void leave(heap_block&) noexcept;
   void enter_block(heap_block& p, address at) noexcept {  // no run
     std::size_t const i = index(at);
-    starts_.set(i, &p, true);
+    starts_.set(i, &p);
     started_.insert(i);
   }
   void leave_block(address at) noexcept { starts_.clear(index(at)); }

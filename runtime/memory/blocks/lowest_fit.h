@@ -95,7 +95,7 @@ class lowest_by {
   }
   // The lowest block of at least `bytes` with index `from` or a higher one; null: none.
   heap_block* find(std::size_t bytes, std::size_t from = 0) noexcept {
-    if (bytes > (most_units - 1) * unit)
+    if (bytes > (most_units - 1) * unit)  // no stored size is so large
       return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
     if (count_ == 1 && !from) [[likely]] {  // rank 0 is always leaf 0

@@ -65,6 +65,7 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   if (!mine.holds() || !user || !mine.has_user(user))
     return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
+  // A stream of another runtime takes the locked path.
   if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
   slab::first_users* const users = at.in->users.load(base::memory_order_acquire);

@@ -79,6 +79,7 @@ void* stream_heap::take_anywhere(alloc_request const& r) {
     heap_block* const p = blocks_.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
+  // In a run that begins with a granule, slots of every size are aligned.
   heap_block* const run = blocks_.take_run_anywhere(slots_.usual_next_run_bytes(r.size_class), granule);
   if (!run)
     return nullptr;

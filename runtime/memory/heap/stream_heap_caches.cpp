@@ -20,7 +20,8 @@ void stream_heap::hear() noexcept {
 void stream_heap::caches_changed() noexcept {
   thread_cache* const new_sole = caches_.size() == 1 && !counts_.is_shared() ? caches_.front() : nullptr;
   if (new_sole != sole_) {
-    // The old one reports, and from then on no more by itself. The new one reports again at its next call.
+    // The old one reports now, and then no more by itself. The new one reports now, and gets a grant at its
+    // next call.
     if (sole_) {
       hear();
       sole_->publish_freely();
@@ -31,6 +32,8 @@ void stream_heap::caches_changed() noexcept {
     }
     sole_ = new_sole;
   }
+  // Every other cache reports to the holder of the lock alone. One without a grant, as a new one is, gets one
+  // that never ends.
   for (thread_cache* c : caches_) {
     if (c != new_sole && !c->has_unpublished())
       c->publish_freely();
@@ -208,6 +211,7 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
     due = true;
     pending_since_fence_ = 0;
   }
+  // It has frees for these stamps and took no more: its limit was too low.
   bool const was_full = follows && had_some;
   out.gather(by, its, was_full);
   return follows && defer();
