@@ -265,6 +265,7 @@ void arena::place(places how) {
   for (region* r : regions_)
     if (!r->rooms && r->large && r->bytes < opening_index::most_bytes)
       r->rooms = std::make_unique<opening_index>(*r);
+  // The first region decides for all, as in know_first_region().
   by_openings_ = !regions_.empty() && regions_.front()->rooms;
 }
 

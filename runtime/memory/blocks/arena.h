@@ -458,7 +458,7 @@ class arena {
         }
       }
     }
-    void look_for_the_highest(heap_block& p) {  // handle that fits
+    void look_for_the_highest(heap_block& p) {  // the highest handle there that fits
       int looks = looks_inside;
       for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
         if (h->bytes <= most && suits(*h)) {

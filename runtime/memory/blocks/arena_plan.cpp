@@ -417,6 +417,7 @@ void arena::reserve_candidate(candidate const& place, std::size_t bytes, growth_
   while (p->end() <= from)
     p = p->after;
   std::size_t const blocks = add_missing(*p, to, lo, hi, plan);
+  // Two are made here. The others are for end_reservation(), which cuts where mapped pages begin or end.
   stock(2 * (blocks + plan.aliases.size()) + 4);
   if (!plan.aliases.empty()) {
     lo = std::min(lo, plan.aliases.front()->at);

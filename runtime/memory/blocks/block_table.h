@@ -41,7 +41,8 @@ class granule_table {
  public:
   static constexpr std::size_t row = 64;
   granule_table(address base, std::size_t n) : first_(base / granule), stretches_(n / row + 1), rows_(n / row + 2) {}
-  // For granule i, or, where it is the only one of its stretch, for any of the stretch. Null: there is none.
+  // The block that begins in granule i. A stretch with one block alone answers with that, wherever it begins.
+  // Null: none begins there.
   heap_block* near(std::size_t i) const noexcept {
     std::uintptr_t const s = stretches_[i / row];
     if (is_row(s))

@@ -100,7 +100,7 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
   if (!by.one || (known & slab::more))
     return false;
   if (last_use && last_use != by.one && last_use != by.other && last_use != at.entry->stream) {
-    if (by.other)
+    if (by.other)  // that would be a third
       return false;
     by.other = last_use;
   }

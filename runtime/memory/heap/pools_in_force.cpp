@@ -87,7 +87,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
     now = &mine->choice_within(*now, later->pool);
   }
   mine->choose(*now);
-} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread enters or leaves another one
+} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread has left those after it
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {

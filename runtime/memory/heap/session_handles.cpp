@@ -212,6 +212,7 @@ std::vector<released> session::drop_sleeping() {
       heap_.handles_.erase(h.at);
     }
     std::erase_if(r.handles, [](handle const& h) { return h.asleep; });
+    // Nothing there is left to unmap.
     if (r.handles.empty())
       release(r);
   }

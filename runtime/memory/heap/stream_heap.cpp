@@ -268,9 +268,10 @@ void stream_heap::free_left_behind() noexcept {
   auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks_.regions()) {
     for (heap_block *p = r->first, *next = nullptr; p; p = next) {
+      // The next reserved block: what lies between may be merged with p below.
       next = p->after;
       while (next && next->is != state::reserved)
-        next = next->after;  // a neighbour of p may be merged with it
+        next = next->after;
       if (is_left(*p))
         blocks_.release_done(*p);
     }

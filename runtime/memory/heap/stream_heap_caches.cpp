@@ -123,7 +123,9 @@ std::size_t stream_heap::empty_caches() {
   return bytes + return_idle_cells();
 }
 
-// The cache has the thread's slots, and its word to own the lock by. Null if frees must be seen at once.
+// The cache has the thread's slots, and its word to own the lock by. Null: the heap has no caches, each call
+// must be seen at once, the device is lost or maps no memory, no other thread could shut a cache, or the host
+// has no memory for one.
 thread_cache* stream_heap::cache_here() noexcept {
   if (!cacheable() || !of_.space.maps() || of_.announced || of_.runtime.observer() || of_.lost() ||
       home().seen_captured() || !base::has_process_wide_fence())

@@ -143,7 +143,9 @@ observe::cached_slots thread_cache::counted() const noexcept {
     n.taken += taken, n.total_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
-  auto const ever = unpublished_deferred(), now = outs[0].unpublished_here() + outs[1].unpublished_here();
+  // A deferred free counts as given here, and as held while it waits here.
+  auto const ever = unpublished_deferred();
+  auto const now = outs[0].unpublished_here() + outs[1].unpublished_here();
   n.given += ever.slots, n.given_bytes += ever.bytes;
   n.waited = ever.slots, n.waited_bytes = ever.bytes;
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
