@@ -54,6 +54,7 @@ class alias_table {
       auto const all = all_.lock();
       h.at = to;
     }
+    // leave() takes the lock again. Until then the old place is only announced, and no handle's.
     leave(h, at, last, true);
   }
   // Exchanges the addresses of the alias and its handle.

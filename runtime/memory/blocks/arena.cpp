@@ -109,7 +109,7 @@ void arena::change_lists(heap_block& p) noexcept {
     list.insert(p, q);
   }
   WEIR_RULE(bins::bin_of(p.bytes) == p.bin, "a free block is in the bin of another size");
-  // A block that was, and is, below a page has no entry there.
+  // A block that was, and is, below a page is not in the index of whole handles.
   if (whole_handle_index::concerns(p) || p.sorted != heap_block::index_state::no)
     whole_handles_.after_change(p, false);
 }
@@ -174,7 +174,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
 
 [[gnu::always_inline]] inline heap_block* arena::cut_out(heap_block* p, address at, std::size_t bytes) {
   WEIR_RULE(p->is == state::free && at >= p->at && at + bytes <= p->end(), "a block is cut out of what is not free");
-  // Both cuts may allocate, so this comes before anything changes.
+  // Up to two blocks are made below. This may throw, so it comes before anything changes.
   stock(2);
   if (at > p->at) [[unlikely]] {
     p = carve_inside(*p, at, bytes);
@@ -265,6 +265,7 @@ void arena::place(places how) {
   for (region* r : regions_)
     if (!r->rooms && r->large && r->bytes < opening_index::most_bytes)
       r->rooms = std::make_unique<opening_index>(*r);
+  // The first region decides for all, as in know_first_region().
   by_openings_ = !regions_.empty() && regions_.front()->rooms;
 }
 

@@ -65,12 +65,12 @@ class arena {
   heap_block* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
     return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
   }
-  // A run of whole cells with fewer slots, as many as a free block of about that size has room for. Never
-  // among blocks.
+  // When no run of `below` bytes is free: a run of whole cells with as many slots as a smaller free block has
+  // room for. Never among blocks. Null: none has room for one slot.
   heap_block* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_)
       return nullptr;
-    // From its first aligned address to the end of its last whole cell.
+    // From its first aligned address to the end of its last whole cell; 0: that lies before it.
     auto const usable_bytes = [&](heap_block const& p) {
       address const end = round_down(p.end(), cell);
       return end - std::min(round_up(p.at, alignment), end);
@@ -104,7 +104,7 @@ class arena {
     heap_block* found = nullptr;
     if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
-      // Of so many bytes any block that `may` accepts will do.
+      // Wherever a block of so many bytes begins, an aligned place in it is large enough.
       if (!found && alignment > bins::unit)
         found = lowest(bytes + alignment, fits);
     } else {
@@ -118,12 +118,12 @@ class arena {
   // Throws: bad_alloc, before anything changes.
   heap_block* give_part(heap_block& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
-    // What is cut off behind is a part of the run with the same slab, until give() takes it.
-    heap_block* const rest = run.end() > from + bytes ? split(run, from + bytes) : nullptr;
-    if (rest)
-      rest->in_slab = run.in_slab;
+    heap_block* rest = nullptr;
+    if (run.end() > from + bytes) {
+      rest = split(run, from + bytes);
+      rest->in_slab = run.in_slab;  // split() does not copy it
+    }
     heap_block* const gone = from > run.at ? split(run, from) : &run;
-    gone->in_slab = run.in_slab;
     give(*gone, freed);
     return rest;
   }
@@ -185,7 +185,7 @@ class arena {
   template <class Suits, class Complete>
   taken_handle reserve_handle(std::size_t most, std::size_t enough, Suits suits, Complete complete) {
     best_handle<Suits> found{most, suits};
-    // What lies low is the next to be used.
+    // Blocks then go to low places: the highest handle is needed last.
     if (places_first())
       look_from_above(found, complete);
     if (!found.best)
@@ -204,15 +204,16 @@ class arena {
   // block, and are made anew. Requires: `act` does not throw
   template <class Do>
   void change_handles(Do act) {
-    auto const each_listed = [&](auto change) {
+    // By address: a walk of the lists would change what it walks.
+    auto const each_free_block = [&](auto change) {
       each_block([&](heap_block& p) {
         if (p.is == state::free)
           change(p);
       });
     };
-    each_listed([&](heap_block& p) { delist(p); });
+    each_free_block([&](heap_block& p) { delist(p); });
     act();
-    each_listed([&](heap_block& p) { enlist(p); });
+    each_free_block([&](heap_block& p) { enlist(p); });
   }
   // Null: the range does not lie wholly in one free block or, for reserve_unmapped(), in one unmapped block.
   heap_block* free_around(handle const& h) noexcept { return sorted().around(h); }
@@ -236,8 +237,10 @@ class arena {
   // bytes; no search. No free block outside the part for runs is larger, and for most_free() none at all.
   std::size_t most_for_blocks() const noexcept {
     std::size_t most = free_.at_most();
-    for (region const* r : regions_)
-      most = r->large ? std::max(most, r->large->at_most()) : most;
+    for (region const* r : regions_) {
+      if (r->large)
+        most = std::max(most, r->large->at_most());
+    }
     return most;
   }
   std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
@@ -254,6 +257,7 @@ class arena {
       act(p);
       return false;
     };
+    // look() answers up to looks + 1: then no large one is looked at.
     int const left = looks - free_.look(bytes, act_on, looks);
     for (heap_block* p : large_by_size(
              left, [&](heap_block const&q) { return q.bytes >= bytes; },
@@ -291,8 +295,10 @@ class arena {
     for (region const* r : regions_) {
       if (!r->large)
         continue;
+      // No two large blocks begin in one page.
+      auto const next = [&](heap_block const& p) { return r->large->find(bytes, r->page_index(p.at) + 1); };
       int left = looks;
-      for (heap_block* p = r->large->find(bytes); p && left-- > 0; p = r->large->find(bytes, r->page_index(p->at) + 1))
+      for (heap_block* p = r->large->find(bytes); p && left-- > 0; p = next(*p))
         if (fits(*p))
           return p;
     }
@@ -316,7 +322,9 @@ class arena {
       return p;
     heap_block* best = nullptr;
     for (region const* r : regions_) {
-      heap_block* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
+      if (!r->large)
+        continue;
+      heap_block* const p = r->large->tightest(bytes, fits);
       if (p && (!best || p->bytes < best->bytes))
         best = p;
     }
@@ -328,8 +336,8 @@ class arena {
       if (r->large)
         r->large->each(act, leaves);
   }
-  // Those that `which` accepts, the first `most` in the order of `before`: of equals the lowest. Of some
-  // leaves.
+  // The large free blocks that `which` accepts, at most `most`: the first in the order of `before`, of equal
+  // ones the lowest. Looks at `some_leaves` leaves of each region.
   template <class Which, class Before>
   std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {
     std::vector<heap_block*> some;
@@ -455,7 +463,7 @@ class arena {
         }
       }
     }
-    void look_for_the_highest(heap_block& p) {  // handle that fits
+    void look_for_the_highest(heap_block& p) {  // the highest handle there that fits
       int looks = looks_inside;
       for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
         if (h->bytes <= most && suits(*h)) {
@@ -484,7 +492,7 @@ class arena {
     };
     sorted().smallest(look, looks_at_spans);
   }
-  // Returns: the stamp of the oldest block, if that is not complete.
+  // Returns: the stamp of the oldest block, if that is not complete. Requires: sorted() was called
   template <class Suits, class Complete>
   std::uint64_t look_at_the_oldest(best_handle<Suits>& found, Complete& complete) {
     std::uint64_t waits_for = 0;

@@ -15,7 +15,7 @@ namespace weir::memory {
 namespace {
 constexpr int most_looks = 64, reach = 16, alias_looks = 4096;
 constexpr int most_openings = 32;
-constexpr std::size_t hardly_an_end = 32;     // part of a page
+constexpr std::size_t hardly_an_end = 32;     // less than one of so many parts of a page
 constexpr std::size_t most_swap_ranges = 32;  // of aliases to switch back, tried as plans
 using outcome = alias_view::outcome;
 
@@ -45,7 +45,7 @@ class alias_gains {
       alias const& g = i->second;
       if (!g.of || g.end() <= from)
         continue;
-      // between() judges those from here on each time.
+      // No more are examined here: between() judges this one and those above it, each time anew.
       if (left_-- <= 0) {
         seen_to_ = std::max(from, g.at);
         break;
@@ -57,7 +57,7 @@ class alias_gains {
       saved += saved_by(is, g.bytes);
       staying += is == outcome::stays;
     }
-    seen_.push_back({to, to, outcome::unmaps, saved, staying});
+    seen_.push_back({to, to, outcome::unmaps, saved, staying});  // the sentinel, with the sums of all
     return true;
   }
   // Ranges of adjacent aliases that are switched back.
@@ -182,8 +182,8 @@ struct arena::search {
     if (!saved)
       return;
     std::size_t const cost = missing - *saved;
-    // Where mapped ends save a page, those are best that leave the least free: a larger end may save one of a
-    // larger block.
+    // A mapped end may save a page. Of such places the best leaves the least free: a larger end may later
+    // save a page of a larger block.
     std::size_t ends = 0;
     if (missing < round_up(bytes, page))
       ends = mapped + missing - bytes;
@@ -248,8 +248,8 @@ arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suit
 }
 
 namespace {
-// Pages that come into use for a block at `at`, in the opening from `from` to `to`. A place that leaves
-// hardly a free end counts as one page less.
+// Pages that come into use for a block at `at`, in the opening from `from` to `to`. One less if hardly
+// anything stays free before the block and behind it.
 std::ptrdiff_t cost_of(address at, std::size_t bytes, address from, address to, std::size_t page) noexcept {
   address const lo = round_down(at, page), hi = round_up(at + bytes, page);
   auto pages = static_cast<std::ptrdiff_t>((hi - lo) / page);
@@ -281,7 +281,7 @@ arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Sui
           return;
         std::ptrdiff_t const cost = cost_of(at, bytes, from, to, page);
         // Of equal costs the lowest place.
-        if (cost > least || (cost == least && best.left && at >= best.at))
+        if (cost > least || (cost == least && at >= best.at))
           return;
         if (suits(r->rooms->first(left), at)) {
           least = cost;
@@ -307,8 +307,10 @@ heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
   heap_block* p = &c.left->in->rooms->first(*c.left);
   while (p->end() <= c.at)
     p = p->after;
-  // Null, too, if a part of the place is not mapped: plan() then looks there.
-  return p->is == state::free && c.at + bytes <= p->end() ? carve(p, c.at, bytes) : nullptr;
+  // A part of the place is not mapped: plan() looks there next.
+  if (p->is != state::free || c.at + bytes > p->end())
+    return nullptr;
+  return carve(p, c.at, bytes);
 }
 
 // The place that take_chosen() looks at, unless an alias there must stay: then the next one.
@@ -317,14 +319,18 @@ arena::candidate arena::chosen_candidate(search& s) {
   chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& in_opening, address at) {
     std::size_t const page = in_opening.in->page_bytes;
     address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
-    return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi).has_value();
+    // No place was found yet, so that look() never refuses.
+    (void)s.aliases.look(lo, hi, false);
+    return s.aliases.between(lo, hi).has_value();
   });
   if (!c.left)
     return out;
   heap_block& block = c.left->in->rooms->first(*c.left);
   std::size_t const page = block.in->page_bytes;
   address const lo = round_down(c.at, page), hi = round_up(c.at + s.bytes, page);
-  out = {c.at, 0, 0, 0, 0, &block};
+  out.at = c.at;
+  out.first = &block;
+  out.missing = 0;
   for (heap_block const* p = &block; p && p->at < hi && idle(p); p = p->after) {
     address const from = std::max(p->at, lo), to = std::min(p->end(), hi);
     if (to > from && p->is == state::unmapped)
@@ -337,6 +343,7 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan&
                  bool thorough) {
   search s{bytes, alignment, alias_gains(sight), thorough, looked_at_};
   candidate found;
+  // To a thorough search few new pages matter more than the order of places.
   if (in == zone::blocks && places_first() && !thorough)
     found = chosen_candidate(s);
   if (!found.first)
@@ -399,8 +406,10 @@ void arena::reserve_candidate(candidate const& place, std::size_t bytes, growth_
   address const from = place.at;
   address const to = place.at + bytes;
   std::size_t const page = place.first->in->page_bytes;
-  growth_plan plan{nullptr, from, bytes, {}, {}, 0, place.missing};
-  // Of what is unmapped the plan takes whole pages and aliases, between lo and hi; of free blocks, bytes.
+  growth_plan plan;
+  plan.block = from, plan.bytes = bytes, plan.missing_bytes = place.missing;
+  // Of free blocks the plan takes only the block's bytes. Of unmapped ones it takes whole pages, and whole
+  // aliases there: what lies between lo and hi.
   address lo = round_down(from, page);
   address hi = round_up(to, page);
   add_aliases_between(lo, hi, sight, plan);
@@ -408,6 +417,7 @@ void arena::reserve_candidate(candidate const& place, std::size_t bytes, growth_
   while (p->end() <= from)
     p = p->after;
   std::size_t const blocks = add_missing(*p, to, lo, hi, plan);
+  // Two are made here. The others are for end_reservation(), which cuts where mapped pages begin or end.
   stock(2 * (blocks + plan.aliases.size()) + 4);
   if (!plan.aliases.empty()) {
     lo = std::min(lo, plan.aliases.front()->at);

@@ -65,13 +65,12 @@ heap_block* granule_table::at(std::size_t i) const noexcept {
   return p->at / granule - first_ == i ? p : nullptr;
 }
 
-// The row of a stretch, made if that was empty or had one block.
+// The row of a stretch that is not empty. If the stretch has one block alone, its row is made now.
 std::array<heap_block*, granule_table::row>& granule_table::among(std::uintptr_t& s) noexcept {
   if (!is_row(s)) {
     auto* const alone = reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
     s = ++used_ << 1 | 1;
-    if (alone)
-      rows_[used_].of[(alone->at / granule - first_) % row] = alone;
+    rows_[used_].of[(alone->at / granule - first_) % row] = alone;
   }
   return rows_[s >> 1].of;
 }
@@ -83,7 +82,8 @@ block_table::block_table(address b, std::size_t bytes)
       slabs_(bytes / cell + 2),
       started_(bytes / granule + 2) {}
 
-// each(i, whole, from, to): of the granules that a run touches, what it has of the i-th; whole: all of it.
+// Calls each(i, whole, from, to) for each granule i that a run touches. The run has it between these
+// addresses; whole: it has all of it.
 template <class Each>
 void block_table::each_granule(heap_block const& p, Each each) noexcept {
   for (address at = p.at; at < p.end(); at = round_down(at, granule) + granule) {
@@ -108,7 +108,8 @@ void block_table::leave(heap_block& p) noexcept {
     return leave_block(p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
     slab* const owner = wholes_[i];
-    // What stays gets its cells before the whole goes: its slots may be looked for meanwhile.
+    // Only a part of the granule leaves. The rest stays the slab's, and its slots may be looked for meanwhile.
+    // So its cells are written before the whole is taken out.
     if (owner && !whole) {
       address const begin = round_down(from, granule);
       set_cells(begin, from, owner);

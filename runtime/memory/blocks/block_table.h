@@ -41,17 +41,18 @@ class granule_table {
  public:
   static constexpr std::size_t row = 64;
   granule_table(address base, std::size_t n) : first_(base / granule), stretches_(n / row + 1), rows_(n / row + 2) {}
-  // For granule i, or, where it is the only one of its stretch, for any of the stretch. Null: there is none.
+  // The block that begins in granule i. A stretch with one block alone answers with that, wherever it begins.
+  // Null: none begins there.
   heap_block* near(std::size_t i) const noexcept {
     std::uintptr_t const s = stretches_[i / row];
     if (is_row(s))
       return rows_[s >> 1].of[i % row];
     return reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
   }
-  // starts: p begins in this granule, and stays there until clear()
-  void set(std::size_t i, heap_block* p, bool starts) noexcept {
+  // Requires: p begins in granule i, and stays there until clear(); no other block does
+  void set(std::size_t i, heap_block* p) noexcept {
     std::uintptr_t& s = stretches_[i / row];
-    if (s == 0 && starts) [[likely]]
+    if (s == 0) [[likely]]
       s = reinterpret_cast<std::uintptr_t>(p);
     else
       among(s)[i % row] = p;
@@ -84,7 +85,7 @@ class block_table {
   void leave(heap_block&) noexcept;
   void enter_block(heap_block& p, address at) noexcept {  // no run
     std::size_t const i = index(at);
-    starts_.set(i, &p, true);
+    starts_.set(i, &p);
     started_.insert(i);
   }
   void leave_block(address at) noexcept { starts_.clear(index(at)); }

@@ -35,21 +35,21 @@ struct block_user {
   clock::stream_clock* stream = nullptr;
   std::shared_ptr<void const> lifetime{};  // of a borrowed one: so that no other stream gets that object
 };
-// Drops those that have ended, so that a long-lived block has few. Of the streams that were set aside one stays.
+// Streams whose work is over go, so that a long-lived block has few. One that has retired gives its place to
+// the clock that covers its work. That clock may cover several streams, and stays once.
 template <class Users>
 void forget_ended(Users& all) noexcept {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    clock::stream_clock& stands_for_it = all[i].stream->of_marks();
-    auto const same = [&](block_user const& one) { return one.stream == &stands_for_it; };
-    bool const is_itself = &stands_for_it == all[i].stream;
-    // Another name for it was kept already.
+    clock::stream_clock& covering = all[i].stream->of_marks();
+    auto const same = [&](block_user const& one) { return one.stream == &covering; };
+    bool const is_itself = &covering == all[i].stream;
+    // It was kept already, as itself or for another stream.
     if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same))
       continue;
-    if (is_itself && stands_for_it.is_over())
+    if (is_itself && covering.is_over())
       continue;
-    // One that ended, or was captured, stays as what covers its work.
-    block_user stays = is_itself ? std::move(all[i]) : block_user{&stands_for_it};
+    block_user stays = is_itself ? std::move(all[i]) : block_user{&covering};
     all[kept++] = std::move(stays);
   }
   all.erase(all.begin() + static_cast<std::ptrdiff_t>(kept), all.end());
@@ -292,7 +292,9 @@ class bins_by {
       return at(q) * unit;
     if (q == count - 1)  // it has all that is larger, too
       return std::numeric_limits<std::size_t>::max();
-    std::size_t const next_begins = (33 + at(q) % 32) << ((at(q) - 64) / 32 + 1);  // in units
+    // Bin 64 + 32 d + k begins at (32 + k) << (d + 1) units.
+    std::size_t const d = (at(q) - 64) / 32, k = at(q) % 32;
+    std::size_t const next_begins = (32 + k + 1) << (d + 1);
     return (next_begins - 1) * unit;
   }
 

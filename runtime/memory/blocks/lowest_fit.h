@@ -95,7 +95,7 @@ class lowest_by {
   }
   // The lowest block of at least `bytes` with index `from` or a higher one; null: none.
   heap_block* find(std::size_t bytes, std::size_t from = 0) noexcept {
-    if (bytes > (most_units - 1) * unit)
+    if (bytes > (most_units - 1) * unit)  // no stored size is so large
       return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
     if (count_ == 1 && !from) [[likely]] {  // rank 0 is always leaf 0
@@ -125,7 +125,7 @@ class lowest_by {
   template <class Fits>
   heap_block* tightest(std::size_t bytes, Fits fits) const {
     std::size_t const v = (bytes + unit - 1) / unit;
-    // Stored sizes end below most_units: what is larger goes by its bytes alone.
+    // The largest stored size, most_units - 1, stands for all above it: such blocks go by their bytes, below.
     if (count_ == 1 && v < most_units - 1) [[likely]] {
       leaf const& l = leaves_[0];  // rank 0 is always leaf 0
       std::int32_t const least = least_in(l, static_cast<std::int32_t>(v));
@@ -219,6 +219,7 @@ class lowest_by {
     std::uint32_t n;  // seats in use: the first ones
     std::uint32_t rank;
   };
+  // A block begins at every second page at most, and two neighbouring leaves hold more than join_up_to.
   static std::size_t leaves_for(std::size_t pages) noexcept {
     return std::min<std::size_t>((pages / 2 + 1) * 2 / join_up_to + 4, std::numeric_limits<std::uint16_t>::max());
   }

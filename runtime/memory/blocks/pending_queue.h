@@ -86,7 +86,7 @@ class pending_queue {
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
-    // Far more streams than blocks, and twice those that were left the last time.
+    // Far more streams are known than blocks wait, and more than twice those that the last walk left.
     if (newest_.size() > most_newest * (size_ + most_kept) && newest_.size() > 2 * newest_left_)
       forget_streams_without_blocks();
     auto& queue = queue_for(stamps, spare_queue_, spare_newest_);
@@ -130,7 +130,7 @@ class pending_queue {
   template <class Passed, class Reclaimed>
   void reclaim(Passed passed, Reclaimed reclaimed) {
     bool any_moved = true;
-    while (any_moved) {  // perhaps to a queue that the walk had passed
+    while (any_moved) {  // a block may have moved to a queue that the walk had passed
       any_moved = false;
       for (auto at = queues_.begin(); at != queues_.end();) {
         any_moved |= reclaim_from(at->second, passed, reclaimed);

@@ -18,14 +18,15 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
     if (run > usual_run_bytes)
       return run;
   }
-  // With few slabs, runs are small, so that a little-used class holds little. The first run will do that
-  // wastes a small share of itself behind its last slot, and else the one with the smallest share.
+  // With few slabs, runs are small, so that a little-used class holds little. A run wastes what lies behind
+  // its last slot. The shortest that wastes a small share of itself is taken, else the one that wastes the
+  // smallest share.
   std::size_t const least = have < 8 ? 64 << 10 : have < 32 ? 128 << 10 : usual_run_bytes;
+  std::size_t const small_share = have < 2 ? 8 : have < 8 ? 32 : 64;  // one part of so many
   std::size_t best = least, best_waste = ~std::size_t{0};
   for (std::size_t run = least; run <= usual_run_bytes; run += granule) {
     std::size_t const waste = run % size;
-    std::size_t const share = have < 2 ? 8 : have < 8 ? 32 : 64;  // one part of so many
-    if (waste * share <= run)
+    if (waste * small_share <= run)
       return run;
     if (waste * best < best_waste * run || best_waste == ~std::size_t{0})
       best = run, best_waste = waste;
@@ -45,7 +46,7 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
   user.note_mark();
   if (!users_storage) {
     auto room = std::make_unique<first_users[]>(slots);
-    // Slots that have a note already say so.
+    // Slots that have a note already get `more`, which tells of it.
     for (auto const& [noted, n] : notes)
       room[noted].front().store(more);
     users_storage = std::move(room);

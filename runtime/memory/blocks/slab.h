@@ -416,7 +416,7 @@ class slabs {
           part = s.next_part(*part);
         continue;
       }
-      if (a >= to)
+      if (a >= to)  // the stretch has no whole cell
         break;
       address const upto = std::min(to, part->end());
       bool const run_begins_here = part == s.run && part->at == a;

@@ -65,6 +65,7 @@ bool fast_record_use(clock::stream_clock* user, void const* p) noexcept {
   if (!mine.holds() || !user || !mine.has_user(user))
     return false;
   slot_place const at = live_slot(mine, reinterpret_cast<address>(p));
+  // A stream of another runtime takes the locked path.
   if (!at.in || &user->owner() != &at.in->owner->home().owner())
     return false;
   slab::first_users* const users = at.in->users.load(base::memory_order_acquire);
@@ -99,7 +100,7 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
   if (!by.one || (known & slab::more))
     return false;
   if (last_use && last_use != by.one && last_use != by.other && last_use != at.entry->stream) {
-    if (by.other)
+    if (by.other)  // that would be a third
       return false;
     by.other = last_use;
   }

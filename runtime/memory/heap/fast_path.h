@@ -13,7 +13,8 @@ void* allocate_large(allocation_table const&, clock::stream_clock const*, std::s
                      std::size_t alignment) noexcept;
 bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
-// `noted`: for callers that write to the history; the others return null or false while there is a history.
+// The functions named `noted` below are for callers that write to the history. The other fast ones return
+// null or false while there is a history.
 [[gnu::always_inline]] inline void* allocate_of(allocation_table const& mine, clock::stream_clock const* stream,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes > size_classes::largest) [[unlikely]]
@@ -95,7 +96,7 @@ inline bool fast_deallocate_used(clock::stream_clock const* user, void* p) noexc
 }
 // record_stream, and the free of a block that one or two others used, by its marks and last_use (null: no other).
 bool fast_record_use(clock::stream_clock* user, void const* p) noexcept;
-// it may mark blocks without the lock, while this thread's table holds
+// From now on that stream may mark blocks without the lock, while this thread's table holds.
 void remember_user(clock::stream_clock& user) noexcept;
 bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexcept;
 

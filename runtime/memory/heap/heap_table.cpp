@@ -65,7 +65,7 @@ void heap_table::end_pool(memory_pool& p) noexcept {
   {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
-      // what is asleep stays, while blocks live there: they can only be freed
+      // One that is asleep still stays in the pool: its blocks can only be freed, or it could not wake.
       if (&m->pool() != &p || m->is_asleep())
         continue;
       session in(*m);
@@ -228,9 +228,12 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
   of_stream.push_back(made.get());
   heaps_.push_back(std::move(made));
   if (heaps_.size() > 1) {
-    // All share anew only when their number has doubled, because each is locked for it.
+    // Each is locked for it: all share anew only when their number has doubled, else the new one alone.
+    auto first = heaps_.end() - 1;
     bool const is_doubled = (heaps_.size() & (heaps_.size() - 1)) == 0;
-    for (auto m = is_doubled ? heaps_.begin() : heaps_.end() - 1; m != heaps_.end(); ++m)
+    if (is_doubled)
+      first = heaps_.begin();
+    for (auto m = first; m != heaps_.end(); ++m)
       (*m)->share(of_.counts.shared());
   }
   index.add(*heaps_.back());
@@ -290,10 +293,10 @@ bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memo
     return false;
   if (heir.alive() == clock::life::borrowed && !empty)
     return false;
-  // It stays with its stream, which goes on.
+  // It stays with its stream, which has not retired.
   if (&old == &heir && old.alive() != clock::life::retired)
     return true;
-  // use_is_complete() asks later. In deterministic mode what is complete decides nothing.
+  // Whether its work is complete, use_is_complete() asks later. In deterministic mode that decides nothing.
   if (goes_on(old))
     return !of_.deterministic;
   return of_.clocks.complete(old.now());
@@ -350,7 +353,7 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   if (m.is_called() || !may_inherit(in, heir, pool))
     return false;
   clock::stream_clock& old = m.home();
-  // Deferred frees become pending, and what is complete free: then it is known what waits.
+  // Deferred frees become pending, and complete blocks become free: then it is known what still waits.
   in.shut_and_flush();
   in.reclaim();
   // While the home is the old one: its stamps are on what caches hold.

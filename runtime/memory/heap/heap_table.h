@@ -63,13 +63,16 @@ class heap_table {
   template <class Enough>
   void donors_for(stream_heap const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
     std::size_t left = most;
-    index.some(heap_index::at_least(bytes), index.size() > most ? scan_start.load(base::memory_order_relaxed) : 0,
-               [&](stream_heap& m) {
-                 if (&m == &mine || !may_lend(m, mine))
-                   return false;
-                 --left;
-                 return enough(m) || left == 0;
-               });
+    // If one call may ask all of them, it begins with the first.
+    std::size_t from = 0;
+    if (index.size() > most)
+      from = scan_start.load(base::memory_order_relaxed);
+    index.some(heap_index::at_least(bytes), from, [&](stream_heap& m) {
+      if (&m == &mine || !may_lend(m, mine))
+        return false;
+      --left;
+      return enough(m) || left == 0;
+    });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {
     memory_pool const &its = other.pool(), &here = mine.pool();

@@ -32,12 +32,13 @@ thread_caches::choice& thread_caches::choice_within(choice& before, pool_in_forc
   else
     pools.insert(at, p);
   auto found = std::ranges::find_if(choices_, [&](auto const& c) { return c->pools == pools; });
-  // Of many choices one that no guard leads back to becomes this one. The choice that led there forgets it.
+  // There are many choices: one that is not in force, and that no guard leads back to, is used anew.
   if (found == choices_.end() && choices_.size() >= most_choices) {
     found = std::ranges::find_if(choices_, [&](auto const& c) {
       return c != choices_.front() && c.get() != &before && c.get() != now_ &&
              std::ranges::none_of(entered_, [&](entered const& e) { return e.before == c.get(); });
     });
+    // What led there leads there no more.
     for (auto const& c : choices_) {
       if (found != choices_.end() && c->last == found->get())
         c->last_pool = 0;
@@ -86,7 +87,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
     now = &mine->choice_within(*now, later->pool);
   }
   mine->choose(*now);
-} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread enters or leaves another one
+} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread has left those after it
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {

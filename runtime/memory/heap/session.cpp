@@ -217,7 +217,9 @@ std::size_t session::address_bytes() const noexcept {
 }
 
 void* session::commit(growth_plan& g, alloc_request const& r) {
-  if (heap_.pool().is_registered()) {  // all of it is free
+  // A registered pool grows for the request of all its bytes that its making does. That uses none: they
+  // become free.
+  if (heap_.pool().is_registered()) {
     heap_.blocks_.roll_back(g);
     return reinterpret_cast<void*>(g.block);  // NOLINT(performance-no-int-to-ptr)
   }

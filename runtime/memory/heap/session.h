@@ -113,7 +113,7 @@ class excluded {
 
   // Marks
   struct range {
-    void* base = nullptr;  // null: no live block
+    void* base = nullptr;  // null: no live block, or no host memory for its mark
     std::size_t bytes = 0;
   };
   range use(region&, address, clock::stream_clock& user) noexcept;    // for a copy: the block there, marked
@@ -199,10 +199,12 @@ class session : public excluded {
   bool fence_of_others_is_due(std::size_t bytes) noexcept;  // counts bytes that become pending now
   void put_pending(block_ref const&, std::span<clock::stamp const>, std::uint64_t since) noexcept;
   void put_free(block_ref const&, thread_cache*) noexcept;
-  // Counts bytes that came free now. is_due: of a stream that is borrowed, which counts by itself
+  // Counts bytes that came free now. A borrowed home counts them by itself, too: its answer holds (free_path)
   bool fence_at_home_is_due(std::size_t bytes) noexcept;
   void note_fence_at_home() noexcept;
-  bool came_free_at(std::uint64_t number) noexcept;  // a block did, at that number of the home: a fence follows
+  // Whether a block came free at that number of the home. The caller then records a fence, and the count begins
+  // anew.
+  bool came_free_at(std::uint64_t number) noexcept;
 
   // Pending blocks
   std::size_t reclaim() { return heap_.reclaim(); }  // by what is known; bytes that became free

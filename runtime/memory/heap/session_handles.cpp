@@ -40,6 +40,7 @@ void session::enter_segment(region& in, handle const& h) {
     in.set_pages(h, &known);
     heap_.blocks_.add_region(in, state::free);
   } catch (std::bad_alloc const&) {
+    // If it got there. The caller drops the region, whose pages may name it still.
     heap_.handles_.erase(h.at);
     throw;
   }
@@ -174,7 +175,7 @@ void session::split_sleeping() {
     for (address at = round_up(p.at, page); at + page <= p.end();) {
       handle const& h = *p.in->page(at);
       at = h.at + h.bytes;
-      // A mapped handle stays, and one that is wholly free goes as it is.
+      // A mapped handle stays. One that is wholly free needs no cut: drop_sleeping() forgets it.
       if (!h.asleep || (h.at >= p.at && at <= p.end()))
         continue;
       for (address a = h.at; a < at; a += page) {
@@ -211,6 +212,7 @@ std::vector<released> session::drop_sleeping() {
       heap_.handles_.erase(h.at);
     }
     std::erase_if(r.handles, [](handle const& h) { return h.asleep; });
+    // Nothing there is left to unmap.
     if (r.handles.empty())
       release(r);
   }

@@ -79,6 +79,7 @@ void* stream_heap::take_anywhere(alloc_request const& r) {
     heap_block* const p = blocks_.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
+  // In a run that begins with a granule, slots of every size are aligned.
   heap_block* const run = blocks_.take_run_anywhere(slots_.usual_next_run_bytes(r.size_class), granule);
   if (!run)
     return nullptr;
@@ -267,9 +268,10 @@ void stream_heap::free_left_behind() noexcept {
   auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks_.regions()) {
     for (heap_block *p = r->first, *next = nullptr; p; p = next) {
+      // The next reserved block: what lies between may be merged with p below.
       next = p->after;
       while (next && next->is != state::reserved)
-        next = next->after;  // a neighbour of p may be merged with it
+        next = next->after;
       if (is_left(*p))
         blocks_.release_done(*p);
     }

@@ -20,7 +20,8 @@ void stream_heap::hear() noexcept {
 void stream_heap::caches_changed() noexcept {
   thread_cache* const new_sole = caches_.size() == 1 && !counts_.is_shared() ? caches_.front() : nullptr;
   if (new_sole != sole_) {
-    // The old one reports, and from then on no more by itself. The new one reports again at its next call.
+    // The old one reports now, and then no more by itself. The new one reports now, and gets a grant at its
+    // next call.
     if (sole_) {
       hear();
       sole_->publish_freely();
@@ -31,6 +32,8 @@ void stream_heap::caches_changed() noexcept {
     }
     sole_ = new_sole;
   }
+  // Every other cache reports to the holder of the lock alone. One without a grant, as a new one is, gets one
+  // that never ends.
   for (thread_cache* c : caches_) {
     if (c != new_sole && !c->has_unpublished())
       c->publish_freely();
@@ -120,7 +123,9 @@ std::size_t stream_heap::empty_caches() {
   return bytes + return_idle_cells();
 }
 
-// The cache has the thread's slots, and its word to own the lock by. Null if frees must be seen at once.
+// The cache has the thread's slots, and its word to own the lock by. Null: the heap has no caches, each call
+// must be seen at once, the device is lost or maps no memory, no other thread could shut a cache, or the host
+// has no memory for one.
 thread_cache* stream_heap::cache_here() noexcept {
   if (!cacheable() || !of_.space.maps() || of_.announced || of_.runtime.observer() || of_.lost() ||
       home().seen_captured() || !base::has_process_wide_fence())
@@ -208,6 +213,7 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
     due = true;
     pending_since_fence_ = 0;
   }
+  // It has frees for these stamps and took no more: its limit was too low.
   bool const was_full = follows && had_some;
   out.gather(by, its, was_full);
   return follows && defer();

@@ -66,7 +66,7 @@ std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
   use(c);
   missed(c, met::empty);
   set_sign(c);
-  return limits_[c] / 2u - 1;  // the allocation that missed had one of this half
+  return limits_[c] / 2u - 1;  // half of the limit; the allocation that missed has one of these already
 }
 
 void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexcept {
@@ -143,7 +143,9 @@ observe::cached_slots thread_cache::counted() const noexcept {
     n.taken += taken, n.total_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
-  auto const ever = unpublished_deferred(), now = outs[0].unpublished_here() + outs[1].unpublished_here();
+  // A deferred free counts as given here, and as held while it waits here.
+  auto const ever = unpublished_deferred();
+  auto const now = outs[0].unpublished_here() + outs[1].unpublished_here();
   n.given += ever.slots, n.given_bytes += ever.bytes;
   n.waited = ever.slots, n.waited_bytes = ever.bytes;
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
@@ -169,8 +171,8 @@ void thread_cache::forget() noexcept {
 
 observe::change thread_cache::newly_deferred() noexcept {
   auto const deferred = unpublished_deferred();
-  observe::change const now{deferred.slots, deferred.bytes, deferred.bytes - unused_deferred_.get()},
-      then = std::exchange(published_deferred_, now);
+  observe::change const now{deferred.slots, deferred.bytes, deferred.bytes - unused_deferred_.get()};
+  observe::change const then = std::exchange(published_deferred_, now);
   return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
 }
 void thread_cache::publish(observe::heap_counters& to) noexcept {
@@ -180,9 +182,10 @@ void thread_cache::publish(observe::heap_counters& to) noexcept {
 // The only cache of a heap may write its counters here: other writers have the lock and have shut the cache.
 address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
-  // Any other cache reports to the holder of the lock alone.
-  m.sole_ == this ? unpublished_.allow(m.counts_.left_after(unpublished_.take(), newly_deferred()))
-                  : unpublished_.allow_all();
+  if (m.sole_ == this)
+    unpublished_.allow(m.counts_.left_after(unpublished_.take(), newly_deferred()));
+  else  // it reports to the holder of the lock alone
+    unpublished_.allow_all();
   head.end(to);
   return answer;
 }

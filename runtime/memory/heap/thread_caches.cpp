@@ -95,8 +95,9 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
   if (!here)
     return nullptr;
   thread_caches& mine = *here;
+  // A stale table also loses what it remembers of addresses and streams.
   if (!mine.table.holds())
-    mine.table = {};  // what it remembers of addresses and streams, too
+    mine.table = {};
   forget_if_stale(mine.table);
   thread_cache* found = known_cache(mine.by_memory_, m);
   if (!found) {
