@@ -27,6 +27,7 @@ class openings {
       idle = to;
     };
     for (heap_block const* p = in_.first; p; p = p->after) {
+      // No opening reaches into both parts.
       if (p->at == in_.runs)
         used(p->at, p->at);
       if (p->is == state::live || p->is == state::reserved)
@@ -86,9 +87,10 @@ std::size_t bytes_to_be_made(device_context const& of) {
 }  // namespace
 
 std::size_t memory_audit::room::opening::largest(std::size_t anywhere, bool grows) const noexcept {
-  if (between <= (grows ? anywhere : 0))
+  std::size_t const may_be_mapped = grows ? anywhere : 0;
+  if (between <= may_be_mapped)
     return all();
-  return (grows ? anywhere : 0) + std::max(head, tail);
+  return may_be_mapped + std::max(head, tail);
 }
 
 std::size_t memory_audit::room::opening::ends() const noexcept {
@@ -145,7 +147,8 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole;
   std::size_t const room_here = pool.room();
-  // The pool's own handles are charged to it already. All else needs room under its limit.
+  // The pool's own handles are charged to it already. All else needs room under its limit. Without a limit the room
+  // is so large that the sum would overflow.
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);

@@ -118,8 +118,16 @@ std::vector<mapped_range> memory_audit::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range)
-          all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
+        // All slots, and open to all others: add_block() takes away what does not hold.
+        if (!in_range) {
+          all.push_back({.at = p->at,
+                         .bytes = 0,
+                         .stream = stream,
+                         .slots = true,
+                         .readers = ~of_.own_bit(),
+                         .pool = pool,
+                         .parts = {}});
+        }
         in_range = true;
         add_block(all.back(), *p, waiting);
       }

@@ -14,6 +14,7 @@ constexpr int most_spills = 64;    // for one request: other threads may take th
 // While other threads map, unmap or free. Two threads that are both refused would see each other for ever.
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
+constexpr std::size_t unknown_bytes = 1;  // given by a wait: the report tells that it was not in vain
 
 // Indices of recovery_steps.
 enum class counted : std::size_t {
@@ -315,8 +316,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::wait_for_oldest() {
     return {outcome::nothing};
   // After so many rounds the remaining steps decide, even though something still completes.
   if (round_ >= most_rounds)
-    return {outcome::came_free, 1};
-  return {outcome::next_round, 1};
+    return {outcome::came_free, unknown_bytes};
+  return {outcome::next_round, unknown_bytes};
 }
 
 // A query may have found blocks complete that no later step examined; other threads may have freed some.
@@ -407,7 +408,7 @@ void oom_ladder::ascent::warn() const {
     log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
 }
 
-// Whether other threads changed what is mapped, or freed something, since they were last asked, or in this round.
+// Whether other threads changed what is mapped since the last call, or freed something in this round.
 bool oom_ladder::ascent::others_moved() {
   return others_.any() || came_free() != free_before_;
 }
@@ -462,7 +463,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
       if (!s.ok() && s.what != driver::code::out_of_memory)
         refuse_call(s, r);
       out = nullptr;
-      // Less moves to where peers read, so that such a place says nothing of others.
+      // No handle moves to where peers read, so that such a place says nothing of others.
       if (!s.ok() && !p.in->readers())
         too_many = std::min(too_many, where.missing);
     }

@@ -58,12 +58,12 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
       return nullptr;
     in_it = heap_stay(in);
   }
-  std::size_t const came_free = of_.polls ? completion_.poll(all, asked_a_miss) : 0;
+  bool const came_free = of_.polls && completion_.poll(all, asked_a_miss) > 0;
   if (came_free) {
     if (void* const p = take(pool, r))
       return p;
   }
-  slab::spare_note spare = slab::make_note();
+  slab::spare_note spare = slab::make_note();  // before there is a block that a lack of host memory could lose
   alloc_request const for_all{all.home(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
   void* out = nullptr;
   if (driver::status const s = growth_.grow(all, for_all, out); !s.ok()) {

@@ -142,7 +142,8 @@ void* block_reuse::borrowed(stream_heap& mine, alloc_request const& r, std::size
   return p;
 }
 
-// If growth would pass the bound only because pending blocks count as used.
+// Pending blocks count as used until a query, which raises the bound. If growth would pass the bound without them,
+// all are queried.
 block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request const& r) {
   if (!grows_for_what_waits(mine, r))
     return {};
@@ -159,10 +160,10 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
 block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
   session const in(mine);
   bool const moves = is_large(r) && in.places_first() && in.fits_mapped(r.rounded);
-  return {nullptr, moves};
+  return {.grow_now = moves};
 }
 
-// Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
+// Whether growth would pass the bound that holds if all pending blocks are complete. Until a query they count as used.
 bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r) {
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
     return false;
@@ -170,7 +171,7 @@ bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r
   if (n.pending == 0)
     return false;
   n.pending = 0;
-  // Of one heap, all were queried just now.
+  // One heap with few fronts: own_pending() has queried all of them just now.
   if (heaps_.index.size() == 1) {
     if (quiet_session(mine).fronts().size() <= asked_a_miss)
       return false;
@@ -183,7 +184,7 @@ bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r
 // Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
 block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
   if (of_.waits == options::wait_policy::never || mine.home().carries_collectives())
-    return {nullptr, true};
+    return {.grow_now = true};
   for (;;) {
     std::vector<clock::stamp> stamps;
     std::uint64_t sequence = 0;
@@ -191,14 +192,14 @@ block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_reque
       session const in(mine);
       // The last few are left to their users.
       if (in.pending_count() <= ahead_in_order)
-        return {nullptr, true};
+        return {.grow_now = true};
       stamps = in.oldest_pending()->stamps;
       sequence = in.oldest_pending()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
       if (order_behind(mine, s) == ordering::refused)
-        return {nullptr, true};
+        return {.grow_now = true};
     }
     session in(mine);
     // Another thread has it by now.
