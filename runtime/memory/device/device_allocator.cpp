@@ -193,8 +193,9 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   void* out = nullptr;
   driver::status const s = growth_.grow(mine, r, out, spare);
   if (s.ok()) {
+    // Notes what is live. Among many streams growth_.grow() has noted it.
     if (!heaps_.index.many())
-      (void)bound_.most(bound_.now(), 0);  // notes what is live. Among many streams growth_.grow() has noted it
+      (void)bound_.most(bound_.now(), 0);
     return out;
   }
   if (s.what == driver::code::out_of_memory) {
@@ -422,8 +423,12 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
 
 allocator::range device_allocator::use(void const* p, clock::stream_clock& user) noexcept {
   region* const r = of_.space.find(p);
-  range const found = r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
-  auto* const w = found.base ? of_.runtime.observer() : nullptr;
+  if (!r)
+    return {};
+  range const found = use_in(*r, reinterpret_cast<address>(p), user);
+  if (!found.base)
+    return found;
+  auto* const w = of_.runtime.observer();
   if (!w) [[likely]]
     return found;
   try {

@@ -97,8 +97,9 @@ clock::stream_clock* free_path::busy_user(session const& in, block_ref const& b,
   return found;
 }
 
-// For a stream of which the driver did not say in which capture it is. If captured() gets an answer, the capture is
-// spoiled, and nothing of it will run. If it is refused, too, this is a host function, which cannot ask at all.
+// For a stream of which the driver did not say in which capture it is. If captured() gets an answer, the
+// capture is spoiled, and nothing of it will run. If it is refused, too, this is a host function, which
+// cannot ask at all.
 void free_path::refuse_in_host_function(clock::stream_clock const& s, source_location at) {
   if (s.captured().is.what != driver::code::not_permitted)
     return;
@@ -108,9 +109,9 @@ void free_path::refuse_in_host_function(clock::stream_clock const& s, source_loc
                      "Free it after the function has returned, or on another thread", at, error_id{465});
 }
 
-// Asks whether the stream is captured still. If it is, the pool of its capture is known from then on. Of a capture
-// that is spoiled nothing will run, nor on a lost device. A graph that goes on and cannot keep the block would write
-// freed memory at each launch.
+// Asks whether the stream is captured still. If it is, the pool of its capture is known from then on. Of a
+// capture that is spoiled nothing will run, nor on a lost device. A graph that goes on and cannot keep the
+// block would write freed memory at each launch.
 // Throws: driver_error, bad_alloc
 void free_path::ask(clock::stream_clock& s, source_location at) const {
   clock::stream_clock::stay const here(s);
@@ -313,8 +314,8 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   bool const used_elsewhere = last_use && last_use != &m.home();
-  // A block that becomes pending by itself enters no cache. The cache is found before the heap's lock is taken, for
-  // that may take the lock of the registry.
+  // A block that becomes pending by itself enters no cache. The cache is found before the heap's lock is
+  // taken, for that may take the lock of the registry.
   thread_cache* cache = nullptr;
   if (!used_elsewhere || m.may_defer_free(*r, p, *last_use))
     cache = m.cache_here();
@@ -361,8 +362,8 @@ block_ref free_path::must_start_at(session const&, void* p, region* r, source_lo
                     error_id{159});
 }
 
-// Tells a checker the streams whose work comes before the block's next use. A sleeping block has none. From its marks
-// the checker knows those that have ended.
+// Tells a checker the streams whose work comes before the block's next use. A sleeping block has none. From
+// its marks the checker knows those that have ended.
 void free_path::announce_free(session const& in, block_ref const& b, clock::stream_clock& its,
                               clock::stream_clock* last_use, source_location at) const {
   std::vector<driver::allocation_observer::user> users;

@@ -123,6 +123,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
     bool const stays = its.pages_stay() && !ending;
     bool const is_left = its.is == memory_pool::kind::left || ending;
     bool const here = &its == &pool;
+    // As heap_table::may_lend(), and what is ending counts as left.
     bool const serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
     quiet_session in(*m);
@@ -147,8 +148,8 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole;
   std::size_t const room_here = pool.room();
-  // The pool's own handles are charged to it already. All else needs room under its limit. Without a limit the room
-  // is so large that the sum would overflow.
+  // The pool's own handles are charged to it already. All else needs room under its limit. Without a limit
+  // the room is so large that the sum would overflow.
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);

@@ -76,7 +76,8 @@ void add_waits(std::vector<stream_memory_use::waiting>& known, device_context co
       auto const all = out.stamps();
       auto const is_over = [&](clock::stamp s) { return of.ordered_or_complete(in.heap().home(), s); };
       auto const next = std::ranges::find_if_not(all, is_over);
-      waits[(next == all.end() ? all.front() : *next).stream] += static_cast<std::size_t>(out.held_bytes());
+      clock::stamp const awaited = next == all.end() ? all.front() : *next;
+      waits[awaited.stream] += static_cast<std::size_t>(out.held_bytes());
     }
   });
   for (auto const& w : known)

@@ -297,7 +297,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::return_pages() {
   if (r_.size_class < 0)
     wanted = r_.rounded;
   std::size_t const bytes = a_.return_.some(wanted, short_pool());
-  // About what is missing has gone. What is left may lie where the request does not fit.
+  // About as much as is missing has gone. If that is not enough, more goes: the request may not fit where the
+  // free pages are that are left.
   if (bytes > 0)
     return {outcome::gives_more, bytes};
   return {outcome::nothing};

@@ -63,7 +63,8 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
     if (void* const p = take(pool, r))
       return p;
   }
-  slab::spare_note spare = slab::make_note();  // before there is a block that a lack of host memory could lose
+  // Made before there is a block that a lack of host memory could lose.
+  slab::spare_note spare = slab::make_note();
   alloc_request const for_all{all.home(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
   void* out = nullptr;
   if (driver::status const s = growth_.grow(all, for_all, out); !s.ok()) {

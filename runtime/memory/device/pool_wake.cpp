@@ -52,7 +52,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
         break;
       s = sleep_.wake(pool, store);
     }
-    // Before other pools are spilled, all that is free goes: after waits, and so not beside collectives.
+    // Before other pools are spilled, all that is free goes. empty_cache() waits for work, which it may not
+    // while ranks may wait for this thread.
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty()) {
       if (empty_cache() > 0)
         s = sleep_.wake(pool, store);

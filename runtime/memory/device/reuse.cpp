@@ -142,8 +142,8 @@ void* block_reuse::borrowed(stream_heap& mine, alloc_request const& r, std::size
   return p;
 }
 
-// Pending blocks count as used until a query, which raises the bound. If growth would pass the bound without them,
-// all are queried.
+// Until a query pending blocks count as used, and so raise the bound. If growth would pass it without them, all
+// are queried.
 block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request const& r) {
   if (!grows_for_what_waits(mine, r))
     return {};
@@ -163,8 +163,10 @@ block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request 
   return {.grow_now = moves};
 }
 
-// Whether growth would pass the bound that holds if all pending blocks are complete. Until a query they count as used.
+// Whether growth would pass the bound that holds if all pending blocks are complete. Until a query they count
+// as used.
 bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r) {
+  // Among many heaps the index spares the walk through all of them.
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
     return false;
   reserve_bound::usage n = bound_.now();
@@ -339,7 +341,7 @@ block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_req
 // Null: none, or too few others would remain.
 pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request const& r) {
   std::size_t const waiting = is_small(r) ? in.pending_bytes_in_slots() : in.pending_bytes();
-  bool const many = waiting > 2 * in.heap().fence_after(8);
+  bool const many = waiting > 2 * in.heap().fence_after(8);  // more than two fences cover
   // A slot is small: it is worth a wait only where many are pending.
   if (is_small(r) && !many)
     return nullptr;
@@ -419,7 +421,8 @@ bool block_reuse::enough_newest_beyond(session const& in, alloc_request const& r
   return beyond >= ahead_of_many;
 }
 
-// Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.
+// Waits on the device for the users of one own block: of those that are large enough the smallest, of these
+// the oldest. If none is large enough, it waits for the users of all.
 std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const& r) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {

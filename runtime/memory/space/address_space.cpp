@@ -78,15 +78,15 @@ region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_
     return nullptr;
   // Generous while there is plenty: an arena of one region has the fewest seams.
   std::size_t wanted = most;
-  // Once half is taken: as much again as the owner has, and at first a small part of what is left. So thousands of
-  // streams find room, and one that grows has few regions all the same.
+  // Once half is taken: as much again as the owner has, and at first a small part of what is left. So
+  // thousands of streams find room, and one that grows has few regions all the same.
   if (left <= extents_ / 2)
     wanted = std::max({has / extent_, left / part_of_rest, std::size_t{1}});
   std::size_t const n = std::max(need, std::min({left, most, wanted}));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
-  // The upper quarter is for runs of slabs. A region that is no larger than it has to be has no such part, nor one
-  // whose first block would reach into it.
+  // The upper quarter is for runs of slabs. A region that is no larger than it has to be has no such part,
+  // nor one whose first block would reach into it.
   address const upper = made->base + round_down(made->bytes / 4 * 3, page_);
   if (n > need && upper - made->base >= at_least)
     made->runs = upper;

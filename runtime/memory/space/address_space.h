@@ -39,10 +39,10 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`.
-  // A handle stays mapped while a part of it is in use, so the blocks at its ends waste up to its size.
-  // A handle has 1 to 32 pages. It is at most the larger of two. One is 1/8192 of what is reserved. The other is the
-  // least of 10 `epsilon` of its block, 1/8192 of the capacity and 1/32 of what is reserved. While less than an
+  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`. A handle
+  // stays mapped while a part of it is in use, so the blocks at its ends waste up to its size. A handle has 1
+  // to 32 pages. It is at most the larger of two. One is 1/8192 of what is reserved. The other is the least
+  // of 10 `epsilon` of its block, 1/8192 of the capacity and 1/32 of what is reserved. While less than an
   // eighth of the capacity is reserved, it may be 1/256 of what is reserved, and 1/4096 of the capacity.
   handle_sizes handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                              double epsilon) const noexcept;

@@ -103,8 +103,8 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   if (!s.ok())
     memory_.undo(made);
 
-  // What was charged in vain is refunded. The pool pays for what is mapped or came from other pools. The device pays
-  // for what is mapped, and for orphans.
+  // What was charged in vain is refunded. The pool pays for what is mapped or came from other pools. The
+  // device pays for what is mapped, and for orphans.
   std::size_t mapped = 0;
   for (handle const& h : made.handles)
     mapped += h.bytes;

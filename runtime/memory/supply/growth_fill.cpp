@@ -142,7 +142,7 @@ class growth::filling {
       if (limit)
         all = std::min(all, limit);
     }
-    // Other processes may have what is missing from a full device: weir gets no more than it has.
+    // Where the device is nearly full, others hold the rest of it.
     if (a_.of_.is_nearly_full())
       all = std::min(all, reserved);
     return all;
@@ -228,7 +228,7 @@ class growth::filling {
     handle const h = victim.handles.front();
     memory_pool& its = from->pool();
     bool const from_other_pool = &its != &pool_;
-    // None comes that is larger than the hole, or that the pool's limit forbids, and none to where peers read.
+    // None comes that is larger than the hole or that the pool's limit forbids, and none to where peers read.
     bool comes = h.bytes <= left && !mine_.readers();
     if (comes && from_other_pool)
       comes = pool_.charge(h.bytes);
@@ -254,8 +254,8 @@ class growth::filling {
     return true;
   }
 
-  // One to take. Each way is tried on all heaps before the next: a handle that is complete and fits; one that fits
-  // and is ordered before the stream's next work; one of any size that is complete, to go to the driver.
+  // One to take. Each way is tried on all heaps before the next. First: it fits, and is complete. Then: it fits,
+  // and is ordered before the stream's next work. Last: it is complete, of any size, and goes to the driver.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from, whose handles) {
     bool const pool_is_full = pool_.room() < page_;  // a handle of another pool would pass the limit
@@ -294,6 +294,8 @@ class growth::filling {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
     clock::stream_clock& home = mine_.home();
     auto const suits = [&](handle const& h) {
+      // While work on a handle goes on, none of its aliases can go, and a move leaves one more. One with many
+      // moves only where memory is short.
       bool const spares_addresses = how == may::fit_ordered && !moves_full_handles_;
       if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
         passed_over_ = true;
@@ -338,8 +340,8 @@ class growth::filling {
     if (newest.n && !a_.of_.clocks.complete(newest))
       (void)a_.of_.clocks.poll(newest);
   }
-  // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it. After one stream for
-  // which it was in vain, no other is asked.
+  // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it. After one
+  // stream for which it was in vain, no other is asked.
   bool complete_soon(clock::stamp s) {
     for (int tries = 0; tries < 32; ++tries) {
       auto const done = a_.of_.clocks.poll(s);

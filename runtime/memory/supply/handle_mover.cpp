@@ -143,7 +143,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
       s = of_.machine.grant(to, h.bytes, of_.device);
     if (is_mapped && !s.ok())
       is_mapped = !of_.machine.unmap(to, h.bytes).ok();
-  } catch (std::bad_alloc const&) {}
+  } catch (std::bad_alloc const&) {}  // without that host memory nothing moves
   aliased_handle const* moved = nullptr;
   {
     session in(from);

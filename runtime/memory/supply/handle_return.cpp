@@ -39,8 +39,8 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
   if (m.pages_stay())
     return 0;
   std::size_t bytes = release_unusable(m);
-  // In deterministic mode what goes must not depend on what is complete. So all of it is waited for, unless ranks may
-  // wait for this thread. Empty runs become free before the wait, which includes their use then.
+  // In deterministic mode what goes must not depend on what is complete. So all of it is waited for, unless
+  // ranks may wait for this thread. Empty runs become free before the wait, which includes their use then.
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     session(m).return_empty_runs();
     m.finish();

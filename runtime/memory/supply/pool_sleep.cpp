@@ -97,6 +97,7 @@ void pool_sleep::plan(session const& in, sleeper& out) const {
     p.in_slab->each_slot(p, [&](slab const& s, std::uint32_t i) {
       if (s.at(i) != slot::live)
         return;
+      // What lies in this part of the run.
       address const from = std::max(p.at, s.start(i));
       address const to = std::min(p.end(), s.start(i) + (exact ? s.requested(i) : s.size));
       if (from < to)

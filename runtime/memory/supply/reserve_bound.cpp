@@ -20,8 +20,8 @@ constexpr std::int64_t price = 32;
 constexpr std::int64_t first_patience = 512, later_patience = 64;
 }  // namespace
 
-// All heaps' counters, in one walk without a lock. In them what thread caches hold counts as live. Among few streams
-// it is subtracted, for which each heap's lock is taken.
+// All heaps' counters, in one walk without a lock. In them what thread caches hold counts as live. Among few
+// streams it is subtracted, for which each heap's lock is taken.
 reserve_bound::usage reserve_bound::now() const {
   reserve_bound::usage n;
   std::size_t const all = heaps_.index.size();
