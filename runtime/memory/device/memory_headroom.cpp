@@ -172,9 +172,10 @@ weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_po
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places)
     largest = std::max(largest, p.largest);
+  // Less serves no request: slots need a run of that size.
   if (largest < granule)
     largest = 0;
-  return {largest, std::max(largest, all.anywhere + all.ends)};
+  return {.largest = largest, .bytes = std::max(largest, all.anywhere + all.ends)};
 }
 
 }  // namespace weir::memory

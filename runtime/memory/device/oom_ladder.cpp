@@ -222,7 +222,8 @@ void oom_ladder::ascent::count_found(counted as) {
 }
 
 bool oom_ladder::ascent::search() {
-  // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
+  // Deterministic addresses must not depend on what is complete: all is waited for, unless ranks may wait for
+  // this thread.
   if (of_.deterministic && of_.clocks.collectives_given().empty())
     a_.completion_.finish_all();
   if (take_own())

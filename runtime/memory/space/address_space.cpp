@@ -126,8 +126,7 @@ region* address_space::find(void const* p) const noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (base_) {
     std::size_t const offset = a - base_;
-    return offset < extents_ << extent_shift_ ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire)
-                                              : nullptr;
+    return offset < bytes() ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire) : nullptr;
   }
   base::lock_guard hold(lock_);
   auto after = segments_.upper_bound(a);

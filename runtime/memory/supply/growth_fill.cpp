@@ -197,7 +197,8 @@ class growth::filling {
       return place_without_those_refused(out_.handles.back());
     return s;
   }
-  driver::status place_without_those_refused(handle& h) {  // a link may have gone
+  // Grants it to one reader after the other. One that the driver refuses is removed: a link may have gone.
+  driver::status place_without_those_refused(handle& h) {
     if (auto const s = a_.of_.machine.grant(h.at, h.bytes, a_.of_.device); !s.ok())
       return s;
     h.readers = a_.of_.own_bit();

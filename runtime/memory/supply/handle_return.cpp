@@ -23,7 +23,10 @@ void hide_segments(released const& g) {
 }  // namespace
 
 std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
-  std::size_t bytes = only ? 0 : memory_.return_orphans();
+  std::size_t bytes = 0;
+  // Orphans are charged to no pool.
+  if (!only)
+    bytes = memory_.return_orphans();
   for (stream_heap* m : heaps_.all()) {
     if (bytes >= want)
       break;
