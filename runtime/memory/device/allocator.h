@@ -64,8 +64,8 @@ class allocator {
   virtual void record_use(void const*, clock::stream_clock& user, source_location) = 0;
   virtual void set_stream(void*, clock::stream_clock& home, source_location) = 0;
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
-  // find() and mark() in one, for a copy: the live block around the address, marked for `user` unless that is
-  // its home. bytes == 0: no block, or no host memory for the mark.
+  // For a copy, find() and record_use() in one: the live block around the address, marked for `user` unless
+  // that is its home. bytes == 0: no block, or no host memory for the mark.
   struct range {
     void* base = nullptr;
     std::size_t bytes = 0;

@@ -13,7 +13,7 @@ class completion_poller {
 
   // Queries up to `questions` fronts of one heap, again while an answer is new. Returns: bytes reclaimed.
   std::size_t poll(stream_heap&, std::size_t questions = ~std::size_t{0});
-  // Queries free blocks of other heaps that would fit. Returns: bytes found complete.
+  // Queries free blocks that would fit, of up to `streams` other heaps. Returns: bytes found complete.
   std::size_t poll_others(stream_heap& mine, alloc_request const&, std::size_t streams = ~std::size_t{0},
                           std::size_t most_donors = ~std::size_t{0});
   void reclaim_complete();                                      // queries all heaps' fronts until no answer is new

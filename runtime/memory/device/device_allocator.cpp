@@ -180,7 +180,10 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
     if (clock::stream_clock* const lane = lane_of(r.home, r))
       return allocate_captured(*lane, r);
   }
-  if (ladder_.can_never_hold(of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded, mine.pool()))
+  std::size_t whole_pages = r.rounded;
+  if (of_.space.maps())
+    whole_pages = round_up(r.rounded, of_.space.page_bytes());
+  if (ladder_.can_never_hold(whole_pages, mine.pool()))
     return ladder_.climb(mine, r, {driver::code::out_of_memory});
   std::size_t spare = 0;
   if (!reuse_.should_grow_instead(mine, r, spare)) {
@@ -190,8 +193,9 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   void* out = nullptr;
   driver::status const s = growth_.grow(mine, r, out, spare);
   if (s.ok()) {
+    // Notes what is live. Among many streams growth_.grow() has noted it.
     if (!heaps_.index.many())
-      (void)bound_.most(bound_.now(), 0);  // notes what is live. Among many streams growth_.grow() has
+      (void)bound_.most(bound_.now(), 0);
     return out;
   }
   if (s.what == driver::code::out_of_memory) {
@@ -385,7 +389,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->handed_over({of_.device, to.handle()}, b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested,
                    at);
-  // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
+  // A slot names another home in a note. It is made before anything changes, for it needs host memory.
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
   clock::stream_clock& was = home_of(m, b);
   if (was.alive() == clock::life::borrowed)
@@ -396,6 +400,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     noted->set_home(to);
   else
     b.block->home = &to;
+  // Other marks stay: they include all work until the block is freed, and those streams may enqueue more.
   b.forget_user(to);
 }
 
@@ -418,8 +423,12 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
 
 allocator::range device_allocator::use(void const* p, clock::stream_clock& user) noexcept {
   region* const r = of_.space.find(p);
-  range const found = r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
-  auto* const w = found.base ? of_.runtime.observer() : nullptr;
+  if (!r)
+    return {};
+  range const found = use_in(*r, reinterpret_cast<address>(p), user);
+  if (!found.base)
+    return found;
+  auto* const w = of_.runtime.observer();
   if (!w) [[likely]]
     return found;
   try {
@@ -443,7 +452,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
       return {found.base, found.bytes};
     }
   }
-  session in(m);  // lists the heap, if it is this thread's from now on
+  session in(m);  // not a quiet one: at its end it lists a heap that this thread owns from now on
   auto const found = in.use(r, a, user);
   if (has_word && m.cacheable())
     in.may_own(*e.cache);

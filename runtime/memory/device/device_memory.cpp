@@ -43,7 +43,7 @@ bool device_memory::is_alive(device_memory const* m) noexcept {
 }
 
 allocator* device_memory::owner_in_process(void const* p) noexcept {
-  // takes no lock that all threads share
+  // Memory of devices that map is found without a lock that all threads share.
   if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p)))
     return r->owner.load()->entry();
   auto const all = alive().lock();

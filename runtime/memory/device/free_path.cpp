@@ -65,10 +65,12 @@ void free_path::each_stamp(session const& in, block_ref const& b, clock::stream_
       return (void)add_inside(*t);
     if (t->stands_for())
       t = t->stands_for();  // its capture is over, or it was set aside
-    clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
     bool is_own = false;
-    if (lane)
-      is_own = add_inside(*lane);
+    // A retired stream is in no capture.
+    if (t->alive() != clock::life::retired) {
+      if (clock::stream_clock* const lane = t->known_lane())
+        is_own = add_inside(*lane);
+    }
     // A last use is of now, and so inside the capture. A mark may be older than the capture.
     if (is_own && is_last_use)
       return;
@@ -95,7 +97,8 @@ clock::stream_clock* free_path::busy_user(session const& in, block_ref const& b,
   return found;
 }
 
-// The driver did not say which capture the stream is in. Of one that is spoiled nothing will run. A host function
+// For a stream of which the driver did not say in which capture it is. If captured() gets an answer, the
+// capture is spoiled, and nothing of it will run. If it is refused, too, this is a host function, which
 // cannot ask at all.
 void free_path::refuse_in_host_function(clock::stream_clock const& s, source_location at) {
   if (s.captured().is.what != driver::code::not_permitted)
@@ -106,8 +109,9 @@ void free_path::refuse_in_host_function(clock::stream_clock const& s, source_loc
                      "Free it after the function has returned, or on another thread", at, error_id{465});
 }
 
-// Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will
-// run, nor on a lost device. A graph that goes on and cannot keep the block would write freed memory at each launch.
+// Asks whether the stream is captured still. If it is, the pool of its capture is known from then on. Of a
+// capture that is spoiled nothing will run, nor on a lost device. A graph that goes on and cannot keep the
+// block would write freed memory at each launch.
 // Throws: driver_error, bad_alloc
 void free_path::ask(clock::stream_clock& s, source_location at) const {
   clock::stream_clock::stay const here(s);
@@ -152,7 +156,11 @@ class free_path::attempt {
         home_(in.heap().home()),
         last_use_(last_use),
         cache_(cache) {
-    its_ = b.in_slab ? (note_ && note_->home ? note_->home : &home_) : b.block->home;
+    its_ = &home_;
+    if (!b.in_slab)
+      its_ = b.block->home;
+    else if (note_ && note_->home)
+      its_ = note_->home;
   }
 
   // A user that is captured, as far as is known, and was not asked; null: there is none
@@ -213,12 +221,15 @@ class free_path::attempt {
       clock::stream_clock* const user = clock::find(s.stream);
       bool const may = user && user->id() == s.stream &&
                        in_.heap().may_defer_free(region_, reinterpret_cast<void*>(block_.start), *user);
-      if (!may)
-        return to_fence_.clear(), false;
+      if (!may) {
+        to_fence_.clear();
+        return false;
+      }
       to_fence_.push_back(user);
     }
     deferred_frees::users const by{to_fence_.front(), to_fence_.size() > 1 ? to_fence_.back() : nullptr};
     bool const is_deferred = in_.defer(*cache_, block_, by, stamps_, is_due_);
+    // No fence is due, or become_pending() lists them anew.
     if (!is_deferred || !is_due_)
       to_fence_.clear();
     return is_deferred;
@@ -302,20 +313,23 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
                                         streams_met const& before) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  bool const used = last_use && last_use != &m.home();
-  // Found before the heap's lock, for it may take that of the registry.
-  thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
+  bool const used_elsewhere = last_use && last_use != &m.home();
+  // A block that becomes pending by itself enters no cache. The cache is found before the heap's lock is
+  // taken, for that may take the lock of the registry.
+  thread_cache* cache = nullptr;
+  if (!used_elsewhere || m.may_defer_free(*r, p, *last_use))
+    cache = m.cache_here();
   outcome done;
   std::optional<attempt> now;
   {
     session in(m);
     now.emplace(*this, in, *r, must_start_at(in, p, r, at), last_use, cache);
     if (clock::stream_clock* const unasked = now->one_to_ask(before)) [[unlikely]]
-      return {unasked};
+      return {.ask = unasked};
     if (!before.waits)
       now->make_room();
     else if (clock::stream_clock* const busy = now->busy_user(before))
-      return {nullptr, busy};
+      return {.wait_for = busy};
 
     if (of_.runtime.observer()) [[unlikely]]
       now->announce(at);
@@ -348,8 +362,8 @@ block_ref free_path::must_start_at(session const&, void* p, region* r, source_lo
                     error_id{159});
 }
 
-// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does. It knows
-// those that have ended from their marks.
+// Tells a checker the streams whose work comes before the block's next use. A sleeping block has none. From
+// its marks the checker knows those that have ended.
 void free_path::announce_free(session const& in, block_ref const& b, clock::stream_clock& its,
                               clock::stream_clock* last_use, source_location at) const {
   std::vector<driver::allocation_observer::user> users;
@@ -372,7 +386,7 @@ void free_path::fence_what_came_free(clock::stream_clock& home) noexcept try {
   heaps_.each_of(home, [&](stream_heap& m) { due |= session(m).came_free_at(now); });
   if (due && home.fence().ok())
     of_.counts.fenced();
-} catch (std::bad_alloc const&) {  // then other streams also wait for the work to come
+} catch (std::bad_alloc const&) {  // no fence: what other streams wait for includes the work to come
 }
 
 }  // namespace weir::memory

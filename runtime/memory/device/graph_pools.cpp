@@ -28,8 +28,9 @@ void graph_life::note_launch(clock::clocks const& of, clock::stamp s) noexcept t
 
 void graph_life::fence_launches(clock::clocks const& of) const noexcept try {
   for (clock::stamp const s : launches()) {
-    clock::stream_clock* const t = of.complete(s) ? nullptr : clock::find(s.stream);
-    if (t)
+    if (of.complete(s))
+      continue;
+    if (clock::stream_clock* const t = clock::find(s.stream))
       (void)t->fence();
   }
 } catch (std::bad_alloc const&) {}
@@ -153,7 +154,7 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
         return its;
       }
     }
-    // Without the lock, which a thread may want that holds the lock of a heap.
+    // Made without that lock: a thread that holds the lock of a heap may want it.
     fresh.reset(&heaps_.add_pool(memory_pool::kind::graph, base::text("graph ", lane.capture()), 0));
   }
 }

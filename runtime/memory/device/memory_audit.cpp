@@ -68,6 +68,7 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
   out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name();
   out.limit = sums.limit, out.max_reserved = std::max(sums.most_charged, out.reserved);
   out.blocks = n.allocation.all.current, out.asleep = sums.asleep;
+  // Other threads change the counters while they are read: the parts stay within the whole.
   out.allocated = std::min(out.reserved, static_cast<std::size_t>(n.allocated_bytes.all.current));
   out.pending = std::min(out.reserved - out.allocated, static_cast<std::size_t>(n.pending_bytes.all.current));
   out.cached = out.reserved - out.allocated - out.pending;

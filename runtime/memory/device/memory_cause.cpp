@@ -161,7 +161,8 @@ memory_cause memory_audit::cause_by_work(memory_report& r, room const* found) co
     r.waits_for = unfinished();
     return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
   }
-  if (is_pool_full(r, found))
+  // Without a room the report's sums decide.
+  if (is_pool_full(r, nullptr))
     return memory_cause::none;
   if (most >= least)
     return memory_cause::driver;

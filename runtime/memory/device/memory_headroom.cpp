@@ -27,6 +27,7 @@ class openings {
       idle = to;
     };
     for (heap_block const* p = in_.first; p; p = p->after) {
+      // No opening reaches into both parts.
       if (p->at == in_.runs)
         used(p->at, p->at);
       if (p->is == state::live || p->is == state::reserved)
@@ -86,9 +87,10 @@ std::size_t bytes_to_be_made(device_context const& of) {
 }  // namespace
 
 std::size_t memory_audit::room::opening::largest(std::size_t anywhere, bool grows) const noexcept {
-  if (between <= (grows ? anywhere : 0))
+  std::size_t const may_be_mapped = grows ? anywhere : 0;
+  if (between <= may_be_mapped)
     return all();
-  return (grows ? anywhere : 0) + std::max(head, tail);
+  return may_be_mapped + std::max(head, tail);
 }
 
 std::size_t memory_audit::room::opening::ends() const noexcept {
@@ -121,6 +123,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
     bool const stays = its.pages_stay() && !ending;
     bool const is_left = its.is == memory_pool::kind::left || ending;
     bool const here = &its == &pool;
+    // As heap_table::may_lend(), and what is ending counts as left.
     bool const serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
     quiet_session in(*m);
@@ -145,7 +148,8 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole;
   std::size_t const room_here = pool.room();
-  // The pool's own handles are charged to it already. All else needs room under its limit.
+  // The pool's own handles are charged to it already. All else needs room under its limit. Without a limit
+  // the room is so large that the sum would overflow.
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);
@@ -168,9 +172,10 @@ weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_po
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places)
     largest = std::max(largest, p.largest);
+  // Less serves no request: slots need a run of that size.
   if (largest < granule)
     largest = 0;
-  return {largest, std::max(largest, all.anywhere + all.ends)};
+  return {.largest = largest, .bytes = std::max(largest, all.anywhere + all.ends)};
 }
 
 }  // namespace weir::memory

@@ -76,7 +76,8 @@ void add_waits(std::vector<stream_memory_use::waiting>& known, device_context co
       auto const all = out.stamps();
       auto const is_over = [&](clock::stamp s) { return of.ordered_or_complete(in.heap().home(), s); };
       auto const next = std::ranges::find_if_not(all, is_over);
-      waits[(next == all.end() ? all.front() : *next).stream] += static_cast<std::size_t>(out.held_bytes());
+      clock::stamp const awaited = next == all.end() ? all.front() : *next;
+      waits[awaited.stream] += static_cast<std::size_t>(out.held_bytes());
     }
   });
   for (auto const& w : known)
@@ -118,8 +119,16 @@ std::vector<mapped_range> memory_audit::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range)
-          all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
+        // All slots, and open to all others: add_block() takes away what does not hold.
+        if (!in_range) {
+          all.push_back({.at = p->at,
+                         .bytes = 0,
+                         .stream = stream,
+                         .slots = true,
+                         .readers = ~of_.own_bit(),
+                         .pool = pool,
+                         .parts = {}});
+        }
         in_range = true;
         add_block(all.back(), *p, waiting);
       }

@@ -14,6 +14,7 @@ constexpr int most_spills = 64;    // for one request: other threads may take th
 // While other threads map, unmap or free. Two threads that are both refused would see each other for ever.
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
+constexpr std::size_t unknown_bytes = 1;  // given by a wait: the report tells that it was not in vain
 
 // Indices of recovery_steps.
 enum class counted : std::size_t {
@@ -221,7 +222,8 @@ void oom_ladder::ascent::count_found(counted as) {
 }
 
 bool oom_ladder::ascent::search() {
-  // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
+  // Deterministic addresses must not depend on what is complete: all is waited for, unless ranks may wait for
+  // this thread.
   if (of_.deterministic && of_.clocks.collectives_given().empty())
     a_.completion_.finish_all();
   if (take_own())
@@ -296,7 +298,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::return_pages() {
   if (r_.size_class < 0)
     wanted = r_.rounded;
   std::size_t const bytes = a_.return_.some(wanted, short_pool());
-  // About what is missing has gone. What is left may lie where the request does not fit.
+  // About as much as is missing has gone. If that is not enough, more goes: the request may not fit where the
+  // free pages are that are left.
   if (bytes > 0)
     return {outcome::gives_more, bytes};
   return {outcome::nothing};
@@ -315,8 +318,8 @@ oom_ladder::ascent::answer oom_ladder::ascent::wait_for_oldest() {
     return {outcome::nothing};
   // After so many rounds the remaining steps decide, even though something still completes.
   if (round_ >= most_rounds)
-    return {outcome::came_free, 1};
-  return {outcome::next_round, 1};
+    return {outcome::came_free, unknown_bytes};
+  return {outcome::next_round, unknown_bytes};
 }
 
 // A query may have found blocks complete that no later step examined; other threads may have freed some.
@@ -407,7 +410,7 @@ void oom_ladder::ascent::warn() const {
     log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
 }
 
-// Whether other threads changed what is mapped, or freed something, since they were last asked, or in this round.
+// Whether other threads changed what is mapped since the last call, or freed something in this round.
 bool oom_ladder::ascent::others_moved() {
   return others_.any() || came_free() != free_before_;
 }
@@ -462,7 +465,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
       if (!s.ok() && s.what != driver::code::out_of_memory)
         refuse_call(s, r);
       out = nullptr;
-      // Less moves to where peers read, so that such a place says nothing of others.
+      // No handle moves to where peers read, so that such a place says nothing of others.
       if (!s.ok() && !p.in->readers())
         too_many = std::min(too_many, where.missing);
     }

@@ -58,11 +58,12 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
       return nullptr;
     in_it = heap_stay(in);
   }
-  std::size_t const came_free = of_.polls ? completion_.poll(all, asked_a_miss) : 0;
+  bool const came_free = of_.polls && completion_.poll(all, asked_a_miss) > 0;
   if (came_free) {
     if (void* const p = take(pool, r))
       return p;
   }
+  // Made before there is a block that a lack of host memory could lose.
   slab::spare_note spare = slab::make_note();
   alloc_request const for_all{all.home(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
   void* out = nullptr;

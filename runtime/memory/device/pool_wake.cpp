@@ -9,8 +9,10 @@ namespace weir::memory {
 driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
   graphs_.end_those_over();  // they hold blocks that were freed in a capture
   driver::status const s = sleep_.sleep(pool, store, given);
-  bool const again = s.what == driver::code::not_permitted && graphs_.await_those_ending();
-  return again ? sleep_.sleep(pool, store, given) : s;
+  // A stream is captured, or a graph holds a block. A graph that the program has let go is waited for.
+  if (s.what == driver::code::not_permitted && graphs_.await_those_ending())
+    return sleep_.sleep(pool, store, given);
+  return s;
 }
 
 memory_report device_allocator::why_no_wake(memory_pool const& pool) const {
@@ -50,7 +52,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
         break;
       s = sleep_.wake(pool, store);
     }
-    // Before other pools are spilled, all that is free goes: after waits, and so not beside collectives.
+    // Before other pools are spilled, all that is free goes. empty_cache() waits for work, which it may not
+    // while ranks may wait for this thread.
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty()) {
       if (empty_cache() > 0)
         s = sleep_.wake(pool, store);

@@ -142,7 +142,8 @@ void* block_reuse::borrowed(stream_heap& mine, alloc_request const& r, std::size
   return p;
 }
 
-// If growth would pass the bound only because pending blocks count as used.
+// Until a query pending blocks count as used, and so raise the bound. If growth would pass it without them, all
+// are queried.
 block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request const& r) {
   if (!grows_for_what_waits(mine, r))
     return {};
@@ -159,18 +160,20 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
 block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
   session const in(mine);
   bool const moves = is_large(r) && in.places_first() && in.fits_mapped(r.rounded);
-  return {nullptr, moves};
+  return {.grow_now = moves};
 }
 
-// Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
+// Whether growth would pass the bound that holds if all pending blocks are complete. Until a query they count
+// as used.
 bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r) {
+  // Among many heaps the index spares the walk through all of them.
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
     return false;
   reserve_bound::usage n = bound_.now();
   if (n.pending == 0)
     return false;
   n.pending = 0;
-  // Of one heap, all were queried just now.
+  // One heap with few fronts: own_pending() has queried all of them just now.
   if (heaps_.index.size() == 1) {
     if (quiet_session(mine).fronts().size() <= asked_a_miss)
       return false;
@@ -183,7 +186,7 @@ bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r
 // Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
 block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
   if (of_.waits == options::wait_policy::never || mine.home().carries_collectives())
-    return {nullptr, true};
+    return {.grow_now = true};
   for (;;) {
     std::vector<clock::stamp> stamps;
     std::uint64_t sequence = 0;
@@ -191,14 +194,14 @@ block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_reque
       session const in(mine);
       // The last few are left to their users.
       if (in.pending_count() <= ahead_in_order)
-        return {nullptr, true};
+        return {.grow_now = true};
       stamps = in.oldest_pending()->stamps;
       sequence = in.oldest_pending()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
       if (order_behind(mine, s) == ordering::refused)
-        return {nullptr, true};
+        return {.grow_now = true};
     }
     session in(mine);
     // Another thread has it by now.
@@ -338,7 +341,7 @@ block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_req
 // Null: none, or too few others would remain.
 pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request const& r) {
   std::size_t const waiting = is_small(r) ? in.pending_bytes_in_slots() : in.pending_bytes();
-  bool const many = waiting > 2 * in.heap().fence_after(8);
+  bool const many = waiting > 2 * in.heap().fence_after(8);  // more than two fences cover
   // A slot is small: it is worth a wait only where many are pending.
   if (is_small(r) && !many)
     return nullptr;
@@ -418,7 +421,8 @@ bool block_reuse::enough_newest_beyond(session const& in, alloc_request const& r
   return beyond >= ahead_of_many;
 }
 
-// Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.
+// Waits on the device for the users of one own block: of those that are large enough the smallest, of these
+// the oldest. If none is large enough, it waits for the users of all.
 std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const& r) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {

@@ -8,7 +8,7 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
-// A handle may be one part of so many: of what is reserved, of the capacity.
+// The most of one handle: what is reserved, or the capacity, divided by this.
 struct handle_parts {
   std::size_t of_reserved, of_capacity;
 };
@@ -41,7 +41,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     // Made first: without host memory for it nothing is reserved.
     decltype(by_extent_) table(new base::atomic<region*>[bytes / extent]);
     auto const got = machine_.reserve(bytes, page_);
-    if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory)
+    bool const half_would_do = bytes / 2 >= memory;
+    if (!got.ok() && got.is.what == driver::code::out_of_memory && half_would_do)
       continue;
     if (!got.ok())
       return got.is;
@@ -49,7 +50,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
     reserved_ = bytes;
     extent_ = extent;
     // As much as the device has, and a quarter of the addresses at most.
-    generous_ = std::max(4 * std::bit_floor(std::min(memory / 4, bytes / 16)), extent_);
+    generous_ = std::max(std::bit_floor(std::min(memory, bytes / 4)), extent_);
     extent_shift_ = std::countr_zero(extent_);
     extents_ = bytes / extent_;
     by_extent_ = std::move(table);
@@ -64,7 +65,7 @@ handle_sizes address_space::handles_under(std::size_t block, std::size_t reserve
   handle_parts const& parts = reserved < capacity / part_with_room ? where_there_is_room : where_room_is_short;
   std::size_t const for_block = std::min({of_block, capacity / parts.of_capacity, reserved / part_of_all});
   std::size_t const most = std::max(reserved / parts.of_reserved, for_block);
-  return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
+  return {.page = page_, .most = std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 
 region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_t has) {
@@ -77,14 +78,15 @@ region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_
     return nullptr;
   // Generous while there is plenty: an arena of one region has the fewest seams.
   std::size_t wanted = most;
-  // Then as much again as the stream has, and at first a small part of what is left: thousands of streams find room,
-  // and one that grows has few regions all the same.
+  // Once half is taken: as much again as the owner has, and at first a small part of what is left. So
+  // thousands of streams find room, and one that grows has few regions all the same.
   if (left <= extents_ / 2)
     wanted = std::max({has / extent_, left / part_of_rest, std::size_t{1}});
   std::size_t const n = std::max(need, std::min({left, most, wanted}));
   regions_.push_back(std::make_unique<region>(base_ + used_ * extent_, n * extent_, page_, &owner));
   region* const made = regions_.back().get();
-  // The upper quarter is for runs of slabs, unless the block that the region is for would reach into it.
+  // The upper quarter is for runs of slabs. A region that is no larger than it has to be has no such part,
+  // nor one whose first block would reach into it.
   address const upper = made->base + round_down(made->bytes / 4 * 3, page_);
   if (n > need && upper - made->base >= at_least)
     made->runs = upper;
@@ -124,8 +126,7 @@ region* address_space::find(void const* p) const noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (base_) {
     std::size_t const offset = a - base_;
-    return offset < extents_ << extent_shift_ ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire)
-                                              : nullptr;
+    return offset < bytes() ? by_extent_[offset >> extent_shift_].load(base::memory_order_acquire) : nullptr;
   }
   base::lock_guard hold(lock_);
   auto after = segments_.upper_bound(a);

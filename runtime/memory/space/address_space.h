@@ -39,16 +39,16 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`.
-  // A handle stays mapped while a part of it is in use, so the blocks at its ends waste up to its size.
-  // A handle is at most 1/8192 of what is reserved, or 10 `epsilon` of its block, 1/8192 of the capacity and 1/32 of
-  // what is reserved. While less than an eighth of the capacity is reserved, 1/256 and 1/4096 take the place of
-  // 1/8192. It has 1 to 32 pages.
+  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`. A handle
+  // stays mapped while a part of it is in use, so the blocks at its ends waste up to its size. A handle has 1
+  // to 32 pages. It is at most the larger of two. One is 1/8192 of what is reserved. The other is the least
+  // of 10 `epsilon` of its block, 1/8192 of the capacity and 1/32 of what is reserved. While less than an
+  // eighth of the capacity is reserved, it may be 1/256 of what is reserved, and 1/4096 of the capacity.
   handle_sizes handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                              double epsilon) const noexcept;
   // Where none is moved and each costs as much again for every peer:
   // as few as can be, up to 128 pages, 256 MiB on GPUs.
-  handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
+  handle_sizes handles_that_stay() const noexcept { return {.page = page_, .most = 128 * page_, .last = 128 * page_}; }
   driver::device_info const& info() const noexcept { return info_; }
 
   // Null: no addresses left. `has`: bytes of addresses that the owner has already.

@@ -29,12 +29,13 @@ alloc_request alloc_request::make(device_context const& of, clock::stream_clock&
   if (home.alive() == clock::life::retired)
     refuse("a stream whose registration has ended", "Allocate on a registered stream", error_id{164});
   std::size_t room = std::min(bytes, beyond_memory);
-  // No block lies in the bytes behind an announced one. They must not change its alignment: that of its own size, the
-  // largest power of two that divides it, up to 512 B.
+  // No block lies in the bytes behind an announced one. Without them a block is aligned to the largest power
+  // of two that divides its size, up to 512 B. With them it still is, for that alignment is asked for.
   if (of.announced) [[unlikely]] {
     std::size_t const own_size = round_up(std::max<std::size_t>(room, 1), 16);
+    std::size_t const own_alignment = std::min<std::size_t>(own_size & (~own_size + 1), 512);
     room += after_announced;
-    alignment = std::max(alignment, std::min<std::size_t>(own_size & (~own_size + 1), 512));
+    alignment = std::max(alignment, own_alignment);
   }
   int const slot_class = size_classes::of(room, std::max<std::size_t>(alignment, 1));
   if (slot_class >= 0)

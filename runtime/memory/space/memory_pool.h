@@ -66,12 +66,12 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     limit_ = bytes;
   }
-  // The program's object and every registration hold a pool. Returns: whether it may end
+  // The program's object and every registration hold a pool.
   void hold() noexcept {
     base::lock_guard const hold(lock_);
     ++holders_;
   }
-  bool let_go() noexcept {
+  bool let_go() noexcept {  // Returns: whether nothing holds it, so that it may end
     base::lock_guard const hold(lock_);
     WEIR_RULE(holders_ > 0, "a pool is let go that nobody holds");
     return --holders_ == 0;

@@ -50,7 +50,7 @@ arena::places growth::places_for(stream_heap const& mine) const {
   // No handle moves to where the block goes, so it goes where memory is mapped.
   if (of_.deterministic || mine.readers())
     return arena::places::mapped;
-  // While there is room, likewise.
+  // While there is room, none has to move.
   if (!of_.counts.limit() && !of_.is_nearly_full())
     return arena::places::mapped;
   return arena::places::openings;
@@ -85,7 +85,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     out = only ? in.take_anywhere(r) : in.take_or_shed(r);
     if (out)
       return {};
-    // Its one handle has all of its limit.
+    // A registered pool has one handle, which takes all of its limit: it never grows again.
     if (pool.is_registered() && pool.now().charged)
       return {driver::code::out_of_memory};
     driver::status const planned = plan(in, r, way, only, g);
@@ -103,7 +103,8 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   if (!s.ok())
     memory_.undo(made);
 
-  // The pool pays for what is mapped or came from other pools, and the device for orphans, too.
+  // What was charged in vain is refunded. The pool pays for what is mapped or came from other pools. The
+  // device pays for what is mapped, and for orphans.
   std::size_t mapped = 0;
   for (handle const& h : made.handles)
     mapped += h.bytes;
@@ -145,7 +146,7 @@ driver::status growth::plan(session& mine, alloc_request const& r, how way, plac
   if (!found && !only) {
     bool const more = take_region(mine, bytes + alignment);
     mine.place(places_for(mine.heap()));  // so that a new region is searched by openings, too
-    // Without a new region: all of the usual part, then what is left in either part.
+    // The usual part again: all of it, unless there is a new region to look at. Then all of either part.
     found = find_in_usual_part(!more) || find_in(arena::zone::blocks, true) || find_in(arena::zone::runs, true);
   }
   if (!found)

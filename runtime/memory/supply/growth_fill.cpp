@@ -135,14 +135,17 @@ class growth::filling {
     std::size_t const reserved = a_.of_.counts.reserved() + for_.missing_bytes;
     return a_.of_.space.handles_under(for_.bytes, reserved, capacity(reserved), a_.of_.epsilon);
   }
-  // What the device, or a limit, lets weir reserve. Another process may have taken the rest.
+  // What the device, or a limit, lets weir reserve.
   std::size_t capacity(std::size_t reserved) const {
     std::size_t all = a_.of_.space.info().total_memory;
     for (std::size_t const limit : {a_.of_.counts.limit(), pool_.now().limit}) {
       if (limit)
         all = std::min(all, limit);
     }
-    return a_.of_.is_nearly_full() ? std::min(all, reserved) : all;
+    // Where the device is nearly full, others hold the rest of it.
+    if (a_.of_.is_nearly_full())
+      all = std::min(all, reserved);
+    return all;
   }
   // As much of `bytes` as the pool's limit leaves, in pages: at least one, which charge() then refuses.
   std::size_t within_pool(std::size_t bytes) const {
@@ -171,7 +174,7 @@ class growth::filling {
       a_.of_.note_full();
     if (has_less && n > page_ && !one_handle_) {
       refund(n - page_);
-      n = page_, sizes_ = {page_, page_};
+      n = page_, sizes_ = {.page = page_, .most = page_};
       h = a_.of_.machine.create(a_.of_.device, n);
     }
     if (h.ok())
@@ -194,7 +197,8 @@ class growth::filling {
       return place_without_those_refused(out_.handles.back());
     return s;
   }
-  driver::status place_without_those_refused(handle& h) {  // a link may have gone
+  // Grants it to one reader after the other. One that the driver refuses is removed: a link may have gone.
+  driver::status place_without_those_refused(handle& h) {
     if (auto const s = a_.of_.machine.grant(h.at, h.bytes, a_.of_.device); !s.ok())
       return s;
     h.readers = a_.of_.own_bit();
@@ -225,7 +229,7 @@ class growth::filling {
     handle const h = victim.handles.front();
     memory_pool& its = from->pool();
     bool const from_other_pool = &its != &pool_;
-    // One that is larger than the hole, or not open to peers, cannot come, nor one that the pool's limit forbids.
+    // None comes that is larger than the hole or that the pool's limit forbids, and none to where peers read.
     bool comes = h.bytes <= left && !mine_.readers();
     if (comes && from_other_pool)
       comes = pool_.charge(h.bytes);
@@ -245,13 +249,14 @@ class growth::filling {
       pool_.refund(n);
       return true;
     }
+    // It has changed pools, and this one was charged above.
     its.refund(n);
     out_.of_pool += n, out_.from_other_pools += n;
     return true;
   }
 
-  // One to take, from the first heap that has one: among its complete ones a large one that fits, else among those
-  // ordered before the stream's next work. If no heap has one, a small one that goes.
+  // One to take. Each way is tried on all heaps before the next. First: it fits, and is complete. Then: it fits,
+  // and is ordered before the stream's next work. Last: it is complete, of any size, and goes to the driver.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from, whose handles) {
     bool const pool_is_full = pool_.room() < page_;  // a handle of another pool would pass the limit
@@ -290,6 +295,8 @@ class growth::filling {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
     clock::stream_clock& home = mine_.home();
     auto const suits = [&](handle const& h) {
+      // While work on a handle goes on, none of its aliases can go, and a move leaves one more. One with many
+      // moves only where memory is short.
       bool const spares_addresses = how == may::fit_ordered && !moves_full_handles_;
       if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
         passed_over_ = true;
@@ -334,7 +341,8 @@ class growth::filling {
     if (newest.n && !a_.of_.clocks.complete(newest))
       (void)a_.of_.clocks.poll(newest);
   }
-  // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it, once.
+  // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it. After one
+  // stream for which it was in vain, no other is asked.
   bool complete_soon(clock::stamp s) {
     for (int tries = 0; tries < 32; ++tries) {
       auto const done = a_.of_.clocks.poll(s);

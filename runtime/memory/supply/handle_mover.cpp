@@ -20,6 +20,7 @@ void leave_out(growth_plan& g, std::map<address, aliased_handle> const& arrived)
   for (auto [at, bytes] : g.missing) {
     address const end = at + bytes;
     auto h = arrived.lower_bound(at);
+    // One that begins before the range may reach into it.
     if (h != arrived.begin() && std::prev(h)->second.at + std::prev(h)->second.bytes > at)
       --h;
     for (; h != arrived.end() && h->first < end; ++h) {
@@ -40,11 +41,11 @@ struct handle_mover::onlooker {
   static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
     auto const& [mover, in] = *static_cast<onlooker const*>(context);
     stream_heap const& mine = in.heap();
-    address const home = g.of->at;
-    bool const lies_outside = home < lo || home >= hi;
+    address const now_at = g.of->at;  // where the handle has moved to
+    bool const lies_outside = now_at < lo || now_at >= hi;
     if (g.granted && !mine.readers() && !mine.pages_stay() && lies_outside) {
-      region const& r = *mover.of_.space.find(reinterpret_cast<void const*>(home));
-      bool const is_mine = r.owner.load() == &mine && r.page(home) == g.of;
+      region const& r = *mover.of_.space.find(reinterpret_cast<void const*>(now_at));
+      bool const is_mine = r.owner.load() == &mine && r.page(now_at) == g.of;
       if (is_mine && g.of->readers == mover.of_.own_bit() && in.free_since(*g.of))
         return alias_view::outcome::swaps;
     }
@@ -142,7 +143,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
       s = of_.machine.grant(to, h.bytes, of_.device);
     if (is_mapped && !s.ok())
       is_mapped = !of_.machine.unmap(to, h.bytes).ok();
-  } catch (std::bad_alloc const&) {}
+  } catch (std::bad_alloc const&) {}  // without that host memory nothing moves
   aliased_handle const* moved = nullptr;
   {
     session in(from);
@@ -152,6 +153,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
     } else {
       if (expects_old)
         aliases_.forget(h.at);
+      // The driver keeps it mapped at `to`, without access.
       if (is_mapped)
         in.leave_alias(aliases_, h.at, to);
       else if (expects_new)

@@ -17,7 +17,7 @@ class handle_mover {
  public:
   explicit handle_mover(device_context& of) : of_(of) {}
 
-  // Reserves a range of at least `bytes`.
+  // Reserves a range of at least `bytes`. thorough: as arena::plan
   bool plan(session&, std::size_t bytes, std::size_t alignment, arena::zone, growth_plan&, bool thorough);
   // for each alias in the plan: switches its handle back, or unmaps it
   driver::status clear_aliases(stream_heap& mine, growth_plan&, physical_memory::batch&);

@@ -23,7 +23,10 @@ void hide_segments(released const& g) {
 }  // namespace
 
 std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
-  std::size_t bytes = only ? 0 : memory_.return_orphans();
+  std::size_t bytes = 0;
+  // Orphans are charged to no pool.
+  if (!only)
+    bytes = memory_.return_orphans();
   for (stream_heap* m : heaps_.all()) {
     if (bytes >= want)
       break;
@@ -39,7 +42,8 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
   if (m.pages_stay())
     return 0;
   std::size_t bytes = release_unusable(m);
-  // Empty runs become free first, so that their use is complete, too, when a handle is chosen.
+  // In deterministic mode what goes must not depend on what is complete. So all of it is waited for, unless
+  // ranks may wait for this thread. Empty runs become free before the wait, which includes their use then.
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     session(m).return_empty_runs();
     m.finish();

@@ -37,9 +37,12 @@ driver::status peer_access::grant(void const* p, int reader) {
   }
   if (auto const s = of_.machine.open(reader); !s.ok())
     return s;
-  // The block is live: its handles stay. One that sleeps is granted when it is mapped again.
+  // The block is live: its handles stay.
   for (handle const& h : missing) {
-    driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
+    // One that sleeps is granted when its pool wakes, by what is noted here.
+    driver::status s;
+    if (!h.asleep)
+      s = of_.machine.grant(h.at, h.bytes, reader);
     if (!s.ok())
       return s;
     quiet_session(m).note_readers(h.at, bit);

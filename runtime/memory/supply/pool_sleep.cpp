@@ -97,6 +97,7 @@ void pool_sleep::plan(session const& in, sleeper& out) const {
     p.in_slab->each_slot(p, [&](slab const& s, std::uint32_t i) {
       if (s.at(i) != slot::live)
         return;
+      // What lies in this part of the run.
       address const from = std::max(p.at, s.start(i));
       address const to = std::min(p.end(), s.start(i) + (exact ? s.requested(i) : s.size));
       if (from < to)
@@ -105,7 +106,7 @@ void pool_sleep::plan(session const& in, sleeper& out) const {
   });
 }
 
-// From here on no block of the heap comes or goes. Adds its ranges.
+// Adds the heap's ranges. Ensures, if ok: no block of it comes or goes until it wakes.
 driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
   for (;;) {
     if (auto const s = finish({&m}); !s.ok())
@@ -140,7 +141,7 @@ driver::status pool_sleep::save(sleeper const& all, page_store& store) {
   return {};
 }
 
-// All work is complete, and the handles that are wholly free have gone.
+// Ensures, if ok: all work on these heaps is complete, and the handles that were wholly free have gone.
 driver::status pool_sleep::give_free_handles(std::vector<stream_heap*> const& heaps, std::size_t& given) {
   for (stream_heap* const m : heaps)
     (void)m->empty_caches();
@@ -262,8 +263,10 @@ bool pool_sleep::copies_ended(page_store* store) const {
 }
 
 driver::status pool_sleep::finish_copies(sleeper& its) {
-  driver::status const s = its.copying ? of_.clocks.synchronize_device(of_.device) : driver::status{};
-  its.copying &= !s.ok();
+  if (!its.copying)
+    return {};
+  driver::status const s = of_.clocks.synchronize_device(of_.device);
+  its.copying = !s.ok();
   return s;
 }
 
@@ -385,10 +388,10 @@ bool pool_sleep::charge(memory_pool& pool, std::size_t bytes) {
 bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   if (pool.room() < need)
     return false;
-  std::size_t const reserved = of_.counts.reserved() + need;
+  std::size_t const after = of_.counts.reserved() + need;
   std::size_t const most = bound_.most(bound_.now(), need);
-  if (reserved > most)
-    (void)return_.some(reserved - most);
+  if (after > most)
+    (void)return_.some(after - most);
   if (charge(pool, need))
     return true;
   // The device has less than the bound allows.
@@ -410,7 +413,9 @@ driver::status pool_sleep::map_and_restore(sleeper& its, page_store* store, std:
         return s;
     }
   }
-  return store ? store->wait_all() : driver::status{};
+  if (!store)
+    return {};
+  return store->wait_all();
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
 }

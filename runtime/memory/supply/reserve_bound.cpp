@@ -20,8 +20,8 @@ constexpr std::int64_t price = 32;
 constexpr std::int64_t first_patience = 512, later_patience = 64;
 }  // namespace
 
-// All streams' counters, in one walk without a lock. What thread caches hold is counted as taken there; only
-// among few streams are the caches asked, for that takes each memory's lock.
+// All heaps' counters, in one walk without a lock. In them what thread caches hold counts as live. Among few
+// streams it is subtracted, for which each heap's lock is taken.
 reserve_bound::usage reserve_bound::now() const {
   reserve_bound::usage n;
   std::size_t const all = heaps_.index.size();
@@ -30,7 +30,7 @@ reserve_bound::usage reserve_bound::now() const {
     if (i + fetched_ahead < all)
       heaps_.index[i + fetched_ahead].prefetch_counts();
     stream_heap const& t = heaps_.index[i];
-    if (t.pages_stay()) {  // none of them can go
+    if (t.pages_stay()) {  // none of its pages can go
       n.live += t.bytes_mapped();
       continue;
     }

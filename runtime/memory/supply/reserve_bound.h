@@ -15,7 +15,7 @@ class reserve_bound {
   reserve_bound(device_context& of, heap_table const& heaps) : of_(of), heaps_(heaps) {}
 
   struct usage {
-    std::int64_t live = 0, most_of_one = 0, pending = 0;  // bytes
+    std::int64_t live = 0, most_of_one = 0, pending = 0;  // bytes. most_of_one: the highest peak of a heap
     std::int64_t allocations = 0;                         // of large blocks, by the heaps that there are
   };
   usage now() const;
