@@ -261,7 +261,7 @@ class between {
       order_after(other_, one_, p, at);
       throw;
     }
-    order_after(one_, other_, p, at);
+    order_after(one_, other_, p, at);  // the reverse is for other_follows()
   }
 
   runtime::impl& r_;
@@ -286,7 +286,7 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
       last = n;
       both.copy(plans[n], {items[n].dst, items[n].src, items[n].bytes}, at);
     }
-  } catch (...) {
+  } catch (...) {  // those before it are enqueued
     both.other_follows(plans[last], at);
     throw;
   }

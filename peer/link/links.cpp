@@ -217,7 +217,9 @@ struct links::state {
     auto s = page.map(bytes);
     if (s.ok())
       s = page.grant(to);
-    return s.ok() ? page.grant(from) : s;
+    if (s.ok())
+      s = page.grant(from);
+    return s;
   }
 
   // If memory is short, retries after freeing cached memory, then idle shared memory.
@@ -252,9 +254,12 @@ struct links::state {
 
   // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
   void give_pages_back() noexcept {
+    // Returns: whether no test runs there any more.
     auto const wait_for_tests_on = [&](int device) {
       auto* const stream = lines[static_cast<std::size_t>(device)];
-      auto const is = stream ? owner.machine().synchronize_stream(device, stream->handle()) : driver::status{};
+      if (!stream)
+        return true;  // no test has reached the device
+      auto const is = owner.machine().synchronize_stream(device, stream->handle());
       return is.ok() || is.what == driver::code::lost;
     };
     std::erase_if(pages, [&](trial_page& p) {
@@ -281,7 +286,7 @@ struct links::state {
   link_state try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
-    struct trial {
+    struct trial {  // on every exit the page goes back, when the test's work is done
       state& of;
       ~trial() { of.give_pages_back(), of.trier.store(0); }
     } const its_end{*this};

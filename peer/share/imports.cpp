@@ -243,7 +243,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, receiving, at);
-  auto made = std::make_unique<opened_import>();
+  auto made = std::make_unique<opened_import>();  // first: it may throw
   std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
     refuse(name + ": a damaged loan, its descriptor is not a SOCK_SEQPACKET socket", at);
@@ -251,6 +251,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   auto b = find(m, memory, channel, device);
   if (b && b->pages.bytes() != m.handle_bytes)
     refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
+  // Before the memory is mapped: if this process is killed, its owner then knows not to reuse the memory.
   say_opened(with, name, at);
   try {
     if (!b)

@@ -244,7 +244,7 @@ struct WEIR_LOCAL share_channel::state {
       throw invalid_use(operation, wrong,
                         "Run the same version of weir in both processes, and let no other code write to this socket",
                         at, error_id{315});
-    out.with = {std::move(got.files[0]), std::move(got.files[1])};
+    out.with = {.memory = std::move(got.files[0]), .life = std::move(got.files[1])};
     return out;
   }
 };
