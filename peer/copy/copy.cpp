@@ -130,7 +130,7 @@ plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   return p;
 }
 
-// Whose current stream does the copy, if none is given. Host to host: -1, the current device.
+// The device whose current stream does the copy, if none is given. Host to host: -1, for the current device.
 int device_of_stream(plan const& p) {
   if (p.src.on_host())
     return p.dst.device;

@@ -366,7 +366,8 @@ links::link_state links::prove(int from, int to, source_location at) {
   if (my.trier.load() == base::this_thread_id())
     return is;  // a callback of the program, inside a test
   base::lock_guard const alone(my.trying);
-  is = known(from, to);  // another thread may have tested it meanwhile
+  // Another thread may have tested it meanwhile.
+  is = known(from, to);
   if (is != link_state::claimed || !my.connect(from, to))
     return is;
   is = my.try_out(from, to, at);
