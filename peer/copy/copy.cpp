@@ -94,12 +94,12 @@ void choose(runtime::impl& r, plan& p) {
 void force(plan& p, copy_route by, source_location at) {
   if (by == copy_route::automatic || by == p.by)
     return;
-  // What an engine or a link reaches can go through slots, too.
+  // What an engine or a link reaches can go through staging slots, too.
   bool const through_slots = by == copy_route::staged &&
                              (p.by == copy_route::engine || p.by == copy_route::striped || p.by == copy_route::peer);
   // A striped copy can take the device's own link alone.
   bool const in_one_part = by == copy_route::engine && p.by == copy_route::striped;
-  // Between devices the driver finds a path, without a usable link through the host.
+  // Between devices the driver finds a path: through the host, if no link is usable.
   bool const by_driver = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
   if (!through_slots && !in_one_part && !by_driver)
     throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
@@ -131,7 +131,7 @@ plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   return p;
 }
 
-// Device of the default stream; host to host: -1.
+// The device whose current stream does the copy, if none is given. Host to host: -1, for the current device.
 int device_of_stream(plan const& p) {
   if (p.src.on_host())
     return p.dst.device;
@@ -247,7 +247,7 @@ class between {
     bool const from_here = one_.device() == p.src.device;
     auto& from = from_here ? one_ : other_;
     auto& to = from_here ? other_ : one_;
-    // The other stream does one half of the copy, behind the earlier work of the one.
+    // The other stream carries out one half of the copy, after the work that this stream was given before.
     if (auto const ordered = other_.wait(one_.now()); !ordered.ok())
       throw_refused(ordered, p, at);
     mark(p.src, from, at);
@@ -255,14 +255,14 @@ class between {
     try {
       r_.part<streams::staging>().between(from, to, a.dst, a.src, a.bytes, at);
     } catch (device_lost const&) {
-      throw;
+      throw;  // the waits below would fail, too
     } catch (...) {
-      // Parts of the copy may be enqueued on both.
+      // Parts of the copy may be enqueued on both streams.
       order_after(one_, other_, p, at);
       order_after(other_, one_, p, at);
       throw;
     }
-    order_after(one_, other_, p, at);
+    order_after(one_, other_, p, at);  // the reverse is for other_follows()
   }
 
   runtime::impl& r_;
@@ -271,12 +271,13 @@ class between {
   bool has_copied_ = false;
 };
 
-// Enqueues the first copy and those after it between the same devices or empty. Returns: their number.
+// Enqueues the first copies, as far as one `between` serves them. Empty ones on the way are passed over.
+// Requires: the first is not empty. Returns: the number of those enqueued or passed over.
 std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::stream_clock& stream,
                             std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), stream, at);
   std::size_t n = 0;
-  std::size_t last = 0;  // of those that are not empty
+  std::size_t last = 0;  // the last one that is not empty: an error names it
   try {
     for (; n < items.size(); ++n) {
       if (items[n].bytes == 0)
@@ -286,7 +287,7 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
       last = n;
       both.copy(plans[n], {items[n].dst, items[n].src, items[n].bytes}, at);
     }
-  } catch (...) {
+  } catch (...) {  // those before it are enqueued
     both.other_follows(plans[last], at);
     throw;
   }
@@ -316,14 +317,14 @@ void by_engine(runtime::impl& r, plan const& p, clock::stream_clock& stream, ask
 }
 
 // What the caller has still to do.
-struct carried {
+struct left_to_do {
   streams::staging::download later;     // the part that is still to arrive in pageable memory
   std::optional<clock::stamp> arrived;  // of a copy that was waited for: nothing is to be done
 };
 
-carried by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
-                   bool caller_waits) {
-  carried out;
+left_to_do by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
+                      bool caller_waits) {
+  left_to_do out;
   streams::staging& through = r.part<streams::staging>();
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
@@ -333,12 +334,13 @@ carried by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream,
     out.arrived = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else
     out.later = through.to_host(stream, a.dst, a.src, a.bytes, at);
-  mark_host(r, p.dst, stream);  // a source on the host has been read
+  // A destination may be pinned, if a route_guard asks for slots. A source on the host has been read by now.
+  mark_host(r, p.dst, stream);
   return out;
 }
 
-carried carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
-                  bool caller_waits = false) {
+left_to_do carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
+                     bool caller_waits = false) {
   // Onto itself: nothing changes.
   if (a.dst == a.src)
     return {};
@@ -354,8 +356,8 @@ carried carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, 
     case copy_route::engine:
     case copy_route::same_device: by_engine(r, p, stream, a, at); break;
     case copy_route::staged: return by_staging(r, p, stream, a, at, caller_waits);
-    case copy_route::peer:
-    case copy_route::automatic: break;  // between devices, see above; never chosen
+    case copy_route::peer:              // see above
+    case copy_route::automatic: break;  // never chosen
   }
   return {};
 }
@@ -383,6 +385,16 @@ stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_w
   return streams::public_stamp(done);
 }
 
+// The given stream, or else the current one of the device that shall do the copy.
+clock::stream_clock& stream_for(runtime::impl& r, clock::stream_clock* given, plan const& p, source_location at) {
+  if (given) {
+    check_stream(p, *given, at);
+    return *given;
+  }
+  int const device = device_of_stream(p);
+  return device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
+}
+
 stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
   if (a.bytes == 0)
     return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
@@ -396,17 +408,16 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
     return finish(r, way, a, host_waits, at);
   }
   plan const p = meet_and_look(r, a, at);
-  if (given)
-    check_stream(p, *given, at);
-  int const device = device_of_stream(p);
-  auto& stream = given ? *given : device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
-  carried const left = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
+  auto& stream = stream_for(r, given, p, at);
+  bool const caller_waits = b == blocking::yes || r.options().launch_blocking;
+  left_to_do const left = carry_out(r, p, stream, a, at, caller_waits);
   if (left.arrived)
     return streams::public_stamp(*left.arrived);
-  // A copy by the host is over by now.
-  bool const arrives_later = (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host;
+  // A blocking copy waits for host memory only. A copy by the host is over by now.
+  bool const has_host_end = p.dst.on_host() || p.src.on_host();
+  bool const host_waits = b == blocking::yes && has_host_end && p.by != copy_route::host;
   try {
-    return finish(r, p, stream, b == blocking::yes && arrives_later, at);
+    return finish(r, p, stream, host_waits, at);
   } catch (...) {  // the caller may free its memory now
     left.later.cancel();
     throw;
@@ -418,7 +429,7 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
   if (bytes == 0)
     return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
   streams::awake const held(r, "fill", given, {dst}, at);
-  plan p;
+  plan p;  // without a source
   p.bytes = bytes;
   if (auto* const stream = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
     p.dst.at = dst;
@@ -540,7 +551,8 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     // The last plan is for an error's text.
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
   } catch (...) {
-    // The caller of a blocking copy may access all host memory at once. Of any copy no part arrives later.
+    // The caller of a blocking copy may access all host memory at once, so the engine's work is waited for.
+    // Whoever called, no host thread writes to its memory any more.
     if (host_waits)
       static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
     for (auto const& one : later)

@@ -21,20 +21,23 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
   if (!at)
     refuse("is null", "Pass an address, or zero bytes", error_id{292});
   using streams::known_range;
-  auto const is = known_range::of(r, at, bytes);
-  if (!is.locked_in_place)
-    is.require_inside(operation, role, where);
-  if (!is.locked_in_place && is.is == known_range::verdict::inside) {
-    found.in = is.device >= 0 ? driver::where::device : driver::where::pinned;
-    found.device = is.device;
-    if (is.memory || is.pinned)
-      found.block = is.block;
-    found.memory = is.memory;
-    found.foreign = is.imported;
-    found.readers = is.readers;
+  auto const its = known_range::of(r, at, bytes);
+  bool const registered_by_program = its.locked_in_place;
+  if (!registered_by_program)
+    its.require_inside(operation, role, where);
+  if (!registered_by_program && its.is == known_range::verdict::inside) {
+    found.in = its.device >= 0 ? driver::where::device : driver::where::pinned;
+    found.device = its.device;
+    // Shared memory is no block of an allocator, so that no stream is marked for it.
+    if (its.memory || its.pinned)
+      found.block = its.block;
+    found.memory = its.memory;
+    found.foreign = its.imported;
+    found.readers = its.readers;
     return found;
   }
-  // The driver answers for other memory, and for what the program registered: all of a locked page counts as pinned.
+  // weir does not know the memory, or the program registered it. A range may end behind its registration, in
+  // the rest of a locked page. That is pinned, too, which only the driver knows.
   auto const ask = [&](void const* one) {
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + base::address_text(one),

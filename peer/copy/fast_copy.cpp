@@ -11,6 +11,17 @@ copy_settings& make_copy_settings() {
   return *(copy_settings::own::value = &of_thread.get());
 }
 
+namespace {
+// Of the given stream's device, or else of a device that holds one of the ranges. Null: there is none.
+memory::allocator* memory_at_an_end(memory::device_memory& devices, clock::stream_clock const* given, asked const& a) {
+  if (given)
+    return devices.if_made(given->device());
+  if (auto* const of_dst = devices.owner(a.dst))
+    return of_dst;
+  return devices.owner(a.src);
+}
+}  // namespace
+
 bool fast_copy::find_device_end(memory::allocator& on, asked const& a, bool up_first) {
   for (bool const upwards : {up_first, !up_first}) {
     up = upwards;
@@ -27,15 +38,13 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
   if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.helpers.empty()))
     return false;
   driver::address const to = number(a.dst), from = number(a.src);
-  // A range that wraps.
+  // A range that wraps around is an error, which copy.cpp reports.
   if (to + a.bytes < a.bytes || from + a.bytes < a.bytes)
     return false;
   auto* const devices = r.part_if_made<memory::device_memory>();
   if (!devices)
     return false;
-  memory::allocator* on = given ? devices->if_made(given->device()) : devices->owner(a.dst);
-  if (!given && !on)
-    on = devices->owner(a.src);
+  memory::allocator* const on = memory_at_an_end(*devices, given, a);
   if (!on)
     return false;
   stream = given ? given : &streams::current_clock(r, on->device(), at);
@@ -53,8 +62,10 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
       return true;
     }
   }
-  pinned.last = nullptr;  // within the device, or not a fast case
-  if ((to < from ? from - to : to - from) < a.bytes)
+  // The other end is not pinned memory of weir. The copy is fast if this device's memory holds it.
+  pinned.last = nullptr;
+  auto const apart = to < from ? from - to : to - from;
+  if (apart < a.bytes)
     return false;  // the ranges overlap
   return within(on->use(other, *stream), other, a.bytes);
 }
@@ -77,7 +88,7 @@ bool fast_copies::find(runtime::impl& r, clock::stream_clock& stream, std::span<
     asked const a{item.dst, item.src, item.bytes};
     if (!a.bytes)
       continue;
-    // In the blocks of the item before it; a large copy may be striped.
+    // An item in the same blocks as the one before it needs no search. A large one does: it may be striped.
     if (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))
       continue;
     if (!all_.emplace_back().find(r, &stream, a, at))
@@ -88,7 +99,7 @@ bool fast_copies::find(runtime::impl& r, clock::stream_clock& stream, std::span<
 }
 
 driver::status fast_copies::enqueue(std::span<copy_item const> items, std::size_t& done, source_location const& at) {
-  struct notes {
+  struct notes {  // also after a refusal: the engine may have begun
     decltype(all_) const& of;
     ~notes() {
       for (auto const& one : of)

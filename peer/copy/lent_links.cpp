@@ -11,7 +11,7 @@
 namespace weir {
 namespace peer {
 namespace {
-// For pools that sleep and wake: the memory of the device is no single block.
+// Both are for pools that sleep and wake.
 void prepare_lent_links(runtime::impl& r, int device, source_location const& at) {
   if (auto const& lent = settings().helpers; !lent.empty())
     r.part<stripes>().prepare(device, lent, at);
@@ -21,6 +21,7 @@ bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream, void* 
   auto const& lent = settings().helpers;
   if (lent.empty() || bytes < stripes::worth)
     return false;
+  // The ends name no blocks, so that no use is marked: the device's range may span several.
   endpoint to, from;
   to.at = dst, from.at = src;
   endpoint &own = to_device ? to : from, &host = to_device ? from : to;

@@ -24,6 +24,7 @@ spill::spill(std::vector<pool*> const& pools, spill_options o, source_location a
       auto const reaches = [&](int from, int to) {
         return links.prove(from, to, at) == peer::links::link_state::proven;
       };
+      // A neighbour without a proven link in each direction is left out.
       if (neighbour != own && reaches(own, neighbour) && reaches(neighbour, own))
         m.neighbours.push_back(neighbour);
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "peer/link/internal_stream.h"
@@ -66,6 +67,7 @@ struct stripes::state {
   links& ways;
   base::guarded<kept> in;
 
+  // The lent devices that can carry for `device`, each once.
   std::vector<int> usable(int device, std::span<int const> lent) {
     std::vector<int> all;
     for (int const one : lent) {
@@ -87,7 +89,7 @@ struct stripes::state {
     return stream.covers(one.last) || clocks.complete(one.last);
   }
 
-  // Returns a set whose last copy is complete, or ordered before the line.
+  // Returns a set whose last copy is complete, or ordered before the stream's next work; null: there is none.
   std::unique_ptr<set> idle_for(clock::stream_clock& stream, std::vector<int> const& lent) {
     std::vector<clock::stamp> busy;
     if (auto found = take_if_over(stream, lent, &busy))
@@ -98,7 +100,8 @@ struct stripes::state {
       static_cast<void>(clocks.poll(s));  // some may be complete, unknown to the clocks
     return take_if_over(stream, lent, nullptr);
   }
-  // busy: adds the last copies of fitting sets that are not known to be over. Makes no driver call.
+  // busy: unless null, gets the last copies of fitting sets that are not known to be over.
+  // Makes no driver call.
   std::unique_ptr<set> take_if_over(clock::stream_clock& stream, std::vector<int> const& lent,
                                     std::vector<clock::stamp>* busy) {
     auto all = in.lock();
@@ -121,10 +124,12 @@ struct stripes::state {
   void let_go_of_useless(int device, std::vector<int> const& lent) {
     std::vector<std::unique_ptr<set>> useless;
     auto all = in.lock();
+    useless.reserve(all->idle.size());  // first: a throw in the loop would leave nulls among the idle
     for (auto& one : all->idle) {
       bool const in_the_way =
           one->device == device && one->helpers != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
-      if (one->whole && !in_the_way)
+      bool const is_useless = !one->whole || in_the_way;
+      if (!is_useless)
         continue;
       if (!clocks.complete(one->last))
         continue;  // its end would wait for its last copy
@@ -137,8 +142,10 @@ struct stripes::state {
   // Returns: null if there are enough sets, or if none of these devices can be used now.
   std::unique_ptr<set> make(int device, std::vector<int> const& lent, source_location where) {
     let_go_of_useless(device, lent);
+    // The steps below may wait for work of a device, and a collective there for a rank of this thread.
     if (!ways.may_try())
-      return nullptr;  // the steps below may wait for devices, and those for ranks of this thread
+      return nullptr;
+    auto fresh = std::make_unique<set>();  // first: it may throw, and would leave the count below too high
     {
       auto all = in.lock();
       int& made = all->made[static_cast<std::size_t>(device)];
@@ -146,7 +153,6 @@ struct stripes::state {
         return nullptr;
       ++made;  // counted first, so that threads at once make no more than the most
     }
-    auto fresh = std::make_unique<set>();
     try {
       fresh->device = device;
       fresh->helpers = lent;
@@ -160,14 +166,15 @@ struct stripes::state {
         } catch (error const&) {}  // other lanes carry it, or the copy goes direct
       }
     } catch (...) {}  // no host memory for more lanes
-    if (!fresh->lanes.empty()) {
-      try {
-        fresh->helpers = usable(device, lent);  // without a link that was just found wrong
-      } catch (...) {}
-      return fresh;
+    if (fresh->lanes.empty()) {
+      count_out(device);
+      return nullptr;
     }
-    count_out(device);
-    return nullptr;
+    // Later copies look for a set by this list, which then lacks links that were just found wrong.
+    try {
+      fresh->helpers = usable(device, lent);
+    } catch (...) {}  // no host memory: with a wrong link, no later copy finds the set
+    return fresh;
   }
 
   void count_out(int device) noexcept { --in.lock()->made[static_cast<std::size_t>(device)]; }
@@ -184,7 +191,7 @@ struct stripes::state {
 
 namespace {
 
-// One copy in progress: the work on each lane, and the line's part.
+// One copy in progress, as its lanes see it.
 template <class Lane>
 struct sharing {
   runtime::impl& owner;
@@ -204,7 +211,8 @@ struct sharing {
       far_end().memory->record_use(far_end().at, l.far.stream(), where);
   }
 
-  // Returns: false if the lane refused; the chunk is then not enqueued.
+  // Enqueues a chunk: to the slot by the first stream, and on by the second. Returns: false if one of them
+  // refused. Then nothing was enqueued that writes to the copy's destination.
   bool pass(Lane& l, std::size_t offset, std::size_t bytes) noexcept {
     auto &first = up() ? l.near.stream() : l.far.stream(), &second = up() ? l.far.stream() : l.near.stream();
     clock::stamp& emptied = l.emptied[l.next];
@@ -217,7 +225,7 @@ struct sharing {
         streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
       else
         streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), stream.device(), bytes, where);
-      emptied = first.now();  // if the second stream refuses: no one empties the slot
+      emptied = first.now();  // stays so if the second stream refuses: nothing else reads the slot
       if (!second.wait(first.now()).ok())
         return false;
       if (up())
@@ -232,15 +240,19 @@ struct sharing {
     }
   }
 
-  // Orders the line after the lane's work, or lets the host wait for it. Returns: the error if both failed.
+  // Orders the copy's stream after the lane's work, or lets the host wait for it.
+  // Returns: the error if both failed.
   driver::status join(Lane& l) noexcept {
     driver::status failed;
     if (!l.was_used)
       return failed;
     if (host().block)
       pinned.record_use(host().at, l.near.stream().now());
-    // The second stream covers the first, unless it refused: then the first has work of its own.
-    for (auto const* one : {up() ? &l.far : &l.near, up() ? &l.near : &l.far}) {
+    auto const *first = &l.near, *second = &l.far;  // as in pass()
+    if (!up())
+      std::swap(first, second);
+    // Both: a second stream that has refused does not cover the last work of the first.
+    for (auto const* one : {second, first}) {
       driver::status done = stream.wait(one->stream().now());
       if (!done.ok())
         done = clocks.synchronize(one->stream().now());
@@ -273,11 +285,12 @@ bool stripes::any_reaches(int device, std::span<int const> lent) {
 }
 
 namespace {
-// Chunks in turn: one by the stream's own engine, then one by each lane that works.
+// Chunks in turn: one by the stream itself, then one by each lane. The stream takes those of lanes that refuse.
 template <class Sharing, class Lanes>
 void enqueue_chunks(Sharing& all, Lanes& lanes, clock::stream_clock& stream, endpoint const& dst, endpoint const& src,
                     std::size_t bytes, source_location where) {
   std::size_t const shares = lanes.size() + 1;
+  // About four chunks for each share, of a size within the bounds.
   std::size_t const fair = base::round_up(bytes / (4 * shares), stripes::smallest_chunk);
   std::size_t const chunk = std::clamp(fair, stripes::smallest_chunk, stripes::largest_chunk);
   for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
@@ -293,7 +306,8 @@ void enqueue_chunks(Sharing& all, Lanes& lanes, clock::stream_clock& stream, end
   }
 }
 
-// The stream waits for each lane. A set with a lane that refused is not whole. Returns: the last refusal
+// Orders the stream after each lane. A set with a lane that refused is not whole.
+// Returns: the last error of join()
 template <class Sharing, class Taken>
 driver::status join_each(Sharing& all, Taken& taken) {
   driver::status failed;
@@ -332,7 +346,7 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
     thrown = std::current_exception();
   }
   driver::status const failed = join_each(all, *taken);
-  // the caller may access the host memory now
+  // After a throw the caller may access the host memory at once. The stream is ordered after the lanes.
   if (thrown)
     static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));
   taken->last = stream.now();

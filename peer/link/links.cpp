@@ -106,6 +106,7 @@ struct links::state {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
   }
 
+  // What is known of a pair. The driver is asked until it has answered once.
   driver::result<pair> look_at(int from, int to) {
     {
       auto p = in.lock();
@@ -122,11 +123,12 @@ struct links::state {
     return {{}, one};
   }
 
-  // A device behind a switch reaches any number of peers.
+  // Whether both are behind a switch, and so may have any number of peers. Few devices never exceed the
+  // maximum, with or without a switch. Simulated devices have none.
   bool switched(int from, int to) const {
     auto& machine = owner.machine();
     if (devices <= most_peers + 1 || machine.simulated())
-      return false;  // few devices never reach the maximum
+      return false;
     auto const on_fabric = [&](int device) {
       auto const ends = nvlink_ends(machine.info(device).value.pci_bus_id);
       return std::any_of(ends.begin(), ends.end(),
@@ -157,6 +159,7 @@ struct links::state {
     look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
     bool const idle = settled(stream.query());
+    // The first look: whatever is not complete may be a collective.
     if (last == before.end()) {
       before.push_back(now);
       return !idle;
@@ -167,10 +170,10 @@ struct links::state {
     }
     if (!settled(clocks.poll(last->at)))
       return true;
-    // What the stream still does is no collective.
+    // All up to the earlier look is complete, and no collective came after it: what still runs is none.
     if (last->given == given)
       return false;
-    // Collectives came after the look: the next call asks about them.
+    // Collectives came after the earlier look: the next call asks about them.
     *last = now;
     return true;
   }
@@ -181,7 +184,7 @@ struct links::state {
     for (clock::stamp s : clocks.collectives_given())
       if (auto* const stream = clock::find(s.stream))
         any |= under_way(*stream, before);
-    // A stream that has answered is not asked for its old collectives again.
+    // Kept while any is under way: what a stream has answered holds until its next collective.
     if (any)
       *looks.lock() = std::move(before);
     return any;
@@ -214,7 +217,9 @@ struct links::state {
     auto s = page.map(bytes);
     if (s.ok())
       s = page.grant(to);
-    return s.ok() ? page.grant(from) : s;
+    if (s.ok())
+      s = page.grant(from);
+    return s;
   }
 
   // If memory is short, retries after freeing cached memory, then idle shared memory.
@@ -225,18 +230,19 @@ struct links::state {
     std::size_t const bytes = its.value.granularity;
     auto& there = memory.on(to);  // the memory that is short
     driver::status last;
+    // Returns: whether `last` is final. A shortage of memory is not.
     auto const attempt = [&] {
-      for (int spared = 0; spared < 3; ++spared) {
+      for (int tries = 1; tries <= 3; ++tries) {
         last = map_page(page, bytes, to, from);
         if (last.what != driver::code::out_of_memory)
           return true;
         if (!page.give_back())
           return false;  // what is left of it is tried again with the other pages
         auto* const exported = owner.part<shared_memory>().of(observe::sharing::exported);
-        if (spared == 0)
+        if (tries == 1)
           there.empty_cache();
         else if (exported)
-          exported->forget_idle();
+          exported->forget_idle();  // after the last try, too: for the next attempt
       }
       return false;
     };
@@ -248,9 +254,12 @@ struct links::state {
 
   // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
   void give_pages_back() noexcept {
+    // Returns: whether no test runs there any more.
     auto const wait_for_tests_on = [&](int device) {
       auto* const stream = lines[static_cast<std::size_t>(device)];
-      auto const is = stream ? owner.machine().synchronize_stream(device, stream->handle()) : driver::status{};
+      if (!stream)
+        return true;  // no test has reached the device
+      auto const is = owner.machine().synchronize_stream(device, stream->handle());
       return is.ok() || is.what == driver::code::lost;
     };
     std::erase_if(pages, [&](trial_page& p) {
@@ -277,7 +286,7 @@ struct links::state {
   link_state try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
-    struct trial {
+    struct trial {  // on every exit the page goes back, when the test's work is done
       state& of;
       ~trial() { of.give_pages_back(), of.trier.store(0); }
     } const its_end{*this};
@@ -357,6 +366,7 @@ links::link_state links::prove(int from, int to, source_location at) {
   if (my.trier.load() == base::this_thread_id())
     return is;  // a callback of the program, inside a test
   base::lock_guard const alone(my.trying);
+  // Another thread may have tested it meanwhile.
   is = known(from, to);
   if (is != link_state::claimed || !my.connect(from, to))
     return is;
@@ -383,8 +393,9 @@ driver::status links::open_all(int to, std::uint64_t readers) {
   }
   driver::status s;
   for (auto const kind : {observe::sharing::exported, observe::sharing::imported}) {
-    auto* const shared = s.ok() ? r.part<shared_memory>().of(kind) : nullptr;
-    if (shared)
+    if (!s.ok())
+      break;
+    if (auto* const shared = r.part<shared_memory>().of(kind))
       s = shared->open_to(to, readers);
   }
   if (!s.ok())
@@ -427,8 +438,9 @@ bool links::open_to_each_other(int a, int b, source_location at) noexcept {
       if (known(from, to) == link_state::claimed && !may_try())
         continue;
       may_have_changed = true;
-      bool const proven = may_be_opened(to) && prove(from, to, at) == link_state::proven;
-      auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
+      driver::status opened{driver::code::not_supported};  // without a proven link
+      if (may_be_opened(to) && prove(from, to, at) == link_state::proven)
+        opened = open_all(to, bit(from));
       // All is open, or never can be.
       if (opened.ok() || opened.what == driver::code::not_supported)
         my.in.lock()->met[my.index(from, to)] = true;
@@ -461,6 +473,7 @@ void links::prove_all(std::span<int const> devices, source_location at) noexcept
         if (known(from, to) == link_state::claimed && may_try())
           prove(from, to, at);
       } catch (...) {}  // tried again later
+      // With options::peer_access, once for each pair.
       if (from < to)
         (void)open_to_each_other(from, to, at);
     }
@@ -481,8 +494,8 @@ void links::count_bytes(int from, memory::allocator& of, memory::block const& bl
       if (so_far < worth_times * std::max(block.bytes, least_handle))
         return;
     }
-    // A link test blocks. Streams that share a hardware queue could make it wait for ranks that wait for this
-    // thread, so it is postponed.
+    // A link test may wait for a collective, through a hardware queue that streams share. The collective may
+    // wait for a rank of this thread, so the test is postponed.
     if (known(from, of.device()) == link_state::claimed && my.collectives_under_way())
       return;
     // A refused grant, or a later block at this address, is tried again after the same number of bytes.

@@ -14,7 +14,7 @@ class mapped_handle {
   mapped_handle(driver::driver& m, driver::memory_handle h, std::size_t bytes) noexcept
       : machine_(&m), handle_(h), bytes_(bytes) {}
   mapped_handle(mapped_handle&& other) noexcept { *this = std::move(other); }
-  mapped_handle& operator=(mapped_handle&&) noexcept;
+  mapped_handle& operator=(mapped_handle&&) noexcept;  // Requires: nothing is left of this one
   driver::status map(std::size_t alignment);
   driver::status grant(int device);  // Requires: no other thread grants it
   bool granted(int device) const noexcept { return readers_.load() >> device & 1; }

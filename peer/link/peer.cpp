@@ -41,13 +41,19 @@ std::vector<peer_link> links(source_location at) {
   for (int from = 0; from < r.device_count(); ++from) {
     for (int to = 0; to < r.device_count(); ++to) {
       if (from == to) {
-        table.push_back({device(from), device(to), peer_link::kind::self, 0, true, true, true});
+        table.push_back({.from = device(from),
+                         .to = device(to),
+                         .by = peer_link::kind::self,
+                         .nvlinks = 0,
+                         .access = true,
+                         .native_atomics = true,
+                         .verified = true});
         continue;
       }
       auto is = peer::links::link_state::claimed;
       try {
         is = all.prove(from, to, at);
-      } catch (out_of_memory const&) {}  // tested by a later call
+      } catch (out_of_memory const&) {}  // a later call tests it
       auto claim = all.driver_claim(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
       if (claim.access && claim.nvlinks == 0)
@@ -55,8 +61,14 @@ std::vector<peer_link> links(source_location at) {
       auto const by = !claim.access       ? peer_link::kind::host
                       : claim.nvlinks > 0 ? peer_link::kind::nvlink
                                           : peer_link::kind::direct;
-      table.push_back({device(from), device(to), by, claim.nvlinks, claim.access, claim.native_atomics,
-                       is == peer::links::link_state::proven, is == peer::links::link_state::wrong});
+      table.push_back({.from = device(from),
+                       .to = device(to),
+                       .by = by,
+                       .nvlinks = claim.nvlinks,
+                       .access = claim.access,
+                       .native_atomics = claim.native_atomics,
+                       .verified = is == peer::links::link_state::proven,
+                       .wrong = is == peer::links::link_state::wrong});
     }
   }
   return table;
@@ -79,10 +91,15 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
     return;  // every device reads it
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
-  // Memory shared with other processes, or registered host memory, which every device reads.
-  auto const* const external = found ? nullptr : r.part_if_made<observe::external_memory>();
-  if (auto const its = external ? external->find(block) : std::nullopt; its && its->in_use) {
-    if (from == its->device || its->device < 0)
+  if (!found) {
+    // It may be shared with other processes, or host memory that the program registered.
+    auto const* const external = r.part_if_made<observe::external_memory>();
+    auto const its = external ? external->find(block) : std::nullopt;
+    if (!its || !its->in_use)
+      throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+                        "Pass a live block of this runtime", at, error_id{295});
+    bool const is_of_host = its->device < 0;  // every device reads it
+    if (is_of_host || from == its->device)
       return;
     links_of(r).must_reach(from, its->device, "enable_peer_access", at);
     links_of(r).open_to_each_other(from, its->device, at);
@@ -91,16 +108,13 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
             "Copy instead, or repeat the call", at);
     return;
   }
-  if (!found)
-    throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-                      "Pass a live block of this runtime", at, error_id{295});
   int const to = memory->device();
   if (from == to)
     return;
   links_of(r).must_reach(from, to, "enable_peer_access", at);
   links_of(r).open_to_each_other(from, to, at);
   if (memory->granted(block, from))
-    return;
+    return;  // open before, or with all memory of the device just now
   require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
           "Copy instead, or repeat the call", at);

@@ -20,7 +20,7 @@ os::heard say(owned_file const& life, importer_signal w) noexcept {
   return os::send_message(life.get(), text, {}, {});
 }
 
-// An importer sends at most two words; the limit ends the loop if it sends more.
+// An importer sends at most two words, `opened` and `released`. The limit ends the loop if it sends more.
 void importer::listen() noexcept {
   for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
     std::array<std::byte, 8> text{};
@@ -189,12 +189,13 @@ std::size_t exports::forget_idle() noexcept {
   try {
     for (auto const& pool : pools())
       pool->let_go();
-  } catch (...) {}
+  } catch (...) {}  // no host memory: the pools keep their unused handles
   std::size_t bytes = 0;
   std::uint64_t last = 0;
   while (auto const b = next_idle(last)) {
     last = b->serial;
     std::size_t const its = b->pages.bytes();
+    // Importers may still use it: the driver keeps the memory while they map it.
     if (complete(*b) && forget(*b))
       bytes += its;
     else
@@ -203,8 +204,8 @@ std::size_t exports::forget_idle() noexcept {
   return bytes;
 }
 
-// Returns: a returned block that fits and has no user left; null: there is none. Frees blocks that can never
-// be reused on the way.
+// Returns: a kept block that fits and has no user left; null: there is none.
+// On the way, frees blocks that can never be reused.
 std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noexcept {
   std::uint64_t last = 0;
   while (auto b = next_idle(last)) {
@@ -225,6 +226,7 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
       if (forget(*b))
         continue;
     }
+    // It stays: it may serve later, or the driver has refused to take it back.
     set(*b, exported::state::idle);
   }
   return nullptr;
@@ -281,14 +283,14 @@ driver::status exports::open_some(std::uint64_t readers, Which which) {
     auto const all = all_.lock();
     some.reserve(all->size());
     for (auto const& b : *all) {
-      // The thread that looks at it opens it before it serves: open_as_device.
+      // A thread that looks at a block opens it itself before the block serves: open_as_device().
       if (b->is == exported::state::looked_at || b->retiring || !which(*b))
         continue;
       some.push_back(b);
       ++b->pins_by_grants;
     }
   }
-  driver::status worst;
+  driver::status worst;  // a refusal does not end the loop
   for (auto const& b : some) {
     if (auto const s = grant_all(*b, readers); !s.ok())
       worst = s;
@@ -373,7 +375,7 @@ void exports::abandon(exported& made) noexcept {
 driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t bytes, when_short then,
                                                         source_location at) {
   auto const its = about(device, "exportable_buffer", at);
-  // Such a size might wrap when it is rounded.
+  // No device holds it, and its size might wrap when it is rounded.
   if (bytes > its.total_memory)
     return {{driver::code::out_of_memory}, nullptr};
   auto made = std::make_shared<exported>();
@@ -400,8 +402,8 @@ driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t 
                     at);
     return {is, nullptr};
   }
-  // Before open_as_device(): a thread that opens the device's memory from now on finds the handle, and what another
-  // has opened before is known there.
+  // Threads that open the device's memory from now on find the handle, because it is in use. What others have
+  // opened before is known to open_as_device().
   set(*made, exported::state::exported_in_use);
   try {
     open_as_device(*made, at);
@@ -481,7 +483,7 @@ void exports::give_back(std::shared_ptr<exported> b) noexcept {
   for (auto const& user : b->users)
     b->last_uses.push_back(user.stream->of_marks().now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
-  // The block holds its pool no more: this call does, until the block is back in it.
+  // A block in its pool must not keep the pool alive. This call does, until put_back() has ended.
   auto const pool = std::move(b->pool);
   if (pool)
     return pool->put_back(std::move(b));

@@ -87,7 +87,7 @@ std::shared_ptr<imported> imports::find(message const& m, owned_file const& memo
   return found == all->end() ? nullptr : *found;
 }
 
-// Ensures: no other importer opens by this signal.
+// Reads the owner's word, `lent`, so that no other importer can open by it.
 void imports::take_word(loaned& with, std::string const& name, source_location at) {
   if (with.taken)
     return;
@@ -173,7 +173,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   }
   if (is.what != driver::code::out_of_memory)
     throw_refusal(is, receiving, text, "Try again", at);
-  // open() asks and logs: here a lock is held
+  // Without the runtime nothing is logged: a lock is held here. open() asks the program, and logs.
   memory::run_out({nullptr, receiving, at},
                   runtime_.part<memory::device_memory>().on(device).why_no_room(m.bytes, m.handle_bytes, is));
 }
@@ -194,7 +194,7 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
 
 std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
                                              source_location at) {
-  memory_report why{};
+  memory_report why{};  // of the last attempt that found no memory
   auto const try_to_open = [&]() -> std::unique_ptr<opened_import> {
     try {
       return open_now(m, with, channel, reader, at);
@@ -204,6 +204,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
     }
   };
   auto const count_ran_out = [&] {
+    // Else the host ran out.
     if (why.on.is_gpu())
       runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
   };
@@ -218,9 +219,10 @@ bool is_final(std::exception const& e) {
 }
 }  // namespace
 
-// Once for each message, however often the call is repeated. Throws: invalid_use, driver_error: its owner does not hear
+// Writes `opened`, once for each message, however often receive() is repeated.
+// Throws: peer_disconnected (the owner has ended), invalid_use or driver_error (the word does not reach it)
 void imports::say_opened(loaned& with, std::string const& name, source_location at) {
-  os::heard heard = os::heard::message;
+  os::heard heard = os::heard::message;  // also if an earlier call has written it
   if (os::has_hung_up(with.life.get()))
     heard = os::heard::closed;
   else if (!with.opened)
@@ -241,7 +243,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, receiving, at);
-  auto made = std::make_unique<opened_import>();
+  auto made = std::make_unique<opened_import>();  // first: it may throw
   std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
     refuse(name + ": a damaged loan, its descriptor is not a SOCK_SEQPACKET socket", at);
@@ -249,6 +251,7 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   auto b = find(m, memory, channel, device);
   if (b && b->pages.bytes() != m.handle_bytes)
     refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
+  // Before the memory is mapped: if this process is killed, its owner then knows not to reuse the memory.
   say_opened(with, name, at);
   try {
     if (!b)
@@ -260,13 +263,16 @@ std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with,
   } catch (std::exception const& e) {
     if (is_final(e))
       static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it
-    // Nothing uses it: sweep() unmaps it.
-    if (b && b->uses == 0)
-      b->retiring = true;
+    // If nothing uses it, sweep() unmaps it.
+    if (b) {
+      auto const hold = all_.lock();
+      if (b->uses == 0)
+        b->retiring = true;
+    }
     sweep();
     throw;
   }
-  // find() compares later descriptors with the first.
+  // The first descriptor of a handle is kept: find() compares later ones with it.
   if (b->file.is_open()) {
     memory.close();
   } else {
@@ -296,7 +302,7 @@ void imports::count_use(imported& b, message const& m, source_location at) {
 }
 
 driver::status imports::grant_all(imported& b, std::uint64_t readers) {
-  driver::status worst;
+  driver::status worst;  // a refusal does not end the loop
   for (; readers; readers &= readers - 1) {
     int const reader = std::countr_zero(readers);
     if (clocks_.lost(reader) || b.pages.granted(reader))
@@ -374,6 +380,7 @@ void imports::close(opened_import& o) noexcept {
   --o.of->uses;
   if (o.of->uses > 0)
     return;
+  // Unused now. Its socket shows when the memory or its process has ended.
   ++closed_;
   o.of->last_closed = closed_;
   o.of->life = std::move(o.life);

@@ -78,6 +78,7 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
                       "Use streams of the buffer's runtime", at, error_id{305});
+  // Before the list would grow.
   if (users.size() == users.capacity())
     memory::forget_ended(users);
   is_->last_uses.reserve(users.size() + 1);  // so that give_back() allocates nothing
@@ -243,7 +244,7 @@ struct WEIR_LOCAL share_channel::state {
       throw invalid_use(operation, wrong,
                         "Run the same version of weir in both processes, and let no other code write to this socket",
                         at, error_id{315});
-    out.with = {std::move(got.files[0]), std::move(got.files[1])};
+    out.with = {.memory = std::move(got.files[0]), .life = std::move(got.files[1])};
     return out;
   }
 };
@@ -310,6 +311,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
                       "Send a buffer that is not released, of a runtime that has not ended", at, error_id{319});
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
+  // A few are kept, so that not each call asks them.
   if (is.importers.size() > 8)
     forget_done_importers(is.importers);
   is.importers.reserve(is.importers.size() + 1);  // so that nothing throws after the message is sent
@@ -352,8 +354,9 @@ imported_buffer share_channel::receive(device reader, source_location at) {
   } catch (std::exception const& e) {
     bool const never_works = dynamic_cast<peer_disconnected const*>(&e) || dynamic_cast<not_supported const*>(&e) ||
                              dynamic_cast<std::logic_error const*>(&e);
+    // Else the buffer stays next, for a repeated call.
     if (never_works)
-      own.next.reset();  // else it stays next
+      own.next.reset();
     throw;
   }
   own.next.reset();

@@ -77,7 +77,7 @@ bool shared_pool::cut(books& b, exported& block) {
     return false;
   range& r = *best;
   handle& in = *r.of;
-  // The rest behind it stays free. It is made first: that may throw.
+  // The rest behind it becomes a free range of its own. That may throw, so it comes before all other changes.
   if (r.bytes > block.room) {
     range& rest =
         in.ranges.try_emplace(r.offset + block.room, range{&in, r.offset + block.room, r.bytes - block.room, true})
@@ -181,7 +181,7 @@ void shared_pool::collect() noexcept try {
   }
   for (handle const& h : spoilt)
     exports_.keep(*h.pages, true);
-} catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
+} catch (...) {}  // no host memory: before the first mark, or after all blocks are settled
 
 void shared_pool::settle(books& b, exported& block, now is) noexcept {
   // It stays held, and is looked at again.
@@ -207,10 +207,11 @@ void shared_pool::settle(books& b, exported& block, now is) noexcept {
       std::erase_if(kept, [](importer& one) { return !one.keeps_its_end(); });
       h.most_kept = 2 * kept.size() + 32;
     }
-    h.pages->last_uses.clear();  // all complete
+    h.pages->last_uses.clear();  // these are complete: only the destructor hands down others
   }
 }
 
+// Moves the handles that `which` selects out of the books. Allocates only `into`.
 template <class Which>
 void shared_pool::take_out(books& b, std::vector<handle>& into, Which which) {
   into.reserve(b.handles.size());  // first: it may throw
@@ -291,8 +292,9 @@ bool shared_pool::wait_for_held(search& s) noexcept try {
   return false;
 }
 
-// Charges the bytes of one more handle: `least` and up to what later calls will want. 0: the limit leaves less, or
-// another thread has changed the pool meanwhile, as `is` says.
+// Charges the bytes of one more handle: at least `least`, and more for later calls. This thread is in motion
+// from then on. Returns: the bytes; 0: the limit leaves less than `least`, and nothing is charged. Then `is`
+// becomes out_of_memory, unless room may have appeared since the search looked.
 std::size_t shared_pool::charge(std::size_t least, search& s, driver::status& is) {
   auto b = books_.lock();
   std::size_t want = handle_bytes_;
@@ -334,11 +336,10 @@ void shared_pool::add_handle(std::shared_ptr<exported> const& made, std::size_t 
 driver::status shared_pool::grow(std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
   driver::status is;
-  // Unless it is 0, charge() has counted this thread as in motion.
   std::size_t want = charge(least, s, is);
   if (want == 0)
     return is;
-  struct leaves {
+  struct leaves {  // at the end of the call: this thread is no longer in motion
     shared_pool& of;
     search& its;
     ~leaves() {
@@ -354,7 +355,7 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
   } const at_the_end{*this, s};
   std::shared_ptr<exported> made;
   try {
-    // More than is needed is a convenience: nothing waits for it.
+    // Nothing waits for bytes that only later calls want.
     auto got = exports_.make(device_, want, want > least ? exports::when_short::refuses : s.then, at);
     if (!got.ok() && want > least) {
       refund(want - least);
@@ -402,7 +403,7 @@ std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> con
 }
 
 driver::status shared_pool::find_room(exported& b, source_location at) {
-  // Such a size might wrap when it is rounded.
+  // No device holds it, and its size might wrap when it is rounded.
   if (b.bytes > exports_.about(device_, "share_pool::allocate", at).total_memory)
     return {driver::code::out_of_memory};
   b.room = base::round_up(b.bytes, granule);
@@ -418,10 +419,10 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
     driver::status const grown = grow(b.room, s, at);
     if (grown.ok())
       continue;
-    // This process's work on held blocks is waited for first.
+    // First it waits for this process's work on held blocks of this pool.
     if (wait_for_held(s))
       continue;
-    // Blocks kept elsewhere are the last hope: the next growth waits for them.
+    // The last hope are blocks that exports keeps and that other pools hold: the next growth waits for those.
     if (s.then == exports::when_short::waits)
       return grown;
     s.then = exports::when_short::waits;

@@ -13,10 +13,11 @@ namespace {
                                 std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
   std::size_t const before = copy_in_parts::so_far();
-  std::string const remedy = why.what == driver::code::lost ? "Continue with the other devices"
-                             : before
-                                 ? base::text(before, " B of the same call were enqueued before: repeat the whole call")
-                                 : "Nothing was enqueued: repeat the call";
+  std::string remedy = "Nothing was enqueued: repeat the call";
+  if (why.what == driver::code::lost)
+    remedy = "Continue with the other devices";
+  else if (before > 0)
+    remedy = base::text(before, " B of the same call were enqueued before: repeat the whole call");
   throw_refusal(why, filling ? "fill" : "copy",
                 range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
                     " on a stream of gpu:" + std::to_string(stream.device()) + whose,
@@ -47,13 +48,16 @@ std::string which_is_lost(runtime::impl& r, driver::status why, int one, int oth
 driver::status try_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                         source_location const& at) {
   auto& r = stream.owner();
+  // These scopes serve observers alone.
   if (r.observer() || observe::span_recorder::on()) [[unlikely]] {
     base::call_site const in(r.observer(), "copy", at);
     timed_work const timed(stream, "copy", bytes, at);
     return stream.note(r.machine().copy(stream.device(), stream.handle(), dst, src, bytes));
   }
   auto const done = r.machine().copy(stream.device(), stream.handle(), dst, src, bytes);
-  return done.ok() ? done : stream.note(done);
+  if (done.ok())
+    return done;
+  return stream.note(done);  // the device may be lost
 }
 
 void throw_refused_copy(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,

@@ -30,7 +30,7 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   copy_in_host(static_cast<char*>(t.dst) + from, static_cast<char const*>(t.src) + from, n, t.by);
   lock.lock();
   --t.hands;
-  // Other threads still copy their pieces, or some are left.
+  // The last thread with a piece ends the task, once no piece is left.
   if (t.hands > 0 || t.is != task::state::running)
     return;
   t.is = task::state::done;
@@ -38,7 +38,8 @@ void copy_workers::take_grain(task& t, base::unique_lock& lock) {
   done_.notify_all();
 }
 
-// Before a sleep: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
+// Until the word changes, at most for the tuned time. A thread spins before it sleeps, because it wakes slowly:
+// on virtual machines, many pieces are copied in that time. Threads that a scheduler runs do not spin.
 void copy_workers::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
   if (how_.spin_ns <= 0 || base::order_is_chosen())
     return;

@@ -27,9 +27,9 @@ struct fetch {
   void arrived(std::size_t i) {
     bool const is_last = i + 1 == chunk.size();
     if (!is_last)
-      workers->submit(chunk[i]);
+      workers->submit(chunk[i]);  // finish() below copies the last
     if (i + 1 < slots)
-      return;  // the next slot is unused; slots never exceed chunks
+      return;  // the next slot is unused. The last chunk comes later: slots never exceed chunks
     std::size_t const in_next_slot = i + 1 - slots;
     workers->finish(chunk[in_next_slot]);
     if (!is_last)

@@ -142,7 +142,8 @@ struct staging::state {
     }
   }
 
-  // If no room is known, polls the oldest slots: each has a fence from its enqueue.
+  // Whether slots of that many more bytes keep the budget. If they exceed it as far as is known, polls the
+  // oldest slots: each has a fence from its enqueue.
   bool has_room(clock::stream_clock const& stream, std::size_t bytes) {
     while (true) {
       clock::stamp oldest;
@@ -179,8 +180,8 @@ struct staging::state {
     }
   }
 
-  // Near that device, a slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller.
-  // chunk: shrinks with the slots. Waits for room.
+  // Returns slots near `device`: one per chunk, at most `most`. If memory is short, there are fewer, at least
+  // one, and they are smaller: so is `chunk` then. Blocks: until the stream's device has room for them.
   std::vector<slot> slots_for(clock::stream_clock const& stream, int device, std::size_t bytes, std::size_t most,
                               std::size_t& chunk, source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
@@ -188,7 +189,7 @@ struct staging::state {
     std::vector<slot> slots;
     slots.reserve(wanted);
     slots.push_back(shrinking_slot(pinned, device, chunk, where));
-    chunk = std::min(chunk, slots[0].bytes());
+    chunk = slots[0].bytes();
     while (slots.size() < wanted) {
       auto s = slot_if_any(pinned, device, chunk, where);
       if (!s)
@@ -316,8 +317,9 @@ class staging::state::upload {
     }
   }
 
-  // none: filled slots must be enqueued first. They become room.
+  // Returns: none if filled slots must be enqueued first: when the engine has read them, there is room.
   std::optional<slot> slot_to_fill(std::size_t wanted) {
+    // The budget does not count slots before they are enqueued, so they are added here.
     bool const has_room = my_.has_room(stream_, (filling_.size() + 1) * chunk_);
     // A copy that has filled slots never waits for room: others may wait for the room of its slots.
     if (!filling_.empty()) {
@@ -331,7 +333,7 @@ class staging::state::upload {
   }
 
   void begin_to_fill(slot in, std::size_t wanted) {
-    std::size_t const n = std::min(wanted, in.bytes());
+    std::size_t const n = in.bytes();
     // Pinned memory is short: the next slots are no larger than this one.
     if (n < wanted)
       chunk_ = n;
@@ -432,7 +434,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
     job->cancel();
     throw;
   }
-  // The budget counts the slots until the stream is done with them.
+  // From here on the budget counts the slots, until the stream is done with them.
   my.note(stream, chunk * slots.size());
   download out;
   out.job_ = job;
@@ -478,6 +480,7 @@ class staging::state::awaited_download {
 
   clock::stamp run() {
     base::internal_ordering const own_affair(my_.owner.observer());
+    // `came`: chunks that the engine has brought, which is the number of the next one.
     for (std::size_t came = 0; came < chunks_; ++came) {
       enqueue_until(std::min(chunks_, came + ahead_));
       begin_to_empty(came);
@@ -507,7 +510,7 @@ class staging::state::awaited_download {
     std::size_t const k = chunk % slots_.size();
     refuse_failed(my_.clocks.synchronize(filled_[k]));
     copy_workers::task& empty = emptying_[k];
-    // this task was finished before its slot was refilled: no thread reads it
+    // This task was finished before its slot was refilled: no thread reads it. It is idle again.
     empty = {at(dst_, chunk * chunk_), slots_[k].memory(), size_of_chunk(chunk), how_.by, how_.grain};
     // The caller empties a single slot itself.
     if (chunks_ == 1)
@@ -559,7 +562,7 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
   std::size_t chunk =
       std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
   std::vector<slot> slots = my.slots_for(to, from.device(), bytes, between_slots, chunk, where);
-  struct marks {  // as in to_host
+  struct marks {  // on every exit the slots are marked for the work enqueued on either stream
     std::vector<slot>& slots;
     clock::stream_clock &from, &to;
     ~marks() {
