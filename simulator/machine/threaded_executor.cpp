@@ -172,7 +172,7 @@ class threaded_executor final : public executor {
           add(other.followed_by, s);
           s.follows_until = o.position;
           if (all_.any_lost)
-            all_.wake_hosts();
+            all_.wake_hosts();  // a host's wait may be hopeless now
           return;
         }
       } else if (o.what == kind::gate) {
