@@ -70,7 +70,7 @@ void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t re
     if (!is_inside && !holds_next)
       return;
     if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
-      in->second.overlaps = true;
+      in->second.overlaps = true;  // find() looks at earlier blocks, too
   } catch (...) {
     if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
       in->second.partly_known = true;

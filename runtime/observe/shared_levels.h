@@ -42,6 +42,7 @@ class shared_levels {
     // In KiB, so that the product does not overflow.
     std::int64_t const held = sums_[active][all] >> 10, own = last.upto[active][all] >> 10;
     std::int64_t const wanted = held > 0 ? by_holding / held * own : 0;
+    // At most what the others leave of by_holding.
     extra_ -= last.extra;
     last.extra = std::clamp<std::int64_t>(wanted, 0, std::max<std::int64_t>(0, by_holding - extra_));
     extra_ += last.extra;

@@ -302,7 +302,7 @@ class writer {
   names& names_;
   std::string out_;
   boost::unordered_flat_map<std::uintptr_t, std::uint64_t> number_at_;  // of the block at each address
-  std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;
+  std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;     // before_: events that make the initial state
   std::uintptr_t block_at_ = 0, range_at_ = 0;
   std::int64_t us_ = 0, first_ = 0;
   bool is_written_ = false;  // the next entry, with the one before it

@@ -80,7 +80,7 @@ class events_writer {
     first = false;
   }
   std::string out_;
-  std::set<std::uint64_t> arrived_;
+  std::set<std::uint64_t> arrived_;  // links whose arrow has its end
   std::int64_t const origin_;
 };
 
