@@ -10,7 +10,7 @@ namespace weir::observe {
 void heap_counters::add(change const& out, change const& deferred) noexcept {
   out_.add(out.blocks, out.bytes, out.requested);
   deferred_.add(deferred.blocks, deferred.bytes, deferred.requested);
-  // Slots of several caches have counted since they were drawn.
+  // Slots of several caches count from when they were drawn: nothing rises here.
   if (!alone_.get())
     return;
   bytes_left_.add(size_pool::small, -out.bytes);
@@ -19,9 +19,10 @@ void heap_counters::add(change const& out, change const& deferred) noexcept {
   cached_left_.add(size_pool::small, out.bytes);
 }
 
-// Notes the levels of the cache's last report first: since then the cache stayed within its grant.
 void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   bool const was_aside = take_back();
+  // No grant is set aside in the rooms: the levels of the last report may be peaks. Since then the cache
+  // stayed within its grant.
   if (alone_.get() && !was_aside) {
     if (rising_ && rooms_up() < 0)
       note_peaks();
@@ -38,10 +39,11 @@ void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   }
   if (alone_.get())
     return;
-  // requested bytes, where slots in caches count whole
+  // Several caches: only requested bytes change. A slot that was drawn counts whole, until a report says what
+  // was requested of it.
   std::int64_t const rise = out.requested - out.bytes + deferred.bytes - deferred.requested;
   if (rise < 0) {
-    falls();
+    falls();  // after add(): the level of slots that still counted whole is not noted as a peak
   } else {
     requested_left_.add(size_pool::small, -rise);
     rising_ = true;
@@ -68,29 +70,32 @@ bool heap_counters::take_back() noexcept {
   return true;
 }
 
-// The rooms are exact unless one has been passed; then everything is recomputed. While large blocks come and
-// go, they keep half of what is left of all.
+// Grants what is left in the rooms, and sets it aside there. If a room was passed, the rooms are not exact:
+// left_ is computed, and left_after() keeps it.
 grant heap_counters::left() noexcept {
   if ((rooms_up() | cached_left_.least()) >= 0) {
+    // While large blocks come and go, they keep half of what is left of all.
     std::size_t const large = index(size_pool::large);
     std::int64_t const came_and_went = taken_[large].blocks.get() + given_[large].blocks.get();
     int const parts = large_seen_ == came_and_went ? 1 : 2;
     large_seen_ = came_and_went;
     auto const share = [parts](headroom const& r, std::int64_t most) { return std::min(r.left_of_small(parts), most); };
-    aside_ = {{share(blocks_left_, unpublished::most_blocks), share(bytes_left_, unpublished::most_bytes),
-               share(requested_left_, unpublished::most_bytes)},
-              share(cached_left_, unpublished::most_bytes)};
+    aside_ = {.up = {.blocks = share(blocks_left_, unpublished::most_blocks),
+                     .bytes = share(bytes_left_, unpublished::most_bytes),
+                     .requested = share(requested_left_, unpublished::most_bytes)},
+              .down_bytes = share(cached_left_, unpublished::most_bytes)};
     lower_rooms(aside_, 1);
     set_aside_ = true;
     return aside_;
   }
   note_peaks(), note_cached();
   auto const now = current();
-  for (std::size_t k = 0; k < levels; ++k)
-    for (std::size_t i = 0; i < 2; ++i)
-      left_.up[k][i] = peaks_[k][2 * i].get() - now[k][2 * i];
-  for (std::size_t i = 0; i < 2; ++i)
-    left_.down[i] = cached_peak_[2 * i].get() - cached(2 * i);
+  for (std::size_t i = 0; i < 2; ++i) {
+    std::size_t const p = i == 0 ? index(size_pool::small) : all;
+    for (std::size_t k = 0; k < levels; ++k)
+      left_.up[k][i] = peaks_[k][p].get() - now[k][p];
+    left_.down[i] = cached_peak_[p].get() - cached(p);
+  }
   left_.known = true;
   return left_.least();
 }
@@ -105,9 +110,10 @@ grant heap_counters::left_after(change const& out, change const& deferred) noexc
     return left();
   }
   add(out, deferred);
+  // How far each level rose, in the order of `level`.
   std::int64_t const by[levels] = {out.blocks - deferred.blocks, out.blocks, out.bytes - deferred.bytes, out.bytes,
                                    out.requested - deferred.requested};
-  auto const lower = [](std::int64_t& left, std::int64_t n, value& peak) {
+  auto const rose = [](std::int64_t n, std::int64_t& left, value& peak) {
     left -= n;
     if (left >= 0)
       return;
@@ -115,9 +121,10 @@ grant heap_counters::left_after(change const& out, change const& deferred) noexc
     left = 0;
   };
   for (std::size_t i = 0; i < 2; ++i) {
+    std::size_t const p = i == 0 ? index(size_pool::small) : all;
     for (std::size_t k = 0; k < levels; ++k)
-      lower(left_.up[k][i], by[k], peaks_[k][2 * i]);
-    lower(left_.down[i], -out.bytes, cached_peak_[2 * i]);
+      rose(by[k], left_.up[k][i], peaks_[k][p]);
+    rose(-out.bytes, left_.down[i], cached_peak_[p]);
   }
   return left_.least();
 }
@@ -126,9 +133,10 @@ grant heap_counters::left_now::least() const noexcept {
   auto const of = [&](level k) {
     return std::min(up[static_cast<std::size_t>(k)][0], up[static_cast<std::size_t>(k)][1]);
   };
-  return {{std::min(of(level::allocation), of(level::active)),
-           std::min(of(level::allocated_bytes), of(level::active_bytes)), of(level::requested_bytes)},
-          std::min(down[0], down[1])};
+  return {.up = {.blocks = std::min(of(level::allocation), of(level::active)),
+                 .bytes = std::min(of(level::allocated_bytes), of(level::active_bytes)),
+                 .requested = of(level::requested_bytes)},
+          .down_bytes = std::min(down[0], down[1])};
 }
 
 void heap_counters::set_alone(bool to) noexcept {
@@ -153,7 +161,7 @@ level_values heap_counters::current() const noexcept {
   }
   constexpr std::size_t small = 0;  // thread caches hold only small blocks
   auto const add = [&](level k, std::int64_t n) { of(k)[small] += n; };
-  // One cache reports what its thread has. Of several the slots that they drew count as live, also those that lie free.
+  // One cache reports what its thread has. Of several, all slots that they drew count as live, free or not.
   if (alone_.get()) {
     std::int64_t const blocks = out_.blocks.get(), bytes = out_.bytes.get();
     add(level::allocation, blocks - deferred_.blocks.get());
@@ -185,6 +193,7 @@ void heap_counters::note_peaks() noexcept {
       left[k][p] = peaks_[k][p].get() - now[k][p];
     }
   }
+  // The room that both levels leave.
   auto const set = [&](headroom& r, level a, level b) {
     by_pool least = left[static_cast<std::size_t>(a)];
     for (std::size_t p = 0; p < 3; ++p)
@@ -193,7 +202,7 @@ void heap_counters::note_peaks() noexcept {
   };
   set(blocks_left_, level::allocation, level::active);
   set(bytes_left_, level::allocated_bytes, level::active_bytes);
-  set(requested_left_, level::requested_bytes, level::requested_bytes);
+  set(requested_left_, level::requested_bytes, level::requested_bytes);  // of one level
 }
 
 void heap_counters::note_cached() noexcept {
@@ -245,6 +254,7 @@ class device_counters::adder {
   // shared: the peaks of several heaps together; null: there is one heap, whose own peaks are exact.
   memory_statistics finish(shared_levels const* shared) noexcept {
     for (std::size_t p = 0; p < 3; ++p) {
+      // Of active bytes, only what is pending was counted until here.
       at(level::active_bytes, p) += at(level::allocated_bytes, p);
       for (std::size_t k = 0; k < levels; ++k)
         set_level(k, p, shared);
@@ -273,19 +283,19 @@ class device_counters::adder {
     };
     std::int64_t const taken = ever(heap.taken_, &sums::blocks);
     std::int64_t const given = ever(heap.given_, &sums::blocks);
-    std::int64_t const held = ever(heap.pending_, &sums::bytes);
-    std::int64_t const settled = ever(heap.reclaimed_, &sums::bytes);
-    std::int64_t const done = given - ever(heap.pending_, &sums::blocks) + ever(heap.reclaimed_, &sums::blocks);
+    std::int64_t const pending_bytes = ever(heap.pending_, &sums::bytes);
+    std::int64_t const reclaimed_bytes = ever(heap.reclaimed_, &sums::bytes);
+    std::int64_t const inactive = given - ever(heap.pending_, &sums::blocks) + ever(heap.reclaimed_, &sums::blocks);
     std::int64_t const taken_bytes = ever(heap.taken_, &sums::bytes);
     std::int64_t const given_bytes = ever(heap.given_, &sums::bytes);
     std::int64_t const taken_requested = ever(heap.taken_, &sums::requested);
     std::int64_t const given_requested = ever(heap.given_, &sums::requested);
     for (std::size_t q : {p, heap_counters::all}) {
       count(allocation_, level::allocation, q, taken, given);
-      count(active_, level::active, q, taken, done);
+      count(active_, level::active, q, taken, inactive);
       count(allocated_, level::allocated_bytes, q, taken_bytes, given_bytes);
       count(requested_, level::requested_bytes, q, taken_requested, given_requested);
-      count(pending_, level::active_bytes, q, held, settled);
+      count(pending_, level::active_bytes, q, pending_bytes, reclaimed_bytes);
     }
   }
 

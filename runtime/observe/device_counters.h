@@ -75,7 +75,8 @@ class heap_counters {
       pending_peak_[q].raise(pending(q));
     drift(rounded);
   }
-  // Deferred frees become pending.
+  // Deferred frees become pending. The levels of a cache that is alone come from its reports: here, and where
+  // slots are drawn or returned, none of them changes.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
     if (alone_.get())
       returned_[index(size_pool::small)].add(slots, bytes, bytes);
@@ -148,7 +149,10 @@ class heap_counters {
   std::int64_t large_taken() const noexcept { return taken_[index(size_pool::large)].blocks.get(); }  // ever
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   // bytes, since the last reset of peaks
-  std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
+  std::int64_t most_live() const noexcept {
+    constexpr auto allocated_bytes = static_cast<std::size_t>(level::allocated_bytes);
+    return std::max(peaks_[allocated_bytes][all].get(), live(all, &sums::bytes));
+  }
   // There are other heap_counters from now on, and this one reports to them.
   void share(shared_levels& with) noexcept {
     if (shared_)
@@ -157,7 +161,7 @@ class heap_counters {
     shared_ = &with;
     with.join();
     note_peaks();
-    with.raise(peaks());
+    with.raise(peaks());  // the sum was at least as high while this one was alone
     publish();
   }
   void reset_peak() noexcept {
@@ -168,6 +172,7 @@ class heap_counters {
     }
     for (std::size_t p = 0; p < 3; ++p)
       pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
+    // Each level is at its peak now.
     for (headroom* r : {&bytes_left_, &requested_left_, &blocks_left_, &cached_left_})
       r->set({});
     free_blocks_peak_.set(free_blocks_made_.get() - free_blocks_gone_.get());
@@ -279,7 +284,8 @@ class heap_counters {
   // Of the allowed error of a peak, 7/16 is slack to rise, 7/16 to fall and 1/8 to drift before a report.
   [[gnu::noinline]] void publish() noexcept {
     auto const now = current();
-    shared_->publish(now, published_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
+    std::int64_t const active_bytes = now[static_cast<std::size_t>(level::active_bytes)][all];
+    shared_->publish(now, published_, active_bytes / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
     credit_ = published_.slack, credit_blocks_ = published_.slack_blocks, drifted_ = 0;
     most_credit_ = 2 * published_.slack, most_drift_ = published_.slack / 4;
   }
@@ -310,9 +316,11 @@ class heap_counters {
       small_ += by, beyond_ += by;
       small_passed_ |= small_ | near_.get();
     }
+    // Invariant: near_ is what is left of large, plus min(0, beyond_). So near_ plus max(0, beyond_) is
+    // left of all.
     value near_;                           // a cell, so that the compiler does not merge stores to two rooms
     std::int64_t small_ = 0, beyond_ = 0;  // beyond_: what is left of all, less what is left of large
-    std::int64_t small_passed_ = 0;
+    std::int64_t small_passed_ = 0;        // below 0: after a change of small, small_ or near_ was
   };
   // What every call for a large block reads comes first, in few cache lines.
   alignas(64) headroom bytes_left_;
@@ -327,7 +335,7 @@ class heap_counters {
   pools pending_{}, reclaimed_{}, drawn_{}, returned_{};
   sums sent_{};              // small: deferred frees that became pending; the caches counted them before
   sums out_{}, deferred_{};  // small: as in absorb()
-  struct left_now {          // small and all: how far to each peak, and how far cached bytes may rise
+  struct left_now {          // [0] small, [1] all: how far to each peak, and how far cached bytes may rise
     bool known = false;      // exact, and nothing has changed since
     std::array<std::array<std::int64_t, 2>, levels> up{};
     std::array<std::int64_t, 2> down{};
@@ -425,7 +433,7 @@ class device_counters {
   }
   shared_levels& shared() noexcept { return shared_; }
 
-  // The sum over all heap_counters; `lent`: what thread caches know better.
+  // The sum over all heap_counters; `caches`: what thread caches know better.
   memory_statistics read(std::span<heap_counters const* const> heap_counts, cached_slots const& caches) const {
     lock_guard hold(lock_);
     memory_statistics out = since(sum(heap_counts, caches), base_);

@@ -70,7 +70,7 @@ void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t re
     if (!is_inside && !holds_next)
       return;
     if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
-      in->second.overlaps = true;
+      in->second.overlaps = true;  // find() looks at earlier blocks, too
   } catch (...) {
     if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end())
       in->second.partly_known = true;
@@ -152,9 +152,19 @@ std::optional<external_memory::place> external_memory::find(void const* where) c
     }
   }
   if (holder != b->blocks.end() && at - holder->first < holder->second.requested)
-    return place{its.device, its.kind, its.readers, true, holder->first, holder->second.requested};
+    return place{.device = its.device,
+                 .kind = its.kind,
+                 .readers = its.readers,
+                 .in_use = true,
+                 .at = holder->first,
+                 .bytes = holder->second.requested};
   if (its.partly_known)
-    return place{its.device, its.kind, its.readers, true, in->first, its.bytes};
+    return place{.device = its.device,
+                 .kind = its.kind,
+                 .readers = its.readers,
+                 .in_use = true,
+                 .at = in->first,
+                 .bytes = its.bytes};
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};
 }
 
@@ -194,8 +204,8 @@ std::vector<external_memory::segment> external_memory::segments(int device) cons
   for (auto const& [at, its] : b->mapped) {
     if (its.device != device)
       continue;
-    segment& s =
-        out.emplace_back(segment{at, its.bytes, its.kind, its.readers & ~(std::uint64_t{1} << (device & 63)), {}});
+    std::uint64_t const others = its.readers & ~(std::uint64_t{1} << (device & 63));
+    segment& s = out.emplace_back(segment{at, its.bytes, its.kind, others, {}});
     auto const end = b->blocks.lower_bound(at + its.bytes);
     for (auto one = b->blocks.lower_bound(at); one != end; ++one)
       s.blocks.push_back(one->second);

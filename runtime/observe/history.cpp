@@ -98,7 +98,7 @@ struct history::book {
 
   void begin_block(event const& e) {
     std::uint32_t const line = number_of_line(e);
-    // Its end was gathered before it.
+    // If its end was gathered before it, the block counts, and has ended.
     if (auto const early = early_ends_before.find(e.at); early != early_ends_before.end() && early->second > e.ticks) {
       early_ends_before.erase(early);
       count_taken(line, e.bytes, false);
@@ -110,7 +110,7 @@ struct history::book {
     entry->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
     count_taken(line, e.bytes, true);
   }
-  // Tells the free what is known of its block.
+  // Completes the event of a free by what is known of its block.
   void end_block(event& e) {
     auto const found = live.find(e.at);
     if (found == live.end()) {
@@ -229,7 +229,7 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
     std::uint32_t n = l.count.load(base::memory_order_relaxed);
     if (n == log_events) {  // full
       base::lock_guard hold(lock_);
-      gather();
+      gather();  // all of this log: its events are earlier than this moment
       l.gathered = n = 0;
       l.count.store(0, base::memory_order_relaxed);
     }
@@ -293,7 +293,7 @@ void history::gather() {
   b.early_ends_before.clear();
 }
 
-std::uint32_t history::number_of_stack() noexcept {
+std::uint32_t history::number_of_stack() {
   std::array<void const*, deepest_stack + 1> frames{};
   (void)boost::stacktrace::safe_dump_to(3, frames.data(), sizeof frames);  // without this function and its two callers
   std::vector<void const*> const found(frames.begin(), std::find(frames.begin(), frames.end(), nullptr));

@@ -92,9 +92,9 @@ class history {
   struct book;  // the gathered events
   history();
   static void turn(bool on) noexcept;
-  static log& mine();  // Throws: bad_alloc, at the thread's first event
-  void gather();       // Requires: lock_
-  std::uint32_t number_of_stack() noexcept;
+  static log& mine();               // Throws: bad_alloc, at the thread's first event
+  void gather();                    // Requires: lock_
+  std::uint32_t number_of_stack();  // Throws: bad_alloc
 
   inline static constinit base::atomic<bool> on_{false};
   mutable base::mutex lock_;

@@ -29,7 +29,8 @@ class shared_levels {
     std::int64_t slack = 0, slack_blocks = 0;  // how far a level of bytes, or of blocks, may rise after a report
     std::int64_t extra = 0;                    // bytes of slack beyond the equal share of an eighth of the peak
   };
-  // A heap_counters reports that it is at `now`. Sets its slack.
+  // A heap_counters reports that it is at `now`. Sets its slack. own_slack and slack_bytes are already 7/16
+  // of the error that they allow.
   void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
                std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
@@ -41,6 +42,7 @@ class shared_levels {
     // In KiB, so that the product does not overflow.
     std::int64_t const held = sums_[active][all] >> 10, own = last.upto[active][all] >> 10;
     std::int64_t const wanted = held > 0 ? by_holding / held * own : 0;
+    // At most what the others leave of by_holding.
     extra_ -= last.extra;
     last.extra = std::clamp<std::int64_t>(wanted, 0, std::max<std::int64_t>(0, by_holding - extra_));
     extra_ += last.extra;
@@ -81,7 +83,7 @@ class shared_levels {
  private:
   mutable base::mutex lock_;  // the last lock in the order
   level_values sums_{}, peaks_{};
-  static constexpr std::int64_t few = 4;
+  static constexpr std::int64_t few = 4;  // so many heap_counters have the whole slack each; more share it
   std::int64_t heaps_ = 0;
   std::int64_t extra_ = 0;  // bytes: the sum over all heap_counters
 };

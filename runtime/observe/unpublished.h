@@ -84,6 +84,7 @@ class unpublished {
     return out += {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
   }
   void set(grant const& g, bool granted) noexcept {
+    // The word starts as far below each bit of `passed` as that number may rise.
     auto const below = [](std::uint64_t top, std::int64_t headroom, std::int64_t most) {
       return top - static_cast<std::uint64_t>(std::clamp<std::int64_t>(headroom, 0, most));
     };

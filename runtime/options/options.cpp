@@ -84,9 +84,7 @@ constexpr option_row table[] = {
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at, id);
 }
 
-using base::all_of;
-using base::did_you_mean;
-using base::in_quotes;
+using base::all_of, base::did_you_mean, base::in_quotes;
 
 template <class T>
 std::optional<T> number_from(std::string_view text) {
@@ -224,11 +222,11 @@ std::optional<size_t> size_from_text(std::string_view text) {
     if (auto const n = whole_number(text))
       return *n <= most ? std::optional(*n << shift) : std::nullopt;
     auto const decimal = number_from<double>(text);
-    bool const plain = text.find_first_not_of("0123456789.") == text.npos;
+    bool const plain = text.find_first_not_of("0123456789.") == text.npos;  // not "1e3", "inf" or "-1"
     if (!decimal || !plain || *decimal >= static_cast<double>(most))
       return {};
     auto const bytes = static_cast<size_t>(*decimal * static_cast<double>(size_t{1} << shift));
-    return bytes || *decimal == 0 ? std::optional(bytes) : std::nullopt;  // 0 would mean that there is no limit
+    return bytes || *decimal == 0 ? std::optional(bytes) : std::nullopt;  // less than a byte must not mean: no limit
   }
   return whole_number(text);
 }
@@ -238,11 +236,12 @@ std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
   if (text == "0")
     return std::chrono::milliseconds(0);
   for (auto const& [name, ms] : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
-    auto const n = text.ends_with(name) ? whole_number(text.substr(0, text.size() - name.size())) : std::nullopt;
-    if (n && *n > static_cast<size_t>(longest.count()) / ms)
+    if (!text.ends_with(name))
+      continue;
+    auto const n = whole_number(text.substr(0, text.size() - name.size()));
+    if (!n || *n > static_cast<size_t>(longest.count()) / ms)
       return {};
-    if (n)
-      return std::chrono::milliseconds(*n * ms);
+    return std::chrono::milliseconds(*n * ms);
   }
   return {};
 }
@@ -307,7 +306,7 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
   }
 }
 
-// The same with lines; # begins a comment.
+// Each line is read as the text of WEIR_CONF, up to a #, which begins a comment.
 void read_file(std::string const& path, found_options& into, source_location at) {
   constexpr std::size_t most = std::size_t{1} << 20;
   auto const file = os::read_text(path.c_str(), most);
@@ -366,7 +365,7 @@ void check_options(options const& o, source_location at) {
       one_of(static_cast<std::size_t>(o.**policy), wait_policies);
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
       one_of(static_cast<std::size_t>(o.**level), log_levels);
-    }
+    }  // every size, switch and count is right
   }
 }
 
@@ -407,7 +406,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   std::string_view rest = text.substr(word.size());
   // The seed stands at the end.
   if (auto const end = rest.rfind(":seed="); end != rest.npos) {
-    std::string_view const digits = rest.substr(end + 6);
+    std::string_view const digits = rest.substr(end + std::string_view(":seed=").size());
     auto const seed = whole_number(digits);
     if (!seed)
       refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
@@ -427,9 +426,10 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
            at, error_id{178});
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size())
-    return choice;
+    return choice;  // without a size
   rest.remove_prefix(count.size() + 1);
-  auto const bytes = size_from_text(std::string(rest) + (number_from<double>(rest) ? "GiB" : ""));
+  bool const is_in_gib = number_from<double>(rest).has_value();  // a number without a unit
+  auto const bytes = size_from_text(std::string(rest) + (is_in_gib ? "GiB" : ""));
   if (!bytes || *bytes < 2_MiB || *bytes > 1024_GiB)
     refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a size",
            "Write a number of GiB, or a size from 2MiB to 1TiB: sim:N:16, sim:N:640MiB", at, error_id{179});
@@ -496,6 +496,7 @@ machine_choice devices_from_environment(source_location at) {
   if (!visible || choice.which == machine_choice::kind::cuda)
     return choice;
   choice.visible = visible_devices(*visible, choice.sim.devices);
+  // An automatic choice passes: the variable may name GPUs.
   if (choice.visible.empty() && choice.which == machine_choice::kind::simulated)
     throw not_supported("runtime",
                         "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " +
@@ -512,6 +513,7 @@ found_options find_options(source_location at) {
   if (char const* const text = variable("WEIR_CONF"))
     read_options(text, found.in_force, &found.origin, "WEIR_CONF", at);
   for (size_t i = 0; i < std::size(table); ++i) {
+    // Null: the option has no variable, or that is not set.
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
     if (!value)
       continue;
@@ -519,7 +521,7 @@ found_options find_options(source_location at) {
     if (table[i].name == "check_races")
       is_on = races_of_process(at) != race_check::off;
     if (!is_on)
-      continue;
+      continue;  // no variable switches an option off
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;
   }

@@ -21,7 +21,7 @@ std::string in_units(size_t bytes) {
   return text;
 }
 
-// Of a report that names none: from its sums alone.
+// The cause of a report that names none, from its sums alone. addresses: a range of addresses was short.
 memory_cause likeliest_cause(memory_report const& r, bool addresses) {
   size_t const others_leave = r.capacity - std::min(r.capacity, r.other_processes);
   bool const limited = r.limit != 0 && r.limit < others_leave;
@@ -34,15 +34,14 @@ memory_cause likeliest_cause(memory_report const& r, bool addresses) {
     return memory_cause::host;
   if (addresses)
     return memory_cause::addresses;
-  if (r.limit != 0 && r.rounded > r.limit)
-    return memory_cause::limit;
+  // Even with all free and pending memory the request would pass the limit.
   if (r.limit != 0 && r.allocated + r.rounded > r.limit && r.limit < r.capacity)
     return memory_cause::limit;
   if (r.exported > r.capacity / 2)
     return memory_cause::shared;
   if (outside > r.capacity / 2)
     return memory_cause::outside;
-  // less is the rest of a page here and there
+  // Enough is free, but in no single range. Less than a 64th is no cause: a rest of a page here and there.
   if (held + r.rounded <= within && r.largest_free < r.rounded && cached >= within / 64)
     return memory_cause::survivors;
   if (r.pending > r.rounded)

@@ -35,7 +35,7 @@ std::vector<stretch> joined(std::vector<stretch> all) {
   return out;
 }
 
-// others: disjoint and in order
+// How much of s the others cover. They are disjoint and in order.
 std::int64_t within(stretch s, std::vector<stretch> const& others) {
   std::int64_t sum = 0;
   auto at = std::partition_point(others.begin(), others.end(), [&](stretch o) { return o.to <= s.from; });
@@ -92,7 +92,7 @@ std::string share_hidden(hidden_work const& work, std::vector<stretch> const& ke
   auto const worst = std::max_element(lines.begin(), lines.end(),
                                       [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
   line const& l = worst->second;
-  // Less than 2 % of the time is not worth a line.
+  // Less than 2 % of the time is not worth a sentence.
   if (l.alone * 50 < all)
     return out;
   std::string file = worst->first.first;

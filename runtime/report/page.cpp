@@ -30,6 +30,7 @@ std::string base64(std::string_view bytes) {
     std::uint32_t three = 0;
     for (std::size_t k = 0; k < 3; ++k)
       three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    // One byte fills two letters, two fill three.
     for (std::size_t k = 0; k < 4; ++k)
       out += i + k > bytes.size() ? '=' : letters[three >> (18 - 6 * k) & 63];
   }
@@ -99,20 +100,21 @@ class names {
   }
   // Returns: number of the innermost call plus one; 0: no call is known
   std::size_t innermost_call(source_location const& at, std::uint32_t stack) {
-    std::size_t call = 0;
+    std::size_t innermost = 0;
     bool const is_known = at.file_name() && at.line();
     bool is_among_frames = false;
     if (auto const* const frames = frames_of(stack)) {
       for (auto f = frames->rbegin(); f != frames->rend(); ++f) {
-        call = this->call(call, *f);
+        innermost = call(innermost, *f);
         is_among_frames |= is_known && f->line == at.line() && f->file == at.file_name();
       }
     }
     if (!is_known || is_among_frames)
-      return call;
+      return innermost;
     // The stack lacks the line, which is then the innermost call.
-    return this->call(call, {at.function_name() ? at.function_name() : "", at.file_name(), at.line()});
+    return call(innermost, {at.function_name() ? at.function_name() : "", at.file_name(), at.line()});
   }
+  // Numbers a frame by its text, and a call by its outer call and frame. Calls count from 1. outer 0: none
   std::size_t call(std::size_t outer, frame const& f) {
     std::string text = f.name;
     if (!f.file.empty() && f.file != "??")
@@ -173,10 +175,15 @@ beginning before_the_trace(device_snapshot const& d) {
   beginning b;
   for (memory_segment const& s : d.segments) {
     b.mapped[s.address] = {s.bytes, s.stream};
-    for (memory_block const& m : s.blocks)
-      if (m.state != block_state::inactive)
-        b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes,
-                               s.stream, m.where, m.state == block_state::active_pending_free};
+    for (memory_block const& m : s.blocks) {
+      if (m.state == block_state::inactive)
+        continue;
+      bool const is_live = m.state == block_state::active_allocated;
+      b.blocks[m.address] = {.bytes = is_live && m.requested ? m.requested : m.bytes,
+                             .stream = s.stream,
+                             .where = m.where,
+                             .given_back = !is_live};
+    }
   }
   // Undoes the events, from the last to the first.
   for (std::size_t i = d.trace.size(); i-- > 0;) {
@@ -184,9 +191,9 @@ beginning before_the_trace(device_snapshot const& d) {
     if (e.action == "alloc")
       b.blocks.erase(e.at);
     else if (e.action == "free_completed")
-      b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, true};
+      b.blocks[e.at] = {.bytes = e.bytes, .stream = e.stream, .given_back = true};
     else if (e.action == "free_requested")
-      b.blocks[e.at] = {e.bytes, e.stream, {nullptr, nullptr, 0}, false};
+      b.blocks[e.at] = {.bytes = e.bytes, .stream = e.stream};
     else if (e.action == "segment_map" || e.action == "segment_alloc")
       cut(b.mapped, e.at, e.bytes);
     else if (e.action == "segment_unmap" || e.action == "segment_free")
@@ -295,12 +302,13 @@ class writer {
   names& names_;
   std::string out_;
   boost::unordered_flat_map<std::uintptr_t, std::uint64_t> number_at_;  // of the block at each address
-  std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;
+  std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;     // before_: events that make the initial state
   std::uintptr_t block_at_ = 0, range_at_ = 0;
   std::int64_t us_ = 0, first_ = 0;
   bool is_written_ = false;  // the next entry, with the one before it
 };
 
+// Replaces each place in the frame, where they follow in the order of `parts`.
 std::string filled(std::string_view frame, std::initializer_list<std::pair<std::string_view, std::string_view>> parts) {
   std::string out;
   for (auto const& [place, text] : parts) {
@@ -380,7 +388,7 @@ peak_of_recording peak_of(device_snapshot const& d) {
     peak.live = live.bytes(), peak.us = d.trace[i].us;
     events_to_peak = i + 1;
   }
-  // Once more, up to that moment.
+  // Played once more, up to the peak: a copy at each new peak would cost more.
   live = beginning;
   for (std::size_t i = 0; i < events_to_peak; ++i)
     live.play(d.trace[i]);

@@ -89,14 +89,14 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
   std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current,
                      pending = n.pending_bytes.all.current;
   std::int64_t const rounding = n.allocated_bytes.all.current - n.requested_bytes.all.current;
-  auto const hole = static_cast<std::int64_t>(now.largest_free);
+  auto const largest_free = static_cast<std::int64_t>(now.largest_free);
   std::string out;
   if (worth(cached, reserved))
     out += whose_cached(n.cached_bytes.all, reserved, streams);
   if (worth(pending, reserved))
     out += what_is_pending(pending, streams);
-  if (worth(cached, reserved) && hole < cached / 2)
-    out += "The largest free block has " + in_units(hole) + " of the " + in_units(cached) +
+  if (worth(cached, reserved) && largest_free < cached / 2)
+    out += "The largest free block has " + in_units(largest_free) + " of the " + in_units(cached) +
            " free. A larger allocation merges free memory, or reserves more.\n";
   if (worth(rounding, reserved))
     out += in_units(rounding) +

@@ -80,7 +80,7 @@ class events_writer {
     first = false;
   }
   std::string out_;
-  std::set<std::uint64_t> arrived_;
+  std::set<std::uint64_t> arrived_;  // links whose arrow has its end
   std::int64_t const origin_;
 };
 
@@ -97,7 +97,7 @@ std::int64_t first_time(std::span<observe::span const> spans, std::span<device_m
 }  // namespace
 
 namespace {
-// d.live_bytes are after the last event: what was live before the first one follows.
+// d.live_bytes is what was live after the last event. The first loop goes back to before the first one.
 void add_memory(events_writer& out, device_memory_events const& d) {
   auto const change = [](memory_event const& e) {
     auto const bytes = static_cast<std::int64_t>(e.bytes);
@@ -121,6 +121,7 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
   std::vector<observe::span const*> in_order;
   for (observe::span const& s : spans)
     in_order.push_back(&s);
+  // Of spans that begin together the longest comes first: the others lie in it.
   std::stable_sort(in_order.begin(), in_order.end(), [](auto const* a, auto const* b) {
     return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns;
   });

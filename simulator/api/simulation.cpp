@@ -51,7 +51,8 @@ void simulation::spawn(std::string name, std::function<void()> body, source_loca
     throw invalid_use("simulation::spawn", "this machine has no seed",
                       "Create the runtime with simulated{.schedule = scheduling::seeded}", at, error_id{223});
   base::thread_scheduler* const mine = base::thread_scheduler::here();
-  if (mine != (threads->active() ? threads : nullptr))
+  bool const may_spawn = threads->active() ? mine == threads : mine == nullptr;
+  if (!may_spawn)
     throw invalid_use("simulation::spawn",
                       mine ? "this thread belongs to another machine" : "this thread is not scheduled by the seed",
                       "Call spawn on the first thread that did, or on a spawned thread", at, error_id{224});

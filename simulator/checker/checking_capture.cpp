@@ -58,15 +58,19 @@ void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::ite
     });
 }
 
-// True: the block is memory of that graph, and the free is noted there. An earlier block becomes the graph's.
+// Notes a free inside a capture. True: the block was allocated inside one, and the free is in the recording.
+// False: no stream of `behind` is captured, or the block is an earlier one, which becomes the graph's.
 bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const> behind, base::site site) {
   recording* in = nullptr;
-  for (stream_id const s : behind)
-    in = in ? in : captured.of(s);
+  for (stream_id const s : behind) {
+    in = captured.of(s);
+    if (in)
+      break;
+  }
   if (!in)
     return false;
-  bool const own = std::exchange(b->second.of_graph, true);
-  if (!own)
+  bool const was_of_graph = std::exchange(b->second.of_graph, true);
+  if (!was_of_graph)
     return false;
   access_ref a;
   std::vector<moment> ends;
@@ -97,7 +101,7 @@ bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const>
 
 epoch knowledge::launched(executable& x, moment before, base::site site) {
   stream_id const s = before.at.stream;
-  if (x.last.at.stream) {
+  if (x.last.at.stream) {  // launches of one executable follow each other
     before.seen = order.with(before.seen, x.last);
     order.follows(s, x.last);
   }
@@ -127,14 +131,14 @@ result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
     known->captured.about_to_end(known->order.find(device, s));
   }
   auto const r = inner_->end_capture(device, s);
-  bool still = false;
-  // Spoiled and its streams released, even without an error; or a wrong stream or thread: it goes on.
+  bool goes_on = false;
+  // A refused end has ended a spoiled capture. On a wrong stream or thread the capture goes on.
   if (!r.ok()) {
     auto const is = inner_->capturing(device, s);
-    still = is.ok() && is.value;
+    goes_on = is.ok() && is.value;
   }
   auto const known = judge_.lock();
-  if (still) {
+  if (goes_on) {
     known->captured.goes_on(known->order.find(device, s));
     return r;
   }
@@ -144,7 +148,8 @@ result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
   return r;
 }
 
-// When what a graph keeps is dropped, its launches are over. The checker's lock is not free then.
+// What a graph keeps is dropped once its launches are over: `over` notes the drop. The thread that drops it
+// may hold the checker's lock, so `over` is an atomic of its own.
 status checking_driver::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
   struct kept {
     void (*drop)(void*);

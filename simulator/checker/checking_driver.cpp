@@ -128,7 +128,7 @@ void checking_driver::print(knowledge& known) {
     return;
   any_found.store(true);
   if (std::exchange(known.taken, true))
-    return;
+    return;  // told by findings(), or printed before
   any_printed.store(true);
   std::size_t const n = known.found.size();
   os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));
@@ -222,12 +222,14 @@ void checking_driver::saw_complete(moment const& what) {
 
 // If a wait on the machine answers failed, the machine's last finding names the circle.
 status checking_driver::note_stuck(status is) {
-  auto* const machine = is.what == code::failed && !process_was_forked() ? sim::controls_of(*inner_) : nullptr;
-  if (!machine)
+  if (is.what != code::failed || !machine_ || process_was_forked())
     return is;
-  auto const said = machine->findings();
+  auto const said = machine_->findings();
   constexpr std::string_view word = "stuck: ";
-  if (said.empty() || !said.back().starts_with(word) || said.size() == stuck_said_.exchange(said.size()))
+  if (said.empty() || !said.back().starts_with(word))
+    return is;
+  bool const is_noted = stuck_said_.exchange(said.size()) == said.size();
+  if (is_noted)
     return is;
   judge_.lock()->stuck(said.back().substr(word.size()), site_of("a wait of the host"));
   return is;
@@ -294,6 +296,7 @@ result<event_handle> checking_driver::create_event(int device, event_kind kind) 
 status checking_driver::destroy_event(int device, event_handle e) {
   if (process_was_forked())
     return inner_->destroy_event(device, e);
+  // Removed first, as a stream.
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
   judge_.lock()->captured.forget(e);
@@ -317,7 +320,7 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
     return is;
   auto const known = judge_.lock();
   if (known->captured.recorded(e, now.at.stream, in)) {
-    known->order.recorded(e, moment{{}, now.seen, 0});
+    known->order.recorded(e, moment{{}, now.seen, 0});  // no operation: outside the capture it stands for no work
   } else {
     known->order.recorded(e, now);
     known->order.recorded_on(now.at.stream);
@@ -414,7 +417,7 @@ status checking_driver::after_copy(status is, int device, moment const& before, 
   if (!before.at.stream || bytes == 0)
     return is;
   auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
-  range const uses[] = {{from, bytes, false, true}, {to, bytes, true}};
+  range const uses[] = {{.at = from, .bytes = bytes, .copied = true}, {.at = to, .bytes = bytes, .writes = true}};
   base::site const site = site_of("copy");
   auto const known = judge_.lock();
   if (known->keep_for_graph(before.at.stream, uses, site))

@@ -25,10 +25,11 @@ void checking_driver::keep_host_away(knowledge& known, epoch e, std::span<range 
   if (base::this_call().internal_ordering)
     return;
   for (range const& r : ranges) {
-    auto const [own, all] = known.memory.on_pages_of_its_own(r.at, r.bytes);
-    if (all == 0)
+    // First without the pages that other data shares, then without those of other live blocks.
+    auto const [from, length] = known.memory.on_pages_of_its_own(r.at, r.bytes);
+    if (length == 0)
       continue;
-    auto const [at, bytes] = known.blocks.alone_on_pages(own, all, os::page_size());
+    auto const [at, bytes] = known.blocks.alone_on_pages(from, length, os::page_size());
     if (bytes == 0)
       continue;
     std::uint64_t const number = machine_ ? machine_->shield({at, bytes, r.writes}) : 0;
@@ -80,7 +81,7 @@ bool checking_driver::met_shield(std::uint64_t shield, os::bad_access const& a) 
   access_ref const use = met->use;
   machine_->unshield(shield);  // reported once
   known->shields.erase(met);
-  if (!use->writes())
+  if (!use->writes())  // the source of that copy changes now: it is not reported again
     known->reading.forget([&](source const& s) { return s.copy.stream == use->stream && s.copy.n == use->n; });
   if (work) {
     known->report_undeclared(*work, how, reinterpret_cast<address>(a.at));

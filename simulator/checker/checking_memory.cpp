@@ -129,7 +129,8 @@ status checking_driver::unpin(void* host) {
 
 // Observer --------------------------------------------------------------------------------------------------
 
-// Only a simulated machine, which guards blocks, may hear of a free while work still uses the block.
+// Blocks are told to a simulated machine alone: it guards them, and may hear of a free while work still uses
+// the block.
 void checking_driver::allocated(user home, address at, std::size_t bytes, source_location where) {
   if (process_was_forked())
     return;
@@ -138,6 +139,7 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
   auto const known = judge_.lock();
   bool const without_stream = home.stream == stream_handle::none;
   if (home.device < 0) {
+    // Shields on its pages are of earlier blocks.
     std::size_t const page = os::page_size(), before = at % page;
     let_host_back(*known, at - before, base::round_up(before + bytes, page));
     if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_)

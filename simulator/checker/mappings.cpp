@@ -80,10 +80,10 @@ touch places::begins_in_pin(address at, std::size_t bytes) {
     return {};
   auto& [from, in] = *found;
   std::size_t const page = os::page_size();
-  bool const all = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
-  if (all)
+  bool const fills_pin = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
+  if (fills_pin)
     in.own_from = at, in.own_to = at + bytes;
-  if (std::exchange(in.used, true) && !all)
+  if (std::exchange(in.used, true) && !fills_pin)
     return {};
   auto const [first, length] = on_pages_of_its_own(from, in.bytes);
   return {first, length, false};
@@ -109,8 +109,9 @@ void places::census(std::vector<std::string>& found, std::vector<bool> const& lo
   for (auto const& [at, bytes] : reservations_)
     found.push_back("a reservation of " + std::to_string(bytes) + " bytes");
   for (auto const& [at, r] : regions_) {
-    bool const gone = r.how == as::segment ? is_lost(r.shows->device) : r.how == as::pin && !host_answers;
-    if (gone)
+    // A segment of a lost device cannot be released, and no pin if all devices are lost. A mapping can.
+    bool const stays = r.how == as::segment ? is_lost(r.shows->device) : r.how == as::pin && !host_answers;
+    if (stays)
       continue;
     char const* const what = r.how == as::mapping   ? "a mapping of "
                              : r.how == as::segment ? "a segment of "

@@ -18,6 +18,7 @@ bool joins_legacy(graph::joins how) noexcept {
 
 // Bounded by what is known: a promise beyond that is ignored.
 void graph::promise(stream_id waiter, stream_id other) {
+  // The part of e that is known: to be complete, or to come before the waiter.
   auto const as_known = [&](epoch e) {
     std::uint64_t n = std::min(e.n, at(e.stream).known_done);
     if (waiter)

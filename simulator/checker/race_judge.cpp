@@ -82,7 +82,8 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
     return;
   recording* const in = captured.empty() || !home ? nullptr : captured.of(home);
   moment const now = home ? order.now(home) : moment{};
-  auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, in != nullptr, where, {nullptr, nullptr, 0}});
+  auto const [b, held] =
+      blocks.add(at, {.bytes = bytes, .device = device, .home = home, .of_graph = in != nullptr, .allocated = where});
   if (held)
     report_handed_out_early({}, b, held);
   if (in) {
@@ -99,7 +100,7 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
     });
   };
   for (part const& p : memory.find(at, bytes)) {
-    if (in) {  // no use of its own outside; launches there are of graphs that share the memory
+    if (in) {  // outside, the allocation itself uses nothing, and launches are of graphs that share the memory
       p.of->uses.each(p.from, p.to, [&](access const& old) {
         if (old.of_launch)
           return true;
@@ -133,7 +134,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
     for (std::size_t i = 1; i < ends.size(); ++i)
       a->also.push_back(ends[i].at);
   }
-  auto const is_over = [&](epoch e) {
+  auto const is_past = [&](epoch e) {
     return order.complete(e, trust::promised) || std::any_of(ends.begin(), ends.end(), [&](moment const& m) {
              return order.ordered(e, m.at.stream, m.seen, trust::promised);
            });
@@ -141,7 +142,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   std::set<access const*> told, stamped;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
-      if (old.is_over() || old.all_epochs(is_over))
+      if (old.is_over() || old.all_epochs(is_past))
         return false;
       if (b->second.of_graph && old.of_launch)
         return true;  // the memory stays with the graph
@@ -157,7 +158,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
         report_freed_in_use(old, behind, b);
       return false;
     });
-    if (a && !b->second.of_graph)
+    if (a && !b->second.of_graph)  // the free, as a write, takes the place of the uses that were kept
       p.of->uses.add(
           p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
   }
@@ -187,7 +188,7 @@ void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std
   std::uint64_t last = 0;
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& a) {
-      (void)a.all_epochs([&](epoch e) {
+      (void)a.all_epochs([&](epoch e) {  // visits each
         if (e.stream == other && e.n <= covered)
           last = std::max(last, e.n);
         return true;
@@ -245,10 +246,11 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
     p.of->uses.each(p.from, p.to, [&](access& a) {
       bool const of_work = a.how == action::reads || a.how == action::writes;
       bool const clashes = a.writes() || how == host_use::writes;
-      bool const of_all = a.at <= at && at + bytes <= a.at + a.bytes;
-      if (!of_work || !clashes || (how == host_use::takes_span && !of_all) ||
-          order.complete({a.stream, a.n}, trust::promised))
+      bool const covers_all = a.at <= at && at + bytes <= a.at + a.bytes;
+      if (!of_work || !clashes || order.complete({a.stream, a.n}, trust::promised))
         return true;
+      if (how == host_use::takes_span && !covers_all)
+        return true;  // the host may read other bytes than this work writes
       if (std::none_of(early.begin(), early.end(), [&](access_ref const& e) { return e.get() == &a; }))
         early.emplace_back(&a);
       return true;

@@ -37,14 +37,16 @@ std::string parts_text(block const& b, std::size_t from, std::size_t bytes) {
   std::string out;
   if (!b.manages)
     return out;
-  int named = 0;
+  constexpr int most = 3;
+  int touched = 0;
   for (managed_block::part const& p : b.manages->parts) {
     if (p.offset >= from + bytes || from >= p.offset + p.bytes)
       continue;
-    if (constexpr int most = 3; named++ < most)
+    ++touched;
+    if (touched <= most)
       out += ", " + p.name;
   }
-  return named > 3 ? out + " and " + number(static_cast<std::uint64_t>(named - 3)) + " more" : out;
+  return touched > most ? out + " and " + number(static_cast<std::uint64_t>(touched - most)) + " more" : out;
 }
 
 }  // namespace
@@ -113,7 +115,7 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
     else
       known->second += " and " + number(order.number_of(s));
   }
-  for (auto const& [place, all] : made)
+  for (auto const& [place, all] : made)  // a blank stands between two numbers
     text += (all.find(' ') == std::string::npos ? " Stream " + all + " was" : " Streams " + all + " were") +
             " made at " + text_of(place) + ".";
   by_sites[std::move(key)] = found.size();

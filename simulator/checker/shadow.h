@@ -107,7 +107,7 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
   split(to);
   boost::container::small_vector<access*, 8> clashed;
   auto at = cells_.lower_bound(from);
-  if (a->writes()) {
+  if (a->writes()) {  // judged against all accesses there, and then in their place
     while (at != cells_.end() && at->first < to) {
       cell& c = at->second;
       if (c.write && !past(*c.write))
@@ -123,6 +123,7 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
     cells_.emplace_hint(at, from, std::move(c));
     return;
   }
+  // A read is judged against the writes. It replaces the reads that it comes after.
   offset next = from;
   while (next < to) {
     if (at == cells_.end() || at->first > next) {  // unused bytes

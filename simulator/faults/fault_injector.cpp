@@ -45,11 +45,12 @@ status fault_injector::look_through_orders(call c, call_subject subject) {
         continue;
       if (o.k > 0 && --o.k > 0)
         continue;
+      // It stays for the next call that no other order refuses, and whose contract allows the code.
       if (!answer.ok() || (o.by_contract && !contract_of(c).has(o.with)))
         continue;
       answer = {o.with};
       if (o.more == 0)
-        s.number = 0;
+        s.number = 0;  // used up
       else if (o.more != without_end)
         --o.more;
     }

@@ -32,7 +32,9 @@ backing_memory::backing_memory(std::size_t capacity, fresh_bytes f, std::uint64_
 backing_memory::~backing_memory() {
   if (file_.number < 0)
     return;
-  if (file_.window && file_.generation == os::fork_generation()) {
+  // In a forked child the window is the parent's.
+  bool const has_window = file_.window && file_.generation == os::fork_generation();
+  if (has_window) {
     if (file_.end > window_bytes && os::resize_file(file_.number, window_bytes))
       file_.end = window_bytes;
     auto files = kept().files.lock();
@@ -41,7 +43,7 @@ backing_memory::~backing_memory() {
       return;
     }
   }
-  if (file_.window && file_.generation == os::fork_generation())
+  if (has_window)
     os::return_addresses(file_.window, window_bytes);
   os::close_file(file_.number);
 }
@@ -94,7 +96,7 @@ std::optional<std::uint64_t> backing_memory::take(std::size_t bytes) {
     end_ += bytes;
   }
   used_ += bytes;
-  if (fresh_ == fresh_bytes::arbitrary)
+  if (fresh_ == fresh_bytes::arbitrary)  // by the seed, and never 0
     fill(offset, bytes, static_cast<int>((seed_ * 0x9e3779b97f4a7c15u + ++takes_ * 0xd1b54a32d192ed03u) >> 56) | 1);
   return offset;
 }

@@ -406,7 +406,7 @@ status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device
   o.bytes = bytes;
   o.dst_device = static_cast<std::int8_t>(dst_device);
   o.src_device = static_cast<std::int8_t>(src_device);
-  {
+  {  // the stream and the devices are judged before the bytes; append() finds the stream again
     base::lock_guard lock(all_.mutex);
     status why;
     if (!find_stream(device, h, why))
@@ -441,7 +441,7 @@ status machine::fill(int device, stream_handle h, void* dst, std::uint32_t patte
   o.pattern = pattern;
   o.pattern_bytes = static_cast<std::uint8_t>(pattern_bytes);
   o.bytes = count * static_cast<unsigned>(pattern_bytes);
-  {
+  {  // as in copy_peer
     base::lock_guard lock(all_.mutex);
     status why;
     if (!find_stream(device, h, why))

@@ -42,6 +42,7 @@ bool graph::is_like(graph const& other) const {
 }
 
 bool graph::joined() const {
+  // By lane: how many of its steps come before the end of the first lane, and how many were looked at.
   std::vector<std::size_t> reached(lanes.size(), 0), seen(lanes.size(), 0);
   reached[0] = lanes[0].steps.size();
   for (bool more = true; more;) {
@@ -196,7 +197,7 @@ status machine::wait_captured(stream& s, event& e) {
   }
   if (!e.captured->active())
     return {code::invalid};
-  if (s.in && s.in != e.captured) {
+  if (s.in && s.in != e.captured) {  // spoils both captures
     s.in->spoiled = true;
     return spoil_of(e);
   }
@@ -207,7 +208,7 @@ status machine::wait_captured(stream& s, event& e) {
       return spoil_of(e);
     e.captured->enter(s, e.captured);
   } else if (e.lane == s.lane) {
-    return fine;
+    return fine;  // its own earlier work
   }
   operation o;
   o.what = operation::kind::wait;
@@ -373,7 +374,7 @@ void machine::replay_on(stream& s, executable& e) {
     base::make_room(live, live.size() + lanes.size());
     work[l].on = std::move(made);
   }
-  std::uint64_t const before = s.given + work[0].all.size();
+  std::uint64_t const before = s.given + work[0].all.size();  // operations of s before the first step of its lane
   for (std::size_t l = 0; l < lanes.size(); ++l) {
     for (graph::step& step : lanes[l].steps) {
       operation& o = work[l].all.emplace_back();  // first: what it then owns is dropped with it

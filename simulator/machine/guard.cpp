@@ -35,9 +35,14 @@ bool explain(os::bad_access const& a) {
   {
     auto const w = watching().lock();
     then = w->more;
-    for (memory* m : w->all)
-      if (!again && owner.empty() && !(again = m->let_through(a, shield)))
-        owner = m->owner_of(where);
+    for (memory* m : w->all) {
+      again = m->let_through(a, shield);
+      if (again)
+        break;
+      owner = m->owner_of(where);
+      if (!owner.empty())
+        break;
+    }
   }
   if (again) {
     // What a child does races with nothing here.
@@ -117,6 +122,7 @@ bool memory::open_to(use const& u) {
   }
   if (u.what.bytes == 0)
     return open;
+  // The first mapping may end before the range.
   for (auto m = base::at_or_before(mappings_, u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes;
        ++m)
     if (u.what.at - m->first < m->second.bytes || m->first > u.what.at)
@@ -265,7 +271,8 @@ memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_
   base::lock_guard lock(m.mutex_);
   of_ = &m;
   for (use const& u : uses)
-    how_ = u.everything ? pins::anywhere : how_;
+    if (u.everything)
+      how_ = pins::anywhere;
   if (how_ == pins::anywhere) {
     m.shields_.open_all();
     return;

@@ -165,7 +165,7 @@ machine::~machine() {
   executor_.reset();
   forget_captures();
   for (auto const& s : all_.live()) {
-    s->busy = false;
+    s->busy = false;  // no worker is left that has its front
     all_.forget_queue(*s);
   }
   drop_all(all_.dropped);

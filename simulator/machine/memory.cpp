@@ -24,7 +24,6 @@ constexpr std::uint64_t bit(int device) {
   return std::uint64_t{1} << device;
 }
 
-// The last entry at or before `at`.
 using base::holder_of;
 using base::overlaps;
 
@@ -41,7 +40,8 @@ memory::~memory() {
   if (shape_.guarded)
     unwatch_faults(*this);
   for (auto const& [at, m] : mappings_)
-    shape_.guarded ? unpoison_bytes(at, m.bytes) : void();
+    if (shape_.guarded)
+      unpoison_bytes(at, m.bytes);
   for (auto const& [at, r] : reservations_)
     left_behind::give_back_all_but(mappings_, at, r.bytes);
   for (auto const& [at, bytes] : unreserved_)
@@ -106,7 +106,7 @@ result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
     return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
-  p = {device, bytes, *offset, 0, false, p.turn + 1};
+  p = {.device = device, .bytes = bytes, .offset = *offset, .turn = p.turn + 1};
   return {fine, index};
 }
 
@@ -196,7 +196,7 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
     return invalid;
   auto const index = static_cast<std::uint32_t>(p - handles_.data());
   // inserted first: an exception here must leave the counters unchanged
-  auto const entry = mappings_.insert_or_assign(at, mapping{bytes, index, 0, 0, false}).first;
+  auto const entry = mappings_.insert_or_assign(at, mapping{.bytes = bytes, .handle = index}).first;
   status const placed = place_handle(at, index);
   if (!placed.ok())
     mappings_.erase(entry);
@@ -280,7 +280,7 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
     return {placed};
   }
   reservations_[where] = {whole, next_ordinal_++, true};
-  mappings_[where] = {bytes, made.value, bit(device), 0, true};
+  mappings_[where] = {.bytes = bytes, .handle = made.value, .granted = bit(device), .segment = true};
   return {fine, where};
 }
 
@@ -456,13 +456,11 @@ std::string memory::judge_locked(use const& u) const {
     return access() + ", past the end of a reservation";
   while (at < end) {
     auto const m = holder_of(mappings_, at);
-    if (m != mappings_.end()) {
-      if (!reaches(m->second, u.device))
-        return base::text(access(), ", memory of device ", handles_[m->second.handle].device, " without a grant");
-      at = m->first + m->second.bytes;
-      continue;
-    }
-    return access() + ", which is not mapped";
+    if (m == mappings_.end())
+      return access() + ", which is not mapped";
+    if (!reaches(m->second, u.device))
+      return base::text(access(), ", memory of device ", handles_[m->second.handle].device, " without a grant");
+    at = m->first + m->second.bytes;
   }
   return {};
 }

@@ -24,7 +24,7 @@ result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   }
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
-  p = {device, bytes, 0, 0, false, p.turn + 1, file, false};
+  p = {.device = device, .bytes = bytes, .turn = p.turn + 1, .file = file};
   return {fine, handle_of(index)};
 }
 
@@ -51,7 +51,7 @@ result<memory_handle> memory::import_handle(int device, std::size_t bytes, int f
     return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
-  p = {device, bytes, 0, 0, false, p.turn + 1, own, true};
+  p = {.device = device, .bytes = bytes, .turn = p.turn + 1, .file = own, .foreign = true};
   return {fine, handle_of(index)};
 }
 

@@ -44,7 +44,7 @@ bool stepping::can_move(stream const& s) const {
 stepping::obstacle stepping::in_the_way(stream const& s) const {
   if (stream* const ahead = all_.ahead_of(s)) {
     all_.takes.took(freedom::shared_connections);
-    bool const begun = ahead->queue.front().at != operation::phase::queued;
+    bool const begun = ahead->queue.front().at != operation::phase::queued;  // then the one behind it is in the way
     return {ahead, ahead->done + (begun ? 2 : 1)};
   }
   if (s.queue.empty() || s.queue.front().what != operation::kind::host)
@@ -131,7 +131,7 @@ bool stepping::move(stream& s, stride how) {
   if (o.at == operation::phase::queued) {
     start(s);
     if (s.queue.empty() || all_.devices[static_cast<std::size_t>(s.device)].failing)
-      return true;
+      return true;  // its uses were wrong
     if (how == stride::part) {
       all_.takes.took(freedom::overlap);
       poison(o, running_[s.id]);
@@ -154,6 +154,7 @@ std::shared_ptr<stream> const* stepping::movable(std::uint32_t from, stream cons
   if (total == 0)
     return nullptr;
   std::size_t skip = from % total;
+  // In the second round, those that were skipped.
   for (int round = 0; round < 2; ++round) {
     for (auto const& d : all_.devices) {
       for (auto const& s : d.live) {
@@ -214,7 +215,7 @@ outcome stepping::drive(stream& target, std::uint64_t position) {
 outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
   outcome end = outcome::stuck;
-  do {
+  do {                 // again after another thread's call, which may have enqueued what was missing
     if (all_.hosts) {  // other threads may act between the call and its first look
       lock.unlock();
       lock.lock();

@@ -172,7 +172,7 @@ class threaded_executor final : public executor {
           add(other.followed_by, s);
           s.follows_until = o.position;
           if (all_.any_lost)
-            all_.wake_hosts();
+            all_.wake_hosts();  // a host's wait may be hopeless now
           return;
         }
       } else if (o.what == kind::gate) {
@@ -273,7 +273,7 @@ class threaded_executor final : public executor {
       auto& device = all_.devices[static_cast<std::size_t>(s->device)];
       std::string wrong;
       if (!device.lost) {
-        wake_engines_locked();
+        wake_engines_locked();  // now: the operation may take long
         lock.unlock();
         auto& uses = o.reached;
         o.uses(s->device, uses);
@@ -305,7 +305,7 @@ class threaded_executor final : public executor {
         all_.retire(*s, todo_);
         add(todo_, *s);
       }
-      while (!standing_.empty())
+      while (!standing_.empty())  // the end of this work may have made other work ready
         add(todo_, *take_from<before_unready>(standing_.front()));
       settle_all();
       tell_rest();

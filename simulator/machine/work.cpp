@@ -61,7 +61,7 @@ void operation::uses(int device, std::vector<use>& into) const {
     for (touch const& t : touches)
       into.push_back({t, device});
     if (job.ready)
-      into.push_back({{}, device, true});
+      into.push_back({.what = {}, .device = device, .everything = true});
   }
   for (use& u : into)
     u.ends = blocks_ended;
@@ -234,7 +234,7 @@ bool queues::hopeless_in(stream const& s, std::uint64_t position) const {
   if (devices[static_cast<std::size_t>(s.device)].lost)
     return true;
   if (std::exchange(s.asked, questions_) == questions_)
-    return false;
+    return false;  // this question came here before
   std::uint64_t ahead = position - s.done;
   for (auto o = s.queue.begin(); o != s.queue.end() && ahead > 0; ++o, --ahead)
     if (o->what == operation::kind::wait && hopeless_in(o->awaited(), o->position))
@@ -336,6 +336,7 @@ bool queues::wait_for_callers(base::unique_lock& lock) {
     return false;
   if (moves_ != moves)
     return true;
+  // Nothing moved: gives up for all that wait.
   waiting_callers_ = 0;
   ++given_up_;
   moved_.notify_all();

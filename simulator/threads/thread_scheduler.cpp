@@ -243,7 +243,7 @@ void thread_scheduler::lock(member& me, mutex& m) {
       break;
     }
     if (me.gave_up) {
-      throw_if_over(me);
+      throw_if_over(me);  // else it unwinds already, and goes on without the lock
       return me.not_retaken.push_back(&m);
     }
     me.is = state::lock;
@@ -402,6 +402,7 @@ bool thread_scheduler::jump_to_next_limit() noexcept {
 void thread_scheduler::nothing_moves() {
   std::string const text = circle();
   if (over_) {
+    // First a thread at a lock where something may be thrown.
     if (!wake_at_locks(false) && !wake_at_locks(true))
       end_process("a stuck program cannot be unwound: " + why_over_ + "; then " + text);
     return;
