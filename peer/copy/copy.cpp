@@ -3,7 +3,6 @@
 #include "weir/copy.h"
 
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "peer/copy/by_registration.h"
@@ -316,31 +315,27 @@ void by_engine(runtime::impl& r, plan const& p, clock::stream_clock& stream, ask
     enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
 }
 
-// What the caller has still to do.
-struct left_to_do {
-  streams::staging::download later;     // the part that is still to arrive in pageable memory
-  std::optional<clock::stamp> arrived;  // of a copy that was waited for: nothing is to be done
-};
-
-left_to_do by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
-                      bool caller_waits) {
-  left_to_do out;
+// Returns: of a copy to pageable memory, what arrives after this call or has arrived; of other copies, nothing.
+streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
+                                      source_location at, bool caller_waits) {
+  streams::staging::download bytes;
   streams::staging& through = r.part<streams::staging>();
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
   if (!to_host)
     through.to_device(stream, a.dst, a.src, a.bytes, at);
   else if (caller_waits)
-    out.arrived = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
+    bytes = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else
-    out.later = through.to_host(stream, a.dst, a.src, a.bytes, at);
+    bytes = through.to_host(stream, a.dst, a.src, a.bytes, at);
   // A destination may be pinned, if a route_guard asks for slots. A source on the host has been read by now.
   mark_host(r, p.dst, stream);
-  return out;
+  return bytes;
 }
 
-left_to_do carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a, source_location at,
-                     bool caller_waits = false) {
+// Returns: as by_staging
+streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
+                                     source_location at, bool caller_waits = false) {
   // Onto itself: nothing changes.
   if (a.dst == a.src)
     return {};
@@ -410,16 +405,16 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
   plan const p = meet_and_look(r, a, at);
   auto& stream = stream_for(r, given, p, at);
   bool const caller_waits = b == blocking::yes || r.options().launch_blocking;
-  left_to_do const left = carry_out(r, p, stream, a, at, caller_waits);
-  if (left.arrived)
-    return streams::public_stamp(*left.arrived);
+  auto const bytes = carry_out(r, p, stream, a, at, caller_waits);
+  if (auto const arrived = bytes.arrived())
+    return streams::public_stamp(*arrived);
   // A blocking copy waits for host memory only. A copy by the host is over by now.
   bool const has_host_end = p.dst.on_host() || p.src.on_host();
   bool const host_waits = b == blocking::yes && has_host_end && p.by != copy_route::host;
   try {
     return finish(r, p, stream, host_waits, at);
   } catch (...) {  // the caller may free its memory now
-    left.later.cancel();
+    bytes.cancel();
     throw;
   }
 }
@@ -507,7 +502,7 @@ void carry_out_each(runtime::impl& r, std::span<plan const> plans, clock::stream
       continue;
     }
     if (item.bytes)
-      later.push_back(carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at).later);
+      later.push_back(carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
     ++i;
   }
 }

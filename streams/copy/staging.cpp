@@ -12,7 +12,7 @@
 #include "runtime/base/round_up.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/copy/fetch.h"
-#include "streams/pinned/pinned_memory.h"
+#include "streams/copy/slot.h"
 
 namespace weir::streams {
 namespace {
@@ -43,37 +43,10 @@ std::byte const* at(void const* base, std::size_t offset) {
   return static_cast<std::byte const*>(base) + offset;
 }
 
-// A block of the pinned pool, freed with the stamps it was marked with.
-class slot {
- public:
-  slot(pinned_memory& pool, void* memory, std::size_t bytes) noexcept : bytes_(bytes), memory_(memory, {&pool}) {}
-  void* memory() const noexcept { return memory_.get(); }
-  std::size_t bytes() const noexcept { return bytes_; }
-  void used_by(clock::stream_clock const& stream) const noexcept { used_until(stream.now()); }
-  void used_until(clock::stamp s) const noexcept { memory_.get_deleter().of->record_use(memory(), s); }
-
- private:
-  std::size_t bytes_;
-  pinned_memory::scoped_block memory_;
-};
-
 // Not a promise to the program: weir may use all that it knows about its own slot.
 void own_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
   base::internal_ordering const own_slot(stream.owner().observer());
   enqueue_copy(stream, dst, src, bytes, where);
-}
-
-std::optional<slot> slot_if_any(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
-  void* const memory = pool.try_near(device, bytes, nullptr, where);
-  return memory ? std::optional<slot>(std::in_place, pool, memory, bytes) : std::nullopt;
-}
-
-// If pinned memory is short, halves the slot down to the smallest. Throws: out_of_memory
-slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
-  for (; bytes > staging::smallest_chunk; bytes = std::max(staging::smallest_chunk, bytes / 2))
-    if (auto s = slot_if_any(pool, device, bytes, where))
-      return std::move(*s);
-  return {pool, pool.allocate_for("copy", device, bytes, 0, where), bytes};
 }
 
 // The last slots are smaller, so that the engine finishes soon after the last fill.
@@ -479,12 +452,17 @@ class staging::state::awaited_download {
   awaited_download(awaited_download const&) = delete;
 
   clock::stamp run() {
-    base::internal_ordering const own_affair(my_.owner.observer());
-    // `came`: chunks that the engine has brought, which is the number of the next one.
-    for (std::size_t came = 0; came < chunks_; ++came) {
-      enqueue_until(std::min(chunks_, came + ahead_));
-      begin_to_empty(came);
+    {
+      base::internal_ordering const own_affair(my_.owner.observer());
+      // `came`: chunks that the engine has brought, which is the number of the next one.
+      for (std::size_t came = 0; came + 1 < chunks_; ++came) {
+        enqueue_until(std::min(chunks_, came + ahead_));
+        begin_to_empty(came);
+      }
+      enqueue_until(chunks_);
     }
+    // This wait is the program's, too: what it does next is ordered behind the copy.
+    begin_to_empty(chunks_ - 1);
     for (auto& one : emptying_)
       workers_->finish(one);
     all_came_ = true;
@@ -546,11 +524,13 @@ class staging::state::awaited_download {
   bool all_came_ = false;
 };
 
-clock::stamp staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
-                                      source_location where) {
+staging::download staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+                                           source_location where) {
   copy_in_parts const whole;
   state_->refuse_captured(stream, dst, src, bytes, where);
-  return state::awaited_download(*state_, stream, dst, src, bytes, where).run();
+  download out;
+  out.arrived_ = state::awaited_download(*state_, stream, dst, src, bytes, where).run();
+  return out;
 }
 
 void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,

@@ -4,6 +4,7 @@
 // Invariant: one staging thread uses at most `budget` bytes of slots per device; several may exceed it.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "runtime/clock/stream_clock.h"
 #include "streams/copy/copy_workers.h"
@@ -22,22 +23,24 @@ class staging {  // a part of the runtime
   // Pageable memory to the stream's device. Ensures: the source has been read.
   // Blocks: while earlier staged copies to this device use all of `budget`.
   void to_device(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
-  // A copy from a device to pageable memory that is still in progress.
+  // A copy from a device to pageable memory, perhaps still in progress.
   class download {
    public:
     // Ensures: the memory is no longer accessed. Blocks: briefly, if bytes are being copied
     void cancel() const noexcept;
+    // The copy's stamp, if the call waited: it is known to be complete.
+    std::optional<clock::stamp> arrived() const noexcept { return arrived_; }
 
    private:
     friend class staging;
     std::shared_ptr<void> job_;
+    std::optional<clock::stamp> arrived_;
   };
   // The stream's device to pageable memory. The bytes arrive in stream order; later stamps cover them.
   // Blocks: as to_device; not for this copy.
   download to_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // The same for a caller that waits: no host function delays the stream. Ensures: the bytes have arrived.
-  // Returns: the copy's stamp, which is known to be complete.
-  clock::stamp to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
+  download to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // From the device of `from` to that of `to`. Ensures: `to` is ordered after the copy.
   // Requires: both streams are ordered after earlier work on src and dst.
   void between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,

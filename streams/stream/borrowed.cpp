@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
 #include <tuple>
 
@@ -138,13 +139,13 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   if (found->owes_fence() && !is.value.captured)
     (void)found->fence();
   if (!gone.empty())
-    retire(gone, *found);
+    retire(gone);
   return *found;
 }
 
 // With no lock held, because it makes driver calls. None of these can be found any more.
-void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock const& named) {
-  bool wait_for_device = false;
+void borrowed_streams::retire(streams_gone const& gone) {
+  std::uint64_t wait_for = 0;  // devices, a bit each
   for (auto const& [s, exists, set_aside] : gone) {
     std::optional<clock::named_in_call> named_too;
     if (exists)
@@ -158,11 +159,13 @@ void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock cons
     if (++uncovered < most)
       continue;
     uncovered = 0;
-    wait_for_device = true;
+    wait_for |= std::uint64_t{1} << s->device();
   }
   // Streams that ended without a fence leave memory that is free only when all work of the device is done.
-  if (wait_for_device && clocks_.collectives_given().empty())
-    (void)clocks_.synchronize_device(named.device());
+  if (!clocks_.collectives_given().empty())
+    return;
+  for (; wait_for; wait_for &= wait_for - 1)
+    (void)clocks_.synchronize_device(std::countr_zero(wait_for));
 }
 
 clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {

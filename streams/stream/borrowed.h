@@ -52,7 +52,7 @@ class borrowed_streams {
     std::uint64_t turn = 0;
     std::size_t after_look = 0;  // how many were known when some were last forgotten
   };
-  void retire(streams_gone const&, clock::stream_clock const& named);
+  void retire(streams_gone const&);
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
   // Without driver calls. Null: the driver has to be asked for its device first. asked: it was
   clock::stream_clock* look_up(int& device, driver::identity const&, of, bool asked, streams_gone&, source_location);

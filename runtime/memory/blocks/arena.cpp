@@ -239,6 +239,11 @@ void arena::give(heap_block& p, std::uint64_t freed) noexcept {
   put_free(p);
 }
 
+void arena::note_arrival(growth_plan& g, std::uint64_t freed) noexcept {
+  g.reserved->freed = std::max(g.reserved->freed, freed);
+  newest_given_ = std::max(newest_given_, freed);
+}
+
 void arena::add_region(region& r, state is) {
   base::make_room(regions_);
   if (is == state::unmapped && r.bytes / r.page_bytes < lowest_fit::most_pages)

@@ -140,10 +140,7 @@ class arena {
   heap_block* commit(growth_plan&);                     // Requires: the block's range is mapped. Ensures: live
   heap_block* commit_run(growth_plan&);                 // As commit. Ensures: as take_run
   // What moved in was last used at that number. If the plan is rolled back, it is free with this stamp.
-  void note_arrival(growth_plan& g, std::uint64_t freed) noexcept {
-    g.reserved->freed = std::max(g.reserved->freed, freed);
-    newest_given_ = std::max(newest_given_, freed);
-  }
+  void note_arrival(growth_plan&, std::uint64_t freed) noexcept;
   // Pages without a handle are unmapped again, the rest is free.
   void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }
 
