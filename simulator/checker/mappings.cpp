@@ -79,6 +79,12 @@ touch places::begins_in_pin(address at, std::size_t bytes) {
   if (found == regions_.end() || found->second.how != as::pin)
     return {};
   auto& [from, in] = *found;
+  // It goes on in the next pin, because it shares a page with a range in front of it. No page is known to be its own.
+  if (bytes > in.bytes - (at - from)) {
+    for (auto next = found; next != regions_.end() && next->first < at + bytes; ++next)
+      next->second.used = true;
+    return {};
+  }
   std::size_t const page = os::page_size();
   bool const fills_pin = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
   if (fills_pin)

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/os.h"
 #include "tests/check/programs.h"
 #include "weir/tensor.h"
 
@@ -461,6 +462,26 @@ TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
     stream_guard const home{s.ref()};
     for (int i = 0; i < 20; ++i)
       launch(s, {}, on_gpu, [] { std::vector<std::string>(50, std::string(50, 'x')).clear(); });
+    s.synchronize();
+  }));
+}
+
+// The page between two of three ranges in a row has other data, such as the heap's.
+TEST(undeclared_use, work_may_use_bytes_between_pinned_ranges) {
+  expect_none(found([] {
+    std::size_t const page = os::page_size(), half = page / 2;
+    std::vector<std::byte> memory(9 * page);
+    void* start = memory.data();
+    std::size_t room = memory.size();
+    auto* const at = static_cast<std::byte*>(std::align(page, 8 * page, start, room));
+    std::vector<std::unique_ptr<registered_host_memory>> pins;
+    for (std::size_t from = 0; from < 3; ++from)
+      pins.push_back(
+          std::make_unique<registered_host_memory>(std::span(at + 2 * from * page + half + 16, 2 * page - 16)));
+    stream s;
+    stream_guard const home{s.ref()};
+    for (std::size_t from = 1; from < 3; ++from)
+      launch(s, {}, on_gpu, [&] { at[2 * from * page + half + 8] = std::byte{1}; });
     s.synchronize();
   }));
 }
