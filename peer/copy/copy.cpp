@@ -547,7 +547,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
   } catch (...) {
     // The caller of a blocking copy may access all host memory at once, so the engine's work is waited for.
-    // Whoever called, no host thread writes to its memory any more.
+    // After cancel() no host thread writes to the caller's memory.
     if (host_waits)
       static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
     for (auto const& one : later)

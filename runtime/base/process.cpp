@@ -38,7 +38,7 @@ void watch_process() noexcept {
     detail::forked.store(true);
     invalidate_fast_paths();
   });
-  // Asked early, as it registers the process: beside threads, such as a driver's, that takes milliseconds.
+  // The question registers the process, so it comes early: beside a driver's threads it takes milliseconds.
   (void)base::has_process_wide_fence();
 }
 

@@ -134,7 +134,7 @@ void stream_clock::publish(fence_ref const& f) {
     WEIR_RULE(f->n < next_.seen(), "a fence has a number that `next` has not reached");
     if (!f->event->given_away())
       fences_.publish(f, dropped);
-  } catch (...) {}  // no memory: perhaps nobody but the caller knows this fence
+  } catch (...) {}  // no memory: the caller alone may know this fence
   hold.unlock();
 }
 
@@ -148,7 +148,7 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
   if (!f.ok())
     return {note(f.is), {}};
   f.value->asked = asked;
-  // Taken before the number is begun: the stamp of a free that is counted after this may have a later number.
+  // The count is taken before the number is begun: a free that is counted later may have a later number.
   std::uint32_t const owed = unfenced_.load() ? unfenced_.exchange(0) : 0;
   status s = record_outside(*f.value, nullptr);
   // If a capture began meanwhile, the record may be inside it, and a query of the event would spoil it.

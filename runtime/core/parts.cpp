@@ -211,7 +211,7 @@ runtime::~runtime() {
 }
 
 runtime& runtime::current(source_location at) {
-  // A thread of the parent may have been making the default runtime: nobody ends that here.
+  // A thread of the parent may have been making the default runtime. The child has no such thread to end that.
   if (process_was_forked() && !runtime_if_made())
     throw_refusal({driver::code::forked}, "runtime::current", "the default runtime", {}, at);
   return runtime_of_thread(at);

@@ -60,7 +60,7 @@ clock::stream_clock& stream_pool::lease(int device, driver::stream_kind kind, pr
       idle->out = true;
       return *idle->stream;
     }
-    // Listed before it is made: a stream that could not be listed would serve nobody.
+    // The entry comes before the stream: a stream without an entry would be lost.
     leases->push_back({nullptr, device, kind, p, true});
   }
   // Perhaps the entry of another thread: those of one kind are alike, and each gets one stream.

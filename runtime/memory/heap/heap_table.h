@@ -5,9 +5,10 @@
 //   a live stream has at most one heap in each pool of the program
 //   a heap goes to another stream or pool only while no call is in it (stream_heap::callers)
 //   a retired stream's heap, all work complete, serves the next new one of its pool
-//   a heap that an ended pool left serves any pool's next stream, once no block in it is in use. Blocks in it may wait
-//     for their users if three things hold: it stays with its stream, no graph holds one of them, and the pool is no
-//     graph's and has no limit
+//   a heap that an ended pool left serves any pool's next stream, once no block in it is in use and its newest free
+//     stamp is complete. In deterministic mode its own stream alone gets it. Blocks in it may wait for their users if
+//     three things hold: it stays with its stream, no graph holds one of them, and the pool is no graph's and has no
+//     limit
 //   so there are about as many heaps as streams in pools at one time, however many come and go
 #pragma once
 #include <array>
