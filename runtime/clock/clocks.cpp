@@ -181,7 +181,10 @@ bool clocks::leave(stream_clock& t) {
   {
     auto all = state_->registered.lock();
     auto const at = all->find({t.device(), t.handle()});
-    if (at != all->end() && at->second.stream == &t) {
+    // Without an entry of its own its registrations have ended: one of weir's streams has got its handle since, see
+    // make(). It is retired.
+    bool const has_entry = at != all->end() && at->second.stream == &t;
+    if (has_entry) {
       if (at->second.times == 0)
         return false;
       --at->second.times;
@@ -191,7 +194,6 @@ bool clocks::leave(stream_clock& t) {
       all->erase(at);
     }
   }
-  // A stream without an entry is retired too: one of weir's own has got its handle since, see make().
   retire(t);
   return true;
 }

@@ -53,18 +53,24 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
 
 driver::result<driver::event_handle> event_pool::make_in_place(int device, driver::event_kind kind) {
   auto const made = machine_.create_event(device, kind);
-  auto c = contents_.lock();
-  if (c->closed)
-    return {{driver::code::unloading}, driver::event_handle::none};
-  auto& all = c->devices[static_cast<std::size_t>(device)].made;
-  // Another thread's place serves as well.
-  auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
-  if (!made.ok()) {
-    all.erase(std::next(place).base());  // the element at `place`, which runs backwards
-    return {made.is, driver::event_handle::none};
+  {
+    auto c = contents_.lock();
+    if (!c->closed) {
+      auto& all = c->devices[static_cast<std::size_t>(device)].made;
+      // Another thread's place serves as well.
+      auto const place = std::find(all.rbegin(), all.rend(), driver::event_handle::none);
+      if (!made.ok()) {
+        all.erase(std::next(place).base());  // the element at `place`, which runs backwards
+        return {made.is, driver::event_handle::none};
+      }
+      *place = made.value;
+      return {{}, made.value};
+    }
   }
-  *place = made.value;
-  return {{}, made.value};
+  // close() has destroyed the events that it found. This one came later.
+  if (made.ok())
+    machine_.destroy_event(device, made.value);
+  return {{driver::code::unloading}, driver::event_handle::none};
 }
 
 driver::result<event_ref> event_pool::take(int device, driver::event_kind kind) {

@@ -128,14 +128,13 @@ status stream_clock::record_outside(clock::fence& f, fence_ref const& before) {
 }
 
 void stream_clock::publish(fence_ref const& f) {
-  fence_list::dropped dropped;
-  base::unique_lock hold(lock_);
+  fence_list::dropped dropped;  // ends after the lock
+  base::lock_guard const hold(lock_);
   try {
     WEIR_RULE(f->n < next_.seen(), "a fence has a number that `next` has not reached");
     if (!f->event->given_away())
       fences_.publish(f, dropped);
   } catch (...) {}  // no memory: the caller alone may know this fence
-  hold.unlock();
 }
 
 result<fence_ref> stream_clock::record_fence(bool asked) {

@@ -102,7 +102,7 @@ grant heap_counters::left() noexcept {
 
 grant heap_counters::left_after(change const& out, change const& deferred) noexcept {
   if (!left_.known) {
-    // Within what was set aside, no level has passed its peak.
+    // Within what was set aside, no level has passed its peak. Else absorb() raises peaks before it adds.
     if (take_back())
       add(out, deferred);
     else
@@ -110,7 +110,8 @@ grant heap_counters::left_after(change const& out, change const& deferred) noexc
     return left();
   }
   add(out, deferred);
-  // How far each level rose, in the order of `level`.
+  // How far each level rose, in the order of `level`. Blocks of deferred frees are not allocated, but still active:
+  // `out` does not count them as freed.
   std::int64_t const by[levels] = {out.blocks - deferred.blocks, out.blocks, out.bytes - deferred.bytes, out.bytes,
                                    out.requested - deferred.requested};
   auto const rose = [](std::int64_t n, std::int64_t& left, value& peak) {
@@ -310,7 +311,9 @@ class device_counters::adder {
     with_peak_[k][p]->peak = std::max(known, now_[k][p]);
   }
 
-  // reserved = allocated + pending + cached
+  // reserved = allocated + pending + cached, and active = allocated + pending. A block that waits is freed from
+  // allocated into pending. Later it is freed from pending, which ends its active time.
+  // Into the cache come blocks that end, and new memory. Out of it go allocations, and what the driver gets back.
   void derive(std::size_t p) noexcept {
     pending_[p]->current = active_bytes_[p]->current - allocated_[p]->current;
     pending_[p]->peak = std::max(std::min(pending_[p]->peak, reserved_[p]->peak), pending_[p]->current);

@@ -44,14 +44,15 @@ std::vector<span> span_recorder::spans() const {
 }
 
 namespace {
-struct outermost {};
-using call_of_thread = base::thread_pointer<outermost, static_cast<span*>(nullptr)>;
+struct innermost {};
+using span_of_thread = base::thread_pointer<innermost, static_cast<span*>(nullptr)>;
 }  // namespace
 
 void host_span::begin(std::string_view name, source_location at, std::size_t bytes, std::uint64_t stream) noexcept {
-  // Part of a call of that name: its work belongs to that call.
-  if (span const* const call = call_of_thread::value; call && call->name == name) {
-    within_ = call->link;
+  around_ = span_of_thread::value;
+  // Part of a call of that name: its work belongs to that call. A range has no work, and waits are no parts.
+  if (stream && around_ && around_->link && around_->name == name) {
+    within_ = around_->link;
     return;
   }
   try {
@@ -61,8 +62,7 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
     open_->number = base::this_thread_id();
     open_->link = stream ? span_recorder::process().new_link() : 0;
     open_->begin_ns = base::now_ns();
-    if (!call_of_thread::value)
-      call_of_thread::value = open_.get();
+    span_of_thread::value = open_.get();
   } catch (std::bad_alloc const&) {
     open_ = nullptr;
   }
@@ -70,8 +70,8 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
 
 void host_span::end() noexcept {
   open_->end_ns = base::now_ns();
-  if (call_of_thread::value == open_.get())
-    call_of_thread::value = nullptr;
+  // Ranges that are not nested end in another order: none is taken for the innermost one then.
+  span_of_thread::value = span_of_thread::value == open_.get() ? around_ : nullptr;
   if (span_recorder::on())
     span_recorder::process().add(std::move(*open_));
 }

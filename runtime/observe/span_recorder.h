@@ -43,8 +43,8 @@ class span_recorder {
   base::atomic<std::uint64_t> links_{0}, turn_{0};
 };
 
-// Records what this thread does while it exists. A span inside another of the same name is a part of that
-// call and shares its link. Costs a load and a branch while recording is off.
+// Records what this thread does while it exists. A call whose next enclosing span is a call of the same name is a part
+// of it: it has no span, and shares the link. Costs a load and a branch while recording is off.
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, source_location at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
@@ -62,6 +62,7 @@ class [[nodiscard]] host_span {
   void begin(std::string_view, source_location, std::size_t bytes, std::uint64_t stream) noexcept;
   void end() noexcept;
   std::unique_ptr<span> open_;
+  span* around_ = nullptr;    // the next enclosing one
   std::uint64_t within_ = 0;  // link of the enclosing call
 };
 

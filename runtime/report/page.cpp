@@ -265,10 +265,12 @@ class writer {
     auto const found = number_at_.find(at);
     if (found == number_at_.end())
       return;  // an unknown block
+    // Counted from the newest block: small numbers take few bytes.
     event(k, us).number(blocks_ - found->second);
     if (k == kind::ask)
       number(user ? names_.stream(user) + 1 : 0);
-    else
+    // After an ask, its settle still names the block.
+    if (k != kind::ask)
       number_at_.erase(found);
   }
   void range(kind k, std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream) {

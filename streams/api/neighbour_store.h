@@ -35,9 +35,10 @@ class neighbour_store final : public copied_store {
     if (memory_.free_pages() < bytes)
       return false;
     // The pool's device gets access. Without it, which is no error, the driver copies through the host.
-    // What is mapped after open_to() is open in few handles; grant() opens what was mapped before.
+    // What home_ maps from now on is open to that device at once, and in large handles.
     (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
+    // Pages that were mapped before are opened here.
     (void)memory_.grant(block_, line_.device());
     // The copies run behind earlier uses of the block's memory. If the device cannot wait, the host does.
     if (line_.wait(home_.now()).ok())

@@ -106,8 +106,10 @@ driver::status locked_ranges::lock_each(std::vector<base::byte_range> const& fre
   return {};
 }
 
-driver::status locked_ranges::lock(base::byte_range own, source_location at) {
+driver::result<base::byte_range> locked_ranges::lock(base::byte_range own, source_location at) {
   base::lock_guard const alone(changing_);
+  if (base::byte_range const other = range_in(own); other.bytes)
+    return {{}, other};
   // First goes what earlier unlocks have left locked. If copies may still use it, it stays.
   bool const idle_is_unused = !has_idle() || have_come_to_rest();
   if (idle_is_unused)
@@ -126,7 +128,7 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
     let_go(pages);  // what was locked before the refusal is idle then, and no copy has used it
     if (idle_is_unused)
       unlock_idle();
-    return is;
+    return {is, {}};
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
   try {
@@ -140,7 +142,7 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
       unlock_idle();
     throw;
   }
-  return is;
+  return {is, {}};
 }
 
 void locked_ranges::unlock(base::byte_range own) noexcept {
@@ -258,25 +260,27 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   if (memory.empty())
     return;
   base::byte_range const own{reinterpret_cast<driver::address>(memory.data()), memory.size()};
-  if (own.bytes > ~std::size_t{0} - own.at - os::page_size())
+  // The range's last page, too, ends within the address space.
+  driver::address const last_end = ~driver::address{0} - os::page_size();
+  if (own.at > last_end || own.bytes > last_end - own.at)
     throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
                       "The size has overflowed: check the product it was made from", at, error_id{209});
-  auto& locked = r.part<streams::locked_ranges>();
-  if (auto const other = locked.range_in(own); other.bytes)
+  // page locks apply to all devices, but one must be open
+  r.open_any(streams::current_ordinal(r), registering, at);
+  state_.reset(new state{own, known_runtime(r)});
+  auto const pinned = r.part<streams::locked_ranges>().lock(own, at);
+  base::byte_range const other = pinned.value;
+  if (pinned.ok() && !other.bytes)
+    return;
+  state_.reset();
+  if (other.bytes)
     throw invalid_use("registered_host_memory",
                       what + ", of which bytes are in the registered range " +
                           streams::range_text(reinterpret_cast<void const*>(other.at), other.bytes),
                       "Register each byte once: ranges may share a page", at, error_id{457});
-  // page locks apply to all devices, but one must be open
-  r.open_any(streams::current_ordinal(r), registering, at);
-  state_.reset(new state{own, known_runtime(r)});
-  auto const pinned = locked.lock(own, at);
-  if (pinned.ok())
-    return;
-  state_.reset();
-  if (pinned.what == driver::code::invalid)
+  if (pinned.is.what == driver::code::invalid)
     refuse_to_lock(r, own, what, at);
-  require(pinned, registering, what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
+  require(pinned.is, registering, what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 
 registered_host_memory::~registered_host_memory() {

@@ -20,17 +20,18 @@ class locked_ranges {  // a part of the runtime
   explicit locked_ranges(runtime::impl& r)
       : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::external_memory>()) {}
   ~locked_ranges();  // Blocks: as unlock. Unlocks all: a registered_host_memory may outlive its runtime
-  // Throws: bad_alloc; then nothing is locked. Requires: it is in no other range, even in part
-  driver::status lock(base::byte_range own, source_location);
+  // Throws: bad_alloc; then nothing is locked. Returns: another range that has some of these bytes, and nothing is
+  // locked then; else zero bytes and the driver's answer
+  driver::result<base::byte_range> lock(base::byte_range own, source_location);
   // Blocks: until all work of all devices is done. Beside a capture it does not wait, and the pages stay locked
   void unlock(base::byte_range own) noexcept;
-  // The range that has some of these bytes; none: zero bytes
-  base::byte_range range_in(base::byte_range) const;
   // Bytes to the end of the registration that holds the address; none holds it: all there are
   std::size_t left(void const*) const;
   std::vector<std::string> validate() const;  // violated invariants; empty: none
 
  private:
+  // The range that has some of these bytes; none: zero bytes
+  base::byte_range range_in(base::byte_range) const;
   struct registration {
     std::size_t bytes;
     int holders;  // 0: the driver has not unlocked it

@@ -96,9 +96,10 @@ void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::worker_or_throw(*this, "stream::wait", at);
   clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
-  // covers() is also true if the other stream is gone with its runtime. So find() below finds it.
+  // Stamps of a stream whose runtime has ended are covered, too. rely_on() gets null for it then.
   if (stream.covers(wanted))
     return stream.rely_on(clock::find(wanted.stream));
+  // Not null, because the stamp is not covered.
   clock::stream_clock const& other = *clock::find(wanted.stream);
   check_one_runtime(stream, other, "stream::wait", at);
   streams::timed_work const timed(stream, "wait", 0, at, other.id());

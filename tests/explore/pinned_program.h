@@ -95,8 +95,11 @@ class pinned_among_threads {
     std::size_t const bytes = os::page_size() * 3 / 2;  // each second range begins in the middle of a page
     std::byte* const at = own_.get() + static_cast<std::size_t>(k) * bytes;
     base::byte_range const mine{reinterpret_cast<driver::address>(at), bytes};
-    if (auto const s = locked.lock(mine, source_location::current()); !s.ok())
-      return t_.fail("a lock answered " + std::string(driver::name_of(s.what)));
+    auto const locked_now = locked.lock(mine, source_location::current());
+    if (!locked_now.ok())
+      return t_.fail("a lock answered " + std::string(driver::name_of(locked_now.is.what)));
+    if (locked_now.value.bytes)
+      return t_.fail("a lock met another range");
     // No work spans two registrations of the driver, and each page may be of another one.
     std::size_t const first = std::min(bytes, os::page_size() - mine.at % os::page_size());
     for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {

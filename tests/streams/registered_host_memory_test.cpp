@@ -1,6 +1,8 @@
 // Memory of the program's own that is page-locked while a registered_host_memory lives.
 // Threads: one.
 #include <algorithm>
+#include <atomic>
+#include <barrier>
 #include <optional>
 #include <random>
 #include <span>
@@ -39,6 +41,42 @@ TEST(registered_host_memory, is_copied_by_the_engine) {
   m.control().fail_call("pin", 1, driver::code::out_of_memory);
   EXPECT_THROW(registered_host_memory{mine}, driver_error);
   registered_host_memory const again(mine);
+}
+
+TEST(registered_host_memory, wraps_around_from_the_last_page) {
+  test::machine m;
+  auto* const last = reinterpret_cast<std::byte*>(~std::uintptr_t{0});
+  std::string const said = test::refused([&] { registered_host_memory const one(std::span(last, 10)); });
+  EXPECT_NE(said.find("wraps around the address space"), std::string::npos) << said;
+}
+
+// Two threads register ranges with common bytes: at any time at most one of them has succeeded.
+TEST(registered_host_memory, overlaps_of_two_threads_are_refused) {
+  test::machine m;
+  auto mine = test::pattern(1 << 20, 1);
+  std::barrier<> both(2);
+  std::atomic<int> held = 0, most = 0;
+  runtime& here = runtime::current();
+  auto const register_it = [&](std::span<std::byte> its) {
+    runtime_guard const in(here);
+    for (int k = 0; k < 500; ++k) {
+      both.arrive_and_wait();
+      try {
+        registered_host_memory const lock(its);
+        int const now = ++held;
+        most = std::max(most.load(), now);
+        both.arrive_and_wait();
+        --held;
+      } catch (invalid_use const& e) {
+        EXPECT_EQ(e.id(), error_id{457}) << e.what();
+        both.arrive_and_wait();
+      }
+    }
+  };
+  std::jthread const other(register_it, std::span(mine).subspan(0, 600'000));
+  register_it(std::span(mine).subspan(500'000));
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(m.get().part<streams::locked_ranges>().validate(), std::vector<std::string>{});
 }
 
 // A capture forbids it, for one.

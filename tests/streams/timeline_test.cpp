@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <random>
 
 #include "runtime/core/parts.h"
@@ -255,6 +256,32 @@ TEST_F(timelines, calls_waits_ranges_and_memory_are_in_their_places) {
   EXPECT_EQ(f.counters[1].args.at("live bytes").as_int64(), 0);
   for (std::string const& name : {std::string("host"), std::string("gpu:0"), "stream " + std::to_string(a.id())})
     EXPECT_EQ(f.names.count(name), 1u) << name;
+}
+
+// Whatever surrounds the call, also a range of the same name.
+TEST_F(timelines, a_copy_of_many_parts_is_one_call) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB});
+  runtime_guard const in(machine);
+  stream on;
+  std::vector<std::byte> pageable(24_MiB);
+  buffer device_memory(on, pageable.size());
+  for (std::string const range : {"", "step", "copy"}) {
+    record_timeline();
+    {
+      std::optional<profile_range> surrounds;
+      if (!range.empty())
+        surrounds.emplace(range);
+      copy(on, device_memory.data(), pageable.data(), pageable.size());
+    }
+    file const f = written();
+    auto const is_copy = [](bool of_stream) {
+      return [of_stream](span const& s) { return s.name == "copy" && (s.pid > 0) == of_stream; };
+    };
+    long const ranges = range == "copy";
+    EXPECT_EQ(std::ranges::count_if(f.spans, is_copy(false)), 1 + ranges) << range;
+    EXPECT_GT(std::ranges::count_if(f.spans, is_copy(true)), 1) << range;
+    stop_timeline();
+  }
 }
 
 TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {

@@ -256,10 +256,10 @@ class free_path::attempt {
   }
   void free_now() {
     in_.put_free(block_, cache_);
-    bool is_due = in_.fence_at_home_is_due(rounded_);
-    // A borrowed stream counts what is freed on it by itself.
-    if (home_.alive() == clock::life::borrowed)
-      is_due = home_.count_free(rounded_);
+    // Both the heap and a borrowed stream count the free. Of a borrowed stream its own answer holds.
+    bool const is_due_by_heap = in_.fence_at_home_is_due(rounded_);
+    bool const is_borrowed = home_.alive() == clock::life::borrowed;
+    bool const is_due = is_borrowed ? home_.count_free(rounded_) : is_due_by_heap;
     if (is_due) {
       at_home_ = &home_;
       in_.note_fence_at_home();

@@ -95,10 +95,11 @@ class heap_check {
       live += p.bytes;
     if (p.is == state::pending)
       pending += p.bytes;
+    // The parts of a slab's run count as cached here. Below, what its slots use moves to live and pending.
     if (p.is == state::free || p.is == state::slab)
       cached += p.bytes;
     if (p.is == state::reserved)
-      reserved += p.bytes;  // with what `left_behind` counts
+      reserved += p.bytes;  // the caller subtracts what left_behind() counts
     if (p.is == state::free) {
       // The index lists what lies in the part for blocks alone.
       if (p.at < p.in->runs)

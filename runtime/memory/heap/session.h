@@ -201,6 +201,7 @@ class session : public excluded {
   void put_free(block_ref const&, thread_cache*) noexcept;
   // Counts bytes that came free now. A borrowed home counts them by itself, too: its answer holds (free_path)
   bool fence_at_home_is_due(std::size_t bytes) noexcept;
+  // A fence of the home is about to be recorded: the count begins anew, and adjusts how soon the next is due
   void note_fence_at_home() noexcept;
   // Whether a block came free at that number of the home. The caller then records a fence, and the count begins
   // anew.

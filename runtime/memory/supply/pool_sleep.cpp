@@ -483,6 +483,7 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
     kept += h.bytes;
     session(*p.in).adopt(h);
   }
+  // What stays mapped stays charged to the device and to the pool. An orphan stays charged to the device alone.
   orphaned += back.orphaned;
   of_.counts.gave(kept + orphaned, charged - kept - orphaned);
   pool.refund(charged - kept);

@@ -37,12 +37,17 @@ reserve_bound::usage reserve_bound::now() const {
     n.live += t.bytes_live();
     n.allocations += t.large_allocations();
     n.pending += t.bytes_pending();
+    // A heap's peak counts what its caches hold. Among many heaps that is not subtracted below: no peak is taken.
     if (few)
       n.most_of_one = std::max(n.most_of_one, t.most_live());
   }
   if (!few)
     return n;
-  auto const caches = heaps_.cached();
+  observe::cached_slots caches;
+  heaps_.index.each([&](stream_heap& m) {
+    if (!m.pages_stay())
+      caches += quiet_session(m).cached_slots();
+  });
   n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes);
   n.most_of_one = std::max<std::int64_t>(0, n.most_of_one - caches.held_bytes);
   n.pending += caches.waiting_bytes;
