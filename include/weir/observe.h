@@ -87,7 +87,7 @@ struct memory_event {
   std::int64_t ns;        // monotonic, from an arbitrary start
   std::string_view what;  // "alloc", "free", "oom"
   std::uintptr_t address;
-  size_t bytes;          // as requested; 0 for the free of a block that was allocated before the recording
+  size_t bytes;          // as requested
   std::uint64_t stream;  // the block's home; 0: none (host memory)
   std::uint64_t thread;
   source_location where;           // file_name() null: unknown

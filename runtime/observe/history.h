@@ -29,7 +29,7 @@ inline constexpr int pinned_memory_place = -1;  // instead of a device
 struct event {
   std::uint64_t ticks = 0;
   std::uintptr_t at = 0;
-  std::uint64_t bytes = 0;     // requested; of a free: known once it is paired
+  std::uint64_t bytes = 0;     // requested
   std::uint64_t stream = 0;    // the block's home; 0: none
   char const* file = nullptr;  // the caller's line; null: not known
   char const* function = nullptr;

@@ -45,11 +45,11 @@ std::vector<span> span_recorder::spans() const {
 
 namespace {
 struct innermost {};
-using span_of_thread = base::thread_pointer<innermost, static_cast<span*>(nullptr)>;
+using innermost_of_thread = base::thread_pointer<innermost, static_cast<span*>(nullptr)>;
 }  // namespace
 
 void host_span::begin(std::string_view name, source_location at, std::size_t bytes, std::uint64_t stream) noexcept {
-  around_ = span_of_thread::value;
+  around_ = innermost_of_thread::value;
   // Part of a call of that name: its work belongs to that call. A range has no work, and waits are no parts.
   if (stream && around_ && around_->link && around_->name == name) {
     within_ = around_->link;
@@ -62,7 +62,7 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
     open_->number = base::this_thread_id();
     open_->link = stream ? span_recorder::process().new_link() : 0;
     open_->begin_ns = base::now_ns();
-    span_of_thread::value = open_.get();
+    innermost_of_thread::value = open_.get();
   } catch (std::bad_alloc const&) {
     open_ = nullptr;
   }
@@ -71,7 +71,7 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
 void host_span::end() noexcept {
   open_->end_ns = base::now_ns();
   // Ranges that are not nested end in another order: none is taken for the innermost one then.
-  span_of_thread::value = span_of_thread::value == open_.get() ? around_ : nullptr;
+  innermost_of_thread::value = innermost_of_thread::value == open_.get() ? around_ : nullptr;
   if (span_recorder::on())
     span_recorder::process().add(std::move(*open_));
 }

@@ -70,17 +70,37 @@ void* noted(void* p, std::size_t bytes, clock::stream_clock const& home, source_
   observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
   return p;
 }
-void note_end(void const* p, source_location const& at) noexcept {
-  observe::note(observe::action::free, p, 0, 0, 0, 0, at);
+// The event says all of the block: it may have been allocated before the history began. Returns: whether it is noted
+bool note_end(void const* p, source_location const& at) noexcept {
+  if (!observe::history::on() || process_was_forked()) [[likely]]
+    return false;
+  std::optional<memory::block> its;
+  std::uint64_t runtime = 0;
+  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
+    its = a->find(p);
+  } else if (auto const* const host = streams::pinned_memory::owner(p)) {
+    its = host->find(p);
+    runtime = host->runtime_id();
+  }
+  // Not the beginning of a live block: the free is refused.
+  if (!its || its->base != p)
+    return false;
+  bool const is_pinned = its->device < 0;
+  std::uint64_t const home = its->home ? its->home->id() : 0;
+  if (its->home)
+    runtime = its->home->owner().id();
+  int const place = is_pinned ? observe::pinned_memory_place : its->device;
+  observe::note(observe::action::free, p, its->bytes, home, runtime, place, at);
+  return true;
 }
 // A free that throws has not happened.
 template <class Free>
 void end_noted(void const* p, source_location const& at, Free free) {
-  note_end(p, at);
+  bool const is_noted = note_end(p, at);
   try {
     free();
   } catch (...) {
-    if (observe::history::on())
+    if (is_noted)
       observe::history::process().take_back(reinterpret_cast<std::uintptr_t>(p));
     throw;
   }

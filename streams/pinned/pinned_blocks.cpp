@@ -173,6 +173,10 @@ std::optional<memory::block> pinned_memory::find(void const* inside) const noexc
                        nullptr};
 }
 
+std::uint64_t pinned_memory::runtime_id() const noexcept {
+  return state_->owner.id();
+}
+
 bool pinned_memory::reserves(void const* p) const noexcept {
   if (state_->outside(p))
     return false;

@@ -68,6 +68,7 @@ class pinned_memory {  // a part of the runtime
   std::size_t trim();  // returns complete, unused memory to the system; bytes
   memory_statistics statistics() const;
   std::vector<std::string> validate() const;  // violated invariants; empty: none
+  std::uint64_t runtime_id() const noexcept;
 
   // The pool in this process that has this memory, live or not; null: none.
   static pinned_memory* owner(void const*) noexcept;

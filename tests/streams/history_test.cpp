@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "runtime/observe/history.h"
 #include "weir/collective.h"
 #include "weir/memory.h"
+#include "weir/pool.h"
 #include "weir/stream.h"
 #include "weir/tensor.h"
 
@@ -57,7 +59,43 @@ TEST_F(history, nothing_is_written_before_and_after) {
   deallocate(before);
   stop_memory_history();
   deallocate(allocate(200));
-  EXPECT_TRUE(memory_history().empty());  // the end of an unknown block is of no device
+  ASSERT_EQ(memory_history().size(), 1u) << "the free of the block from before";
+  EXPECT_TRUE(memory_by_line().empty());
+}
+
+// Whoever freed it, and by which call.
+TEST_F(history, the_free_of_a_block_from_before_is_whole) {
+  stream side;
+  void *const plain = allocate(700), *const of_a_stream = allocate(side, 5_MiB);
+  std::optional<buffer> owned(std::in_place, 3000),
+      pinned(std::in_place, 300, buffer_options{.kind = memory_kind::pinned});
+  std::optional<std::vector<int, pinned_allocator<int>>> listed(std::in_place, 100);
+  pool const steps("steps");
+  std::optional<pool_guard> from_pool(std::in_place, steps);
+  void* const pooled = allocate(64_KiB);
+  from_pool.reset();
+  record_memory_history();
+  EXPECT_THROW(deallocate(static_cast<std::byte*>(of_a_stream) + 1), invalid_use);
+  deallocate(plain);
+  deallocate(side, of_a_stream);
+  owned.reset();
+  pinned.reset();
+  listed.reset();
+  std::thread([&] {
+    runtime_guard const here{machine};
+    deallocate(pooled);
+  }).join();
+  auto const sizes = [](device on) {
+    std::vector<size_t> out;
+    for (memory_event const& e : memory_history(on)) {
+      EXPECT_EQ(e.what, "free");
+      out.push_back(e.bytes);
+    }
+    return out;
+  };
+  EXPECT_EQ(sizes(gpu), (std::vector<size_t>{700, 5_MiB, 3000, 64_KiB}));
+  EXPECT_EQ(memory_history()[1].stream, side.id());
+  EXPECT_EQ(sizes(cpu), (std::vector<size_t>{300, 400}));
   EXPECT_TRUE(memory_by_line().empty());
 }
 

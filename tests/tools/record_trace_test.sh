@@ -29,12 +29,12 @@ snapshot "$work/one" '[[], [("s", 0, 4096, 0), ("a", 0x10, 700, 77), ("r", 0x10,
   ("a", 0x10, 300, 77), ("a", 0x40, 1000, 5), ("r", 0x40, 1000, 5), ("a", 0x60, 20, 77), ("r", 0x10, 300, 77), ("c", 0x10, 300, 77), ("c", 0x40, 1000, 5), ("r", 0x60, 20, 77)]]'
 expect "lines of a trace" $'a 0 700 0\nf 0\na 1 300 0\na 2 1000 1\nf 2\na 3 20 0\nf 1\nc 2\nf 3\nc 3' "$(converted "$work/one")"
 expect "what is in use on another stream counts until it completes" '"ops": 10, "blocks": 4, "streams": 2, "peak_requested": 1320, "refused": 0, "began_with": 0' "$(grep -o '"ops".*[0-9]' "$work/told")"
-snapshot "$work/two" '[[("a", 1, 8, 0)], [("a", 1, 9, 3)]]'
-expect "the first device that was used" "a 0 8 0" "$(converted "$work/two" 2> "$work/said")"
+snapshot "$work/two" '[[("a", 1, 8, 0), ("r", 1, 8, 0)], [("a", 1, 9, 3), ("r", 1, 9, 3)]]'
+expect "the first device that was used" $'a 0 8 0\nf 0\nc 0' "$(converted "$work/two" 2> "$work/said")"
 grep -q 'of gpu:0. Used as well: gpu:1. Pass' "$work/said" || { echo "FAILED: the other device is told: $(cat "$work/said")"; failed=1; }
-expect "a device that is named" "a 0 9 0" "$(converted "$work/two" 1)"
+expect "a device that is named" $'a 0 9 0\nf 0\nc 0' "$(converted "$work/two" 1)"
 "$root/tools/record_trace" "$work/out.trace.gz" --snapshot "$work/two" > "$work/told"
-expect "a trace whose name ends so is packed" "a 0 8 0" "$(gzip -dc "$work/out.trace.gz")"
+expect "a trace whose name ends so is packed" $'a 0 8 0\nf 0\nc 0' "$(gzip -dc "$work/out.trace.gz")"
 
 # A recording that began in the middle begins with what was in use then: a block that its end still has (0x10), one that
 # it frees (0x90), one whose free it completes (0x50), one freed before and still pending at the end (0x30).
@@ -53,12 +53,12 @@ if [ -x "$build/bin/weir" ]; then
   done
   grep -q 'began in the middle of the program: 40.0 MiB were in use' "$work/fit" || { echo "FAILED: a part is told: $(cat "$work/fit")"; failed=1; }
 fi
-# weir records no size with the free of a block from before.
-snapshot "$work/sizes" '[[("a", 0x20, 16, 5), ("r", 0x90, 0, 5), ("c", 0x90, 0, 5)]]'
+# Its history ends with a block that its state at the end should have.
+snapshot "$work/stateless" '[[("a", 0x20, 16, 5)]]' '[]'
 status=0
-"$root/tools/record_trace" - --snapshot "$work/sizes" > "$work/told" 2> "$work/said" || status=$?
-expect "the status with unknown sizes" "1" "$status"
-grep -q 'sizes of 1 block are not known' "$work/said" || { echo "FAILED: unknown sizes are told: $(cat "$work/said")"; failed=1; }
+"$root/tools/record_trace" - --snapshot "$work/stateless" > "$work/told" 2> "$work/said" || status=$?
+expect "the status without segments" "1" "$status"
+grep -q 'ends with 1 block in use, and no `segments`' "$work/said" || { echo "FAILED: missing segments are told: $(cat "$work/said")"; failed=1; }
 # Without history there is no trace: the state at one moment is told instead.
 snapshot "$work/state" '[[]]' '[("a", 3145729), ("i", 1607467007)]'
 rm -f "$work/out.trace"
@@ -80,8 +80,8 @@ if [ -x "$build/bin/weir" ]; then
 fi
 
 # A recording that ends out of memory says so, and how much was missing.
-snapshot "$work/short" '[[("a", 1, 700, 0), ("o", 0, 9000, 0)]]'
-expect "a refused allocation" $'a 0 700 0\n# refused 9000' "$(converted "$work/short" 2> "$work/said")"
+snapshot "$work/short" '[[("a", 1, 700, 0), ("o", 0, 9000, 0), ("r", 1, 700, 0)]]'
+expect "a refused allocation" $'a 0 700 0\n# refused 9000\nf 0\nc 0' "$(converted "$work/short" 2> "$work/said")"
 grep -q 'ran out of memory' "$work/said" || { echo "FAILED: the refusal is told"; failed=1; }
 
 # A program that fails halfway still has a trace. It receives its own arguments.
