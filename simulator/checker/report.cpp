@@ -141,9 +141,12 @@ std::string knowledge::remedy(access const& before, access const& now, address f
            " (stream_ref::wait, or an event recorded there) before " + second + ".";
   managed_block const& m = *b->manages;
   std::string const whose = " On " + stream(b->user) + " run " + m.work + ".";
-  if (before.stream == b->user)
+  if (before.stream == b->user) {
+    // Beside finish(), which wants all gradients, a write may come earlier.
+    std::string const earlier = now.writes() ? ", or write before " + std::string(m.call_before) : "";
     return "before " + second + " call " + std::string(m.call_after) + " with " + stream(now.stream) +
-           ", or let that stream wait for the one that was passed." + whose;
+           ", or let that stream wait for the one that was passed" + earlier + "." + whose;
+  }
   return "call " + std::string(m.call_before) + " with " + stream(before.stream) + " after " + text_of(before.site) +
          ", or let the stream that was passed wait for that one." + whose;
 }

@@ -248,6 +248,7 @@ TEST(collectives, a_use_before_finish_names_gradient_and_call) {
       all, "race",
       {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ", "writes them on weir's own stream 3 of gpu:0",
        "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 2 of gpu:0",
+       "or write before gradient_buckets::mark_ready.",
        "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
 }
 

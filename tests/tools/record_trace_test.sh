@@ -150,6 +150,10 @@ for call in "scale_trace $work/missing $work/out.trace 2" "page_frames --page $w
   "$root"/tools/$call > "$work/told" 2> "$work/said" || status=$?
   [ $status = 1 ] && [ "$(wc -l < "$work/said")" = 1 ] && grep -q "^${call%% *}: .*$work/missing" "$work/said" || { echo "FAILED: $call: status $status: $(cat "$work/said")"; failed=1; }
 done
+# Scaled, a trace begins with the scaled bytes of its first blocks.
+printf '# began with 2 blocks, 300000 bytes\na 0 100000 0\na 1 200000 0\nf 0\na 2 500 1\n# refused 1000000\n' > "$work/in.trace"
+"$root/tools/scale_trace" "$work/in.trace" "$work/out.trace" 2
+expect "a scaled trace" $'# began with 2 blocks, 600000 bytes\na 0 200000 0\na 1 400000 0\nf 0\na 2 500 1\n# refused 2000000' "$(cat "$work/out.trace")"
 # weir's record of a replay begins with the replayed trace.
 if [ -x "$build/bin/weir" ]; then
   printf 'a 0 70000 0\na 1 5000 0\nf 0\na 2 64 0\nf 1\na 3 9000000 0\nf 3\nf 2\n' > "$work/in.trace"
