@@ -481,7 +481,7 @@ TEST(undeclared_use, work_may_use_bytes_between_pinned_ranges) {
     stream s;
     stream_guard const home{s.ref()};
     for (std::size_t from = 1; from < 3; ++from)
-      launch(s, {}, on_gpu, [&] { at[2 * from * page + half + 8] = std::byte{1}; });
+      launch(s, {}, on_gpu, [byte = at + 2 * from * page + half + 8] { *byte = std::byte{1}; });
     s.synchronize();
   }));
 }
