@@ -158,7 +158,7 @@ struct links::state {
     std::uint64_t const given = stream.collectives();
     look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
-    bool const idle = settled(stream.query());
+    bool const idle = settled(clocks.query(stream));
     // The first look: whatever is not complete may be a collective.
     if (last == before.end()) {
       before.push_back(now);

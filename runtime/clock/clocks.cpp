@@ -406,6 +406,15 @@ driver::status clocks::synchronize_device(int device) try {
   return {driver::code::out_of_memory};
 }
 
+driver::result<bool> clocks::query(stream_clock& t) {
+  stream_clock::common::device_wait const no_capture_begins(
+      state_->shared->waits_by_device[static_cast<std::size_t>(t.device())]);
+  stream_clock::stay const here(t);
+  if (!here)
+    return {{driver::code::invalid}, false};
+  return t.query();
+}
+
 // After so long the driver's call is under way: it spoils only captures that it meets at its start.
 constexpr std::chrono::seconds longest_look{2};
 

@@ -345,13 +345,16 @@ class clocks {
   bool complete(stamp) const noexcept;
   driver::result<bool> poll(stamp);   // asks the driver too; records a fence if none covers the stamp
   driver::status synchronize(stamp);  // Blocks: until complete
+  // Whether all work of a stream is complete, for a call that was not given the stream. As synchronize_device(), it
+  // keeps captures from a begin meanwhile.
+  driver::result<bool> query(stream_clock&);
   // Polls repeatedly, because ranks may wait for each other, and one of them for this thread. Blocks: at most
   // 2 s; on a machine that moves only by hand, 64 polls. not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
   bool have_passed(std::vector<stamp>&);  // drops those that are complete, or of a lost device: none is left
   // Blocks: until all streams of the device are done, external too. not_permitted: one is captured
   driver::status synchronize_device(int device);
-  // Not while synchronize_device() looks for captures there, before it makes a call that would spoil this one.
+  // Not while synchronize_device() or query() looks for captures there, before a call that would spoil this one.
   // Blocks: while it is under way, at most 2 s. A stream that joins a capture is not kept from it.
   driver::status begin_capture(stream_clock&, driver::capture_mode);
   // The program saw the fence's event complete. Ignored if the fence is stale or its event was given away.
