@@ -1,4 +1,4 @@
-// Links among threads: a look at collectives beside a capture.
+// Links among threads: a look at collectives beside a capture, and two calls that open the same memory.
 // Threads: two in each run, switched by its seed.
 #include <gtest/gtest.h>
 
@@ -6,7 +6,10 @@
 #include "weir/collective.h"
 #include "weir/copy.h"
 #include "weir/graph.h"
+#include "weir/launch.h"
 #include "weir/memory.h"
+#include "weir/peer.h"
+#include "weir/share.h"
 #include "weir/sim.h"
 
 namespace weir {
@@ -46,6 +49,35 @@ TEST_F(links_among_threads, a_look_at_collectives_spoils_no_capture) {
     control.join();
     EXPECT_EQ(failed, "") << "WEIR_TEST_SEED=" << seed;
     synchronize(device(0)), synchronize(device(1));
+  }
+}
+
+// A grant is refused to one of two calls.
+TEST_F(links_among_threads, a_failed_opening_takes_nothing_back) {
+  for (auto const seed : tests::seeds("links_opened_twice", 60)) {
+    runtime own(machine(seed));
+    runtime_guard const in(own);
+    auto control = simulation::of(own);
+    (void)links();
+    exportable_buffer const before(2_MiB, device(0));
+    (void)control.fail_call("grant", 3);
+    bool opened = false;
+    for (char const* const name : {"a", "b"}) {
+      control.spawn(name, [&] {
+        try {
+          enable_peer_access(device(0), {device(1)});
+          opened = true;
+        } catch (driver_error const&) {}
+      });
+    }
+    control.join();
+    control.clear_failures();
+    EXPECT_TRUE(opened);
+    exportable_buffer const later(2_MiB, device(0));
+    EXPECT_NO_THROW(launch(
+        default_stream(1), {reads(later.data(), 64)}, [](CUstream_st*) {}, [] {}))
+        << "WEIR_TEST_SEED=" << seed;
+    synchronize(device(1));
   }
 }
 
