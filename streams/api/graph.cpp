@@ -242,15 +242,18 @@ graph_memory_route::~graph_memory_route() {
 
 struct WEIR_LOCAL graph::state {
   state(runtime::impl& r, int on, driver::capture_mode m, memory::graph_holder h)
-      : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {}
+      : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {
+    memory->life()->add_graph();
+  }
   ~state() {
+    bool const is_last = memory->life()->drop_graph();
     runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : of.if_alive();
     if (!r)
       return;
     book.drop(ready);
     book.drop(kept);
     // The last graph of its memory has ended. Its launches get fences, for which the next users can wait.
-    if (memory.use_count() == 1)
+    if (is_last)
       memory->life()->fence_launches(r->part<clock::clocks>());
   }
   known_runtime of;
