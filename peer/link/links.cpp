@@ -60,7 +60,8 @@ struct links::state {
     std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since the block was last offered for a grant
     std::vector<std::uint64_t> connected{};   // by device: peers that it is connected with, a bit each
     std::vector<bool> met{};                  // pairs: all memory of `to` is open to `from`, or never can be
-    std::vector<std::uint64_t> open{};        // by device: readers that all its memory is, or is about to be, open to
+    std::vector<std::uint64_t> open{};        // by device: readers that all its memory is open to
+    std::vector<int> opening{};               // pairs: calls that open all memory of `to` to `from`
     std::vector<std::optional<bool>> maps{};  // by device; empty until the driver has answered
   };
   struct trial_page {
@@ -83,6 +84,7 @@ struct links::state {
     p->pairs.resize(static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices));
     p->connected.resize(static_cast<std::size_t>(devices));
     p->met.resize(p->pairs.size());
+    p->opening.resize(p->pairs.size());
     p->open.resize(p->connected.size());
     p->maps.resize(p->connected.size());
   }
@@ -150,6 +152,25 @@ struct links::state {
     return true;
   }
 
+  // A call that opens all memory of `to` to these readers.
+  class opening {
+   public:
+    opening(state& s, int to, std::uint64_t readers) : of_(s), to_(to), readers_(readers) { count(1); }
+    ~opening() { count(-1); }
+    opening(opening const&) = delete;
+
+   private:
+    void count(int more) noexcept {
+      auto p = of_.in.lock();
+      for (int from = 0; from < of_.devices; ++from)
+        if (readers_ & bit(from))
+          p->opening[of_.index(from, to_)] += more;
+    }
+    state& of_;
+    int const to_;
+    std::uint64_t const readers_;
+  };
+
   // A busy stream is judged by the stamp of an earlier look: a new stamp would always be behind new work.
   bool under_way(clock::stream_clock& stream, std::vector<look>& before) const {
     auto const settled = [](driver::result<bool> const& done) {
@@ -158,7 +179,7 @@ struct links::state {
     std::uint64_t const given = stream.collectives();
     look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
-    bool const idle = settled(stream.query());
+    bool const idle = settled(clocks.query(stream));
     // The first look: whatever is not complete may be a collective.
     if (last == before.end()) {
       before.push_back(now);
@@ -376,21 +397,20 @@ links::link_state links::prove(int from, int to, source_location at) {
 }
 
 std::uint64_t links::readers(int device) {
-  return state_->in.lock()->open[static_cast<std::size_t>(device)];
+  auto const p = state_->in.lock();
+  std::uint64_t all = p->open[static_cast<std::size_t>(device)];
+  for (int from = 0; from < state_->devices; ++from)
+    if (p->opening[state_->index(from, device)])
+      all |= bit(from);
+  return all;
 }
 
 driver::status links::open_all(int to, std::uint64_t readers) {
   auto& r = state_->owner;
   if (auto const s = state_->memory.on(to).open_to(nullptr, readers); !s.ok())
     return s;
-  // Booked before shared memory is opened: a handle that appears meanwhile asks for its readers.
-  std::uint64_t fresh = 0;
-  {
-    auto p = state_->in.lock();
-    std::uint64_t& open = p->open[static_cast<std::size_t>(to)];
-    fresh = readers & ~open;
-    open |= readers;
-  }
+  // Counted before shared memory is opened: a handle that appears meanwhile asks for its readers.
+  state::opening const counted(*state_, to, readers);
   driver::status s;
   for (auto const kind : {observe::sharing::exported, observe::sharing::imported}) {
     if (!s.ok())
@@ -398,8 +418,8 @@ driver::status links::open_all(int to, std::uint64_t readers) {
     if (auto* const shared = r.part<shared_memory>().of(kind))
       s = shared->open_to(to, readers);
   }
-  if (!s.ok())
-    state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~fresh;
+  if (s.ok())
+    state_->in.lock()->open[static_cast<std::size_t>(to)] |= readers;
   return s;
 }
 

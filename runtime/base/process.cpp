@@ -29,7 +29,7 @@ constinit base::atomic<bool> detail::forked{false};
 constinit detail::versioned detail::world;
 
 void watch_process() noexcept {
-  if (watching.exchange(true))
+  if (watching.load())
     return;
   os::keep_this_code_loaded();
   std::atexit(begin_to_end);
@@ -38,6 +38,9 @@ void watch_process() noexcept {
     detail::forked.store(true);
     invalidate_fast_paths();
   });
+  // Set last: who finds it set may make a driver and fork. Two threads may both come here, and a handler that is
+  // registered twice does nothing the second time. A lock could stay held in a child that is forked meanwhile.
+  watching.store(true);
   // The question registers the process, so it comes early: beside a driver's threads it takes milliseconds.
   (void)base::has_process_wide_fence();
 }

@@ -2,11 +2,9 @@
 // Threads: any, except construction and destruction.
 #include <algorithm>
 #include <chrono>
-#include <map>
-#include <utility>
 
 #include "runtime/base/room.h"
-#include "runtime/clock/shared_state.h"
+#include "runtime/clock/clocks_state.h"
 
 namespace weir::clock {
 
@@ -14,70 +12,7 @@ namespace {
 base::atomic<std::uint64_t> next_id{1};
 }
 
-// First in, first out, linked through the objects: retire() may run without host memory.
-class clocks::chain {
- public:
-  void add(stream_clock& t) noexcept {
-    t.after_ = nullptr;
-    if (last_)
-      last_->after_ = &t;
-    else
-      first_ = &t;
-    last_ = &t;
-    ++size_;
-  }
-  // Requires: not empty.
-  stream_clock& take_first() noexcept {
-    stream_clock& t = *first_;
-    first_ = t.after_;
-    if (!first_)
-      last_ = nullptr;
-    --size_;
-    return t;
-  }
-  std::size_t size() const noexcept { return size_; }
-
- private:
-  stream_clock *first_ = nullptr, *last_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-struct clocks::state {
-  explicit state(weir::runtime::impl& r)
-      : runtime(r),
-        shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())),
-        reusable(static_cast<std::size_t>(r.device_count())) {}
-  weir::runtime::impl& runtime;
-  std::shared_ptr<stream_clock::common> shared;
-  std::uint64_t const before = next_id.load() - 1;  // ids used by other runtimes
-  base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
-  base::atomic<bool> any_ended{false};
-  base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
-  // by device: retired and done, in the order of completion
-  std::vector<base::guarded<chain>> reusable;
-  base::guarded<chain>& reusable_on(int device) { return reusable[static_cast<std::size_t>(device)]; }
-  struct registration {
-    stream_clock* stream = nullptr;
-    std::size_t times = 0;  // that the program registered it; of weir's own streams perhaps never
-  };
-  using registrations = std::map<std::pair<int, driver::stream_handle>, registration>;
-  base::guarded<registrations> registered;
-  base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
-  base::guarded<std::map<int, stream_clock*>> rests;                            // by device
-
-  // A wait for a device: what it waits for, and who keeps it from one.
-  struct awaited {
-    stream_clock* stream;
-    stream_clock::begun begun;
-  };
-  std::vector<awaited> begin_on(int device);         // of every stream there. Throws: bad_alloc
-  std::vector<stream_clock*> living_on(int device);  // Throws: bad_alloc
-  static bool is_any_captured(std::span<stream_clock* const>);
-  std::vector<stream_clock*> take_lanes(std::uint64_t capture) noexcept;
-  void ask_the_captured() noexcept;  // those that were captured when they were last asked
-};
-
-clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
+clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r, next_id.load() - 1)) {}
 
 clocks::~clocks() {
   invalidate_fast_paths();
@@ -143,7 +78,7 @@ stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint
   found->set_carries_collectives(false), found->announces_.store(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
   found->unfenced_.store(0), found->last_frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
-  found->shared_.store(0);
+  found->shared_.store(0), found->end_claimed_.store(false);
   found->lane_.store(nullptr), found->stands_for_.store(nullptr), found->capture_.store(0);
   found->stands_for_held_.reset();
   found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
@@ -152,56 +87,12 @@ stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint
   return found;
 }
 
-stream_clock& clocks::enrol(int device, driver::stream_handle h, bool announces) {
-  auto all = state_->registered.lock();
-  auto const at = all->try_emplace({device, h}).first;
-  if (!at->second.stream) {
-    try {
-      at->second.stream = &make(device, h, life::foreign);  // locks `registered` only for one of weir's own
-    } catch (...) {
-      all->erase(at);
-      throw;
-    }
-    at->second.stream->announces_.store(announces);
-  }
-  // Threads may remember that this stream need not be asked whether it is captured.
-  if (!announces && at->second.stream->announces_.exchange(false))
-    invalidate_fast_paths();
-  ++at->second.times;
-  return *at->second.stream;
-}
-
-stream_clock* clocks::known(int device, driver::stream_handle h) const {
-  auto const all = state_->registered.lock();
-  auto const at = all->find({device, h});
-  return at == all->end() ? nullptr : at->second.stream;
-}
-
-bool clocks::leave(stream_clock& t) {
-  {
-    auto all = state_->registered.lock();
-    auto const at = all->find({t.device(), t.handle()});
-    // Without an entry of its own its registrations have ended: one of weir's streams has got its handle since, see
-    // make(). It is retired.
-    bool const has_entry = at != all->end() && at->second.stream == &t;
-    if (has_entry) {
-      if (at->second.times == 0)
-        return false;
-      --at->second.times;
-      // It is registered once more, or weir's own.
-      if (at->second.times > 0 || t.alive() == life::own)
-        return true;
-      all->erase(at);
-    }
-  }
-  retire(t);
-  return true;
-}
-
 bool clocks::retire(stream_clock& t) {
+  return !t.claim_end() || finish(t);
+}
+
+bool clocks::finish(stream_clock& t) {
   life const was = t.alive();
-  if (was == life::retired)
-    return true;
   if (was != life::borrowed)
     invalidate_fast_paths();  // which borrowed streams do not have
   if (was == life::own) {
@@ -513,6 +404,15 @@ driver::status clocks::synchronize_device(int device) try {
   return {};
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
+}
+
+driver::result<bool> clocks::query(stream_clock& t) {
+  stream_clock::common::device_wait const no_capture_begins(
+      state_->shared->waits_by_device[static_cast<std::size_t>(t.device())]);
+  stream_clock::stay const here(t);
+  if (!here)
+    return {{driver::code::invalid}, false};
+  return t.query();
 }
 
 // After so long the driver's call is under way: it spoils only captures that it meets at its start.

@@ -23,8 +23,8 @@ struct stream_clock::common {
   driver::allocation_observer* const observer = machine.watching();
   std::shared_ptr<event_pool> const events;
   std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: usable, else 2 × the driver's number + 1
-  // Waits for the whole device, which spoil captures. Each counts from the look for captures to the end of its
-  // driver call.
+  // Waits for the whole device and questions about its streams, which spoil captures. Each counts from the look for
+  // captures to the end of its driver call.
   struct device_waits {
     base::mutex lock;  // held while a capture begins
     base::condition changed;

@@ -209,6 +209,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
         tenure_(tenure_word::make(id, device)),
         life_(l) {}
 
+  bool claim_end() noexcept { return !end_claimed_.exchange(true); }
   void refuse_unannounced(std::string_view operation, source_location const& at) const;
   bool may_be_captured_elsewhere() const noexcept {
     return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
@@ -258,6 +259,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> done_{0};  // stamps (id, 1..done) are complete
   base::atomic<std::uint64_t> tenure_;
   base::atomic<life> life_;
+  base::atomic<bool> end_claimed_{false};                // one call retires it
   mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
   base::atomic<std::uint64_t> last_{0};                  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
@@ -320,7 +322,7 @@ class clocks {
   // Ends a registration: records a last fence and makes no more driver calls on the stream. The object stays;
   // a new registration may reuse it once its work is complete and `kept_ended` more have ended. A borrowed
   // stream gets no last fence unless a call names it. False: only the whole device tells when its work is
-  // done.
+  // done. No effect if another call ends it.
   bool retire(stream_clock&);
   // Ends a borrowed stream that may go on, and that no call will name by this clock. Blocks that are marked for it
   // wait for rest_of() instead. Requires: rest_of() of its device was called
@@ -333,20 +335,26 @@ class clocks {
   // this registration; without it the others' ends
   stream_clock& enrol(int device, driver::stream_handle, bool announces = false);
   stream_clock* known(int device, driver::stream_handle) const;  // null: neither weir's own nor registered
-  // Ends one enrol(); the last one retires an external stream. False: none was left.
-  bool leave(stream_clock&);
+  // Ends one enrol() of the stream with that id, or with that name; the last one retires an external stream.
+  // False: none was left.
+  bool leave(std::uint64_t id);
+  bool leave(int device, driver::stream_handle);
+  bool leave(stream_clock const& t) { return leave(t.id()); }
   driver::result<event_ref> take_event(int device, driver::event_kind);  // for a weir::event
   // Known to be complete; no driver call. Never true for work that a lost device did not do.
   bool complete(stamp) const noexcept;
   driver::result<bool> poll(stamp);   // asks the driver too; records a fence if none covers the stamp
   driver::status synchronize(stamp);  // Blocks: until complete
+  // Whether all work of a stream is complete, for a call that was not given the stream. As synchronize_device(), it
+  // keeps captures from a begin meanwhile.
+  driver::result<bool> query(stream_clock&);
   // Polls repeatedly, because ranks may wait for each other, and one of them for this thread. Blocks: at most
   // 2 s; on a machine that moves only by hand, 64 polls. not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
   bool have_passed(std::vector<stamp>&);  // drops those that are complete, or of a lost device: none is left
   // Blocks: until all streams of the device are done, external too. not_permitted: one is captured
   driver::status synchronize_device(int device);
-  // Not while synchronize_device() looks for captures there, before it makes a call that would spoil this one.
+  // Not while synchronize_device() or query() looks for captures there, before a call that would spoil this one.
   // Blocks: while it is under way, at most 2 s. A stream that joins a capture is not kept from it.
   driver::status begin_capture(stream_clock&, driver::capture_mode);
   // The program saw the fence's event complete. Ignored if the fence is stale or its event was given away.
@@ -376,6 +384,7 @@ class clocks {
   std::size_t size() const;                   // objects, those of ended registrations included
 
  private:
+  bool finish(stream_clock&);  // the rest of retire(). Requires: claim_end()
   void end(stream_clock&);
   void end_lanes(std::span<stream_clock* const>) noexcept;
   void end_capture_of(std::span<stream_clock* const> lanes) noexcept;

@@ -200,7 +200,17 @@ history::log& history::mine() {
 }
 
 void history::start(std::size_t events, bool stacks) {
-  base::lock_guard hold(lock_);
+  base::lock_guard const hold(lock_);
+  start_afresh(events, stacks);
+}
+
+void history::start_if_off(std::size_t events, bool stacks) {
+  base::lock_guard const hold(lock_);
+  if (!on())
+    start_afresh(events, stacks);
+}
+
+void history::start_afresh(std::size_t events, bool stacks) {
   auto fresh = std::make_unique<book>();
   fresh->ring.set_capacity(std::max<std::size_t>(events, 1));
   for (log* l : logs_)
@@ -211,6 +221,10 @@ void history::start(std::size_t events, bool stacks) {
 }
 
 void history::stop() noexcept {
+  // As in note().
+  if (process_was_forked())
+    return;
+  base::lock_guard const hold(lock_);
   turn(false);
 }
 
@@ -241,7 +255,7 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
     e.thread = l.thread, e.device = static_cast<std::int16_t>(device), e.what = what;
     l.count.store(n + 1, base::memory_order_release);
   } catch (std::bad_alloc const&) {
-    turn(false);  // no memory for the log: without this event the book would be wrong
+    stop();  // no memory for the log: without this event the book would be wrong
   }
 }
 

@@ -62,8 +62,9 @@ class history {
   static history& process();
   static bool on() noexcept { return on_.load(base::memory_order_relaxed); }
 
-  void start(std::size_t events, bool stacks);  // clears earlier events
-  void stop() noexcept;                         // events stay readable
+  void start(std::size_t events, bool stacks);         // clears earlier events
+  void start_if_off(std::size_t events, bool stacks);  // no effect while it is on
+  void stop() noexcept;                                // events stay readable
   // Requires: called after an allocation and before a free, so that the times of one address are in order.
   void note(action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device,
             source_location) noexcept;
@@ -91,10 +92,11 @@ class history {
   struct log;   // of one thread
   struct book;  // the gathered events
   history();
-  static void turn(bool on) noexcept;
-  static log& mine();               // Throws: bad_alloc, at the thread's first event
-  void gather();                    // Requires: lock_
-  std::uint32_t number_of_stack();  // Throws: bad_alloc
+  void start_afresh(std::size_t events, bool stacks);  // Requires: lock_
+  static void turn(bool on) noexcept;                  // Requires: lock_, so that turns alternate
+  static log& mine();                                  // Throws: bad_alloc, at the thread's first event
+  void gather();                                       // Requires: lock_
+  std::uint32_t number_of_stack();                     // Throws: bad_alloc
 
   inline static constinit base::atomic<bool> on_{false};
   mutable base::mutex lock_;

@@ -108,20 +108,19 @@ class capture_under_way {
         book_(s.owner().part<graph_book>()),
         choices_(s.owner().part<memory::graph_choices>()),
         at_(at) {
-    auto const begun = s.owner().part<clock::clocks>().begin_capture(s, mode);
-    if (!begun.ok())
-      require(begun, "graph::capture", name_,
-              begun.what == driver::code::not_permitted
-                  ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
-                  : "",
-              at);
-    try {
+    auto const begin = [&] {
+      begin_in_driver(mode);
+      open_ = true;
       auto const lane = s.lane();
       require(lane.is, "graph::capture", name_, "", at);
       number_ = lane.value->capture();
-      choices_.declare(number_, memory);
+      return number_;
+    };
+    try {
+      choices_.declare_as_it_begins(begin, memory);
     } catch (...) {
-      abandon();
+      if (open_)
+        abandon();
       throw;
     }
   }
@@ -146,6 +145,14 @@ class capture_under_way {
   }
 
  private:
+  void begin_in_driver(driver::capture_mode mode) {
+    auto const begun = stream_.owner().part<clock::clocks>().begin_capture(stream_, mode);
+    require(begun, "graph::capture", name_,
+            begun.what == driver::code::not_permitted
+                ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
+                : "",
+            at_);
+  }
   driver::result<graph_handle> close() noexcept {
     open_ = false;
     auto const kept = stream_.owner().part<clock::clocks>().end_capture(stream_, number_);
@@ -171,7 +178,7 @@ class capture_under_way {
   memory::graph_choices& choices_;
   source_location const at_;
   std::uint64_t number_ = 0;
-  bool open_ = true;
+  bool open_ = false;
 };
 
 graph_handle captured(stream_ref on, std::function<void()> const& body, driver::capture_mode mode,
@@ -235,15 +242,18 @@ graph_memory_route::~graph_memory_route() {
 
 struct WEIR_LOCAL graph::state {
   state(runtime::impl& r, int on, driver::capture_mode m, memory::graph_holder h)
-      : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {}
+      : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {
+    memory->life()->add_graph();
+  }
   ~state() {
+    bool const is_last = memory->life()->drop_graph();
     runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : of.if_alive();
     if (!r)
       return;
     book.drop(ready);
     book.drop(kept);
     // The last graph of its memory has ended. Its launches get fences, for which the next users can wait.
-    if (memory.use_count() == 1)
+    if (is_last)
       memory->life()->fence_launches(r->part<clock::clocks>());
   }
   known_runtime of;

@@ -9,6 +9,7 @@
 #include <ostream>
 
 #include "runtime/options/options.h"
+#include "streams/report/recording.h"
 #include "streams/stream/context.h"
 #include "weir/observe.h"
 
@@ -53,14 +54,28 @@ std::string signed_bytes(std::int64_t n) {
 
 }  // namespace
 
-void record_memory_history(history_options o, source_location at) {
+namespace streams {
+namespace {
+// Throws: not_supported (a forked child), invalid_use
+void require_room(history_options o, source_location at) {
   if (process_was_forked())
-    streams::throw_forked("record_memory_history", at);
+    throw_forked("record_memory_history", at);
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
   if (o.events == 0 || o.events > most)
     throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
                       o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at,
                       error_id{217});
+}
+}  // namespace
+
+void record_history_if_off(history_options o, source_location at) {
+  require_room(o, at);
+  observe::history::process().start_if_off(o.events, o.stacks);
+}
+}  // namespace streams
+
+void record_memory_history(history_options o, source_location at) {
+  streams::require_room(o, at);
   observe::history::process().start(o.events, o.stacks);
 }
 void stop_memory_history() {
@@ -140,8 +155,7 @@ struct WEIR_LOCAL memory_tracker::state {
 };
 
 memory_tracker::memory_tracker(std::ostream& out, device on, source_location at) : state_(new state{out, on}) {
-  if (!observe::history::on())
-    record_memory_history({}, at);
+  streams::record_history_if_off({}, at);
   state_->before = state_->now(at);
 }
 memory_tracker::~memory_tracker() = default;

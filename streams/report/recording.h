@@ -4,9 +4,13 @@
 #include <vector>
 
 #include "runtime/report/snapshot.h"
+#include "weir/observe.h"
 #include "weir/runtime.h"
 
 namespace weir::streams {
+
+// record_memory_history(), without an effect if a history is recorded.
+void record_history_if_off(history_options, source_location);
 
 // By address. Blocks of `device` have their source line, if the history knows it.
 std::vector<memory_segment> segments_of(runtime::impl&, int device);

@@ -27,8 +27,7 @@ profile_range::~profile_range() {
 void record_timeline(timeline_options o, source_location at) {
   if (o.spans == 0)
     throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at, error_id{230});
-  if (!observe::history::on())
-    record_memory_history({.events = o.spans}, at);
+  streams::record_history_if_off({.events = o.spans}, at);
   observe::span_recorder::process().start(o.spans);
 }
 void stop_timeline() {

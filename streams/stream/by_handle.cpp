@@ -70,9 +70,7 @@ clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* 
 }
 
 void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
-  auto& clocks = clocks_of(r);
-  auto* const stream = clocks.known(device, handle_of(native));
-  if (stream && clocks.leave(*stream))
+  if (clocks_of(r).leave(device, handle_of(native)))
     return;
   throw invalid_use("unregister_stream",
                     base::text("the handle ", base::address_text(native), " on ", base::gpu_name(device),
@@ -95,7 +93,7 @@ external_stream::~external_stream() {
   clock::stream_clock* const stream = clock::find(ref_.id());
   if (!stream || process_is_ending() || process_was_forked())
     return;
-  (void)streams::clocks_of(stream->owner()).leave(*stream);
+  (void)streams::clocks_of(stream->owner()).leave(ref_.id());
 }
 
 namespace {

@@ -4,15 +4,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/process.h"
 #include "runtime/core/log.h"
 #include "tests/defects/belongings.h"
 #include "weir/copy.h"
 #include "weir/observe.h"
+#include "weir/timeline.h"
 
 namespace weir {
 namespace {
@@ -54,12 +57,38 @@ TEST_F(fork_locks, of_the_history_hold_no_child_up) {
     int const failed = forks_that_fail(10, [&] {
       for (void* const b : blocks)
         deallocate(b);
-      try {
-        record_memory_history();
-      } catch (not_supported const&) {
-        return;
+      stop_memory_history();
+      for (auto const starts : {+[] { record_memory_history(); }, +[] { record_timeline(); }}) {
+        try {
+          starts();
+          std::_Exit(1);
+        } catch (not_supported const&) {}
       }
-      std::_Exit(1);
+    });
+    std::_Exit(failed == 0 ? 7 : 1);
+  });
+}
+
+// Of two threads that begin to watch, one may come while the other's handlers are not registered yet.
+TEST_F(fork_locks, a_fork_is_seen_once_the_process_is_watched) {
+  EXPECT_CLEAN_END({
+    int const failed = forks_that_fail(30, [] {
+      std::atomic<int> ready{0};
+      auto const watches_and_forks = [&] {
+        ready.fetch_add(1);
+        while (ready.load() < 2) {}
+        watch_process();
+        return forks_that_fail(1, [] {
+          if (!process_was_forked())
+            std::_Exit(1);
+        });
+      };
+      std::atomic<int> unseen{0};
+      std::thread another([&] { unseen += watches_and_forks(); });
+      unseen += watches_and_forks();
+      another.join();
+      if (unseen)
+        std::_Exit(1);
     });
     std::_Exit(failed == 0 ? 7 : 1);
   });

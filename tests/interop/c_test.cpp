@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/interop/c_program.h"
+#include "tests/support/seeds.h"
 #include "weir/c.h"
 #include "weir/runtime.h"
 #include "weir/sim.h"
@@ -78,6 +79,22 @@ TEST_F(c_interface, a_registration_counts) {
   EXPECT_EQ(weir_unregister_stream(0, nullptr), WEIR_OK);
   EXPECT_EQ(weir_unregister_stream(0, nullptr), WEIR_OK);
   EXPECT_EQ(weir_unregister_stream(0, nullptr), WEIR_INVALID_USE);
+}
+
+// If both ended it, two later registrations would get one clock.
+TEST(c_interface_among_threads, a_registration_is_ended_by_one) {
+  for (auto const seed : tests::seeds("c_registrations_end", 40)) {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    simulated_stream const theirs(0);
+    ASSERT_EQ(weir_register_stream(0, theirs.handle()), WEIR_OK) << weir_last_error();
+    int ended = 0;
+    auto control = simulation::of(machine);
+    for (char const* const name : {"a", "b"})
+      control.spawn(name, [&] { ended += weir_unregister_stream(0, theirs.handle()) == WEIR_OK; });
+    control.join();
+    EXPECT_EQ(ended, 1) << "WEIR_TEST_SEED=" << seed;
+  }
 }
 
 }  // namespace

@@ -211,6 +211,23 @@ TEST_P(graphs, a_launch_under_way_keeps_the_memory_of_its_graph) {
   EXPECT_EQ(*seen_there.data<unsigned char>(), 5);
 }
 
+// The next user of the memory can then wait for the launches, whose stream may be captured or gone.
+TEST_P(graphs, the_last_of_one_memory_fences_their_launches) {
+  auto const fences = [this] { return rt.get().part<clock::clocks>().counted().fences; };
+  graph_memory const one;
+  auto const capture = [&] { return graph::capture(s, [&] { buffer const b(s, 1_MiB); }, {.memory = &one}); };
+  std::optional<graph> a{capture()}, b{capture()};
+  auto const gate = rt.get().machine().hold(0, streams::clock_of(t).handle());
+  ASSERT_TRUE(gate.ok());
+  a->launch(t);
+  std::uint64_t const before = fences();
+  a.reset();
+  EXPECT_EQ(fences(), before) << "the other one has the memory";
+  b.reset();
+  EXPECT_EQ(fences(), before + 1);
+  EXPECT_TRUE(rt.get().machine().open_gate(gate.value).ok());
+}
+
 // Under a limit, a step that is captured again needs the memory of the graph before, whose launch still runs.
 TEST_P(graphs, a_capture_waits_for_the_graph_before_it) {
   set_memory_limit(32_MiB);

@@ -4,12 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <random>
 #include <sstream>
 #include <thread>
 
+#include "runtime/base/process.h"
 #include "runtime/observe/history.h"
 #include "weir/collective.h"
 #include "weir/memory.h"
@@ -301,6 +304,59 @@ TEST_F(history, a_tracker_prints_new_and_vanished_blocks) {
   out.str("");
   tracker.track();
   EXPECT_NE(out.str().find("-4 KiB in -1 of " + line), std::string::npos) << out.str();
+}
+
+// Two trackers look whether a history is recorded, and one of them starts it. The other would discard its block.
+TEST(history_among_threads, a_start_if_off_discards_nothing) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  for (std::size_t found = 2; found == 2 && std::chrono::steady_clock::now() < until;) {
+    std::atomic<int> ready{0};
+    void* blocks[2] = {};
+    auto const track_and_allocate = [&](void*& block) {
+      runtime_guard const here(machine);
+      std::ostringstream out;
+      ready.fetch_add(1);
+      while (ready.load() < 2) {}
+      memory_tracker const tracker(out);
+      block = allocate(1000);
+    };
+    std::thread another([&] { track_and_allocate(blocks[0]); });
+    track_and_allocate(blocks[1]);
+    another.join();
+    found = memory_history().size();
+    EXPECT_EQ(found, 2u);
+    stop_memory_history();
+    deallocate(blocks[0]), deallocate(blocks[1]);
+  }
+}
+
+// An even version opens the fast paths, which record nothing.
+TEST(history_among_threads, turns_keep_the_fast_paths_closed) {
+  std::uint64_t const off = fast_path_version();
+  std::atomic<bool> over{false};
+  std::vector<std::thread> turning;
+  for (int i = 0; i < 4; ++i) {
+    turning.emplace_back([&] {
+      while (!over) {
+        record_memory_history({.events = 1});
+        stop_memory_history();
+      }
+    });
+  }
+  std::uint64_t wrong = 0;
+  auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(800);
+  while (!wrong && std::chrono::steady_clock::now() < until) {
+    std::uint64_t const seen = fast_path_version();
+    if (seen != off && seen != off + 1)
+      wrong = seen;
+  }
+  over = true;
+  for (auto& one : turning)
+    one.join();
+  EXPECT_EQ(wrong, 0u) << "with " << off << " while nothing is recorded";
+  EXPECT_EQ(fast_path_version(), off);
 }
 
 TEST_F(history, the_table_by_line_names_file_and_line) {

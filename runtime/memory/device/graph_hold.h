@@ -36,6 +36,9 @@ class graph_life {
     changed_.fetch_add(1, base::memory_order_release);
     let_go();
   }
+  // The program's graphs that use the memory.
+  void add_graph() noexcept { graphs_.fetch_add(1, base::memory_order_relaxed); }
+  bool drop_graph() noexcept { return graphs_.fetch_sub(1, base::memory_order_acq_rel) == 1; }  // true: the last one
   // A launch by weir: all work of that stream so far. Without host memory it is not noted.
   void note_launch(clock::clocks const&, clock::stamp) noexcept;
   // So that they can be waited for when their streams are captured. At most one event record for each stream
@@ -46,7 +49,7 @@ class graph_life {
 
  private:
   static inline constinit base::atomic<std::uint64_t> changed_{0};
-  base::atomic<int> holders_{1};
+  base::atomic<int> holders_{1}, graphs_{0};
   base::atomic<bool> left_{false}, unseen_{false};
   base::guarded<std::vector<clock::stamp>> launches_;  // the newest of each stream that may still run
 };
@@ -71,6 +74,13 @@ class graph_choices {
   explicit graph_choices(weir::runtime::impl& r) : machine_(r.machine()) {}
 
   void declare(std::uint64_t capture, graph_holder);  // Throws: bad_alloc
+  // The same of a capture that begin() begins and whose number it returns. No call chooses for that capture before it is declared.
+  // Blocks: while another one begins. Throws: bad_alloc, and what begin() throws
+  template <class Begin>
+  void declare_as_it_begins(Begin const& begin, graph_holder h) {
+    base::lock_guard const hold(lock_);
+    declared_[begin()] = std::move(h);
+  }
   void forget(std::uint64_t capture) noexcept;
   // Captured streams of that device for which the filter is true. Returns: a number for remove(), after which the
   // filter is called no more. The filter is called with no lock but this object's own. Throws: bad_alloc

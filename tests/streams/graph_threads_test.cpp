@@ -1,0 +1,36 @@
+// weir/graph.h among threads: an allocation beside the begin of a capture, on the same stream.
+// Threads: two in each run, switched by its seed.
+#include <gtest/gtest.h>
+
+#include "tests/support/seeds.h"
+#include "weir/graph.h"
+#include "weir/memory.h"
+#include "weir/sim.h"
+
+namespace weir {
+namespace {
+
+// Another thread may allocate on the stream as soon as the driver has begun the capture.
+TEST(graphs_among_threads, a_capture_has_its_memory_from_the_start) {
+  for (auto const seed : tests::seeds("graphs_from_the_start", 60)) {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    stream s;
+    deallocate(s, allocate(s, 1_MiB));
+    auto control = simulation::of(machine);
+    control.spawn("captures", [&] {
+      graph_memory const memory;
+      auto const g = graph::capture(s, [&] { deallocate(allocate(s, 1_MiB)); }, {.memory = &memory});
+      EXPECT_GT(memory.reserved(), 0u) << "WEIR_TEST_SEED=" << seed;
+      EXPECT_GT(g.footprint().reserved, 0u) << "WEIR_TEST_SEED=" << seed;
+    });
+    control.spawn("allocates", [&] {
+      for (int i = 0; i < 6; ++i)
+        deallocate(allocate(s, 3_MiB));
+    });
+    control.join();
+  }
+}
+
+}  // namespace
+}  // namespace weir
