@@ -76,7 +76,7 @@ stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint
   detail::leave(found->id());
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false), found->announces_.store(false);
-  found->capture_seen_.store(0, base::memory_order_relaxed);
+  found->capture_seen_.store(stream_clock::told_all, base::memory_order_relaxed);
   found->unfenced_.store(0), found->last_frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
   found->shared_.store(0), found->end_claimed_.store(false);
   found->lane_.store(nullptr), found->stands_for_.store(nullptr), found->capture_.store(0);

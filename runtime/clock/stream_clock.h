@@ -259,9 +259,11 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> done_{0};  // stamps (id, 1..done) are complete
   base::atomic<std::uint64_t> tenure_;
   base::atomic<life> life_;
-  base::atomic<bool> end_claimed_{false};                // one call retires it
-  mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
-  base::atomic<std::uint64_t> last_{0};                  // retired: the number of the last fence
+  base::atomic<bool> end_claimed_{false};  // one call retires it
+  // Bit 0: the last answer. Bit 1: fast paths were closed since it changed. Above: the number of answers noted
+  static constexpr std::uint32_t told_all = 2;
+  mutable base::atomic<std::uint32_t> capture_seen_{told_all};
+  base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
   base::atomic<bool> announces_{false};         // foreign: as all its registrations promise
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
@@ -276,12 +278,16 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // read.
   bool note_captured(bool yes, std::uint32_t seen) const noexcept {
     bool const changes = (seen & 1) != yes;
-    std::uint32_t const next_count = (seen | 1) + 1;  // bit 0 is free for the answer
-    bool const is_noted = capture_seen_.compare_exchange(seen, next_count + yes, base::memory_order_relaxed);
-    if (!is_noted)
+    std::uint32_t const next_count = (seen | told_all | 1) + 1;
+    std::uint32_t const kept = changes ? 0 : seen & told_all;
+    std::uint32_t noted = next_count + kept + yes;
+    if (!capture_seen_.compare_exchange(seen, noted, base::memory_order_relaxed))
       return false;
-    if (changes)
+    // The thread that noted the same answer first may not have come to this yet.
+    if (!kept) {
       invalidate_fast_paths();
+      (void)capture_seen_.compare_exchange(noted, noted | told_all);
+    }
     return true;
   }
 
