@@ -141,7 +141,7 @@ std::string races_not_judged(source_location = source_location::current());
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());
 // Sets the callback for each new report; an empty one removes it. It runs on the thread whose call revealed
-// the race. Requires: it makes no weir call.
+// the race. Requires: it makes no weir call. Blocks: until no other thread runs the old one
 void on_race(std::function<void(race_report const&)>, source_location = source_location::current());
 
 }  // namespace weir

@@ -99,7 +99,7 @@ struct spill_options {
 // Requires: other work on the pools' memory is declared to launch(); neither a spill nor one of its pools ends
 // inside the callable of a launch
 // Blocks, when memory is short: until work on a pool is complete, and until launches and copies of other threads
-// that use it are enqueued
+// that use it, or that began before the spill, are enqueued
 class [[nodiscard]] spill {
  public:
   // The pools may end before it. Blocks: the first time, for tests of links.

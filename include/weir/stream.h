@@ -186,7 +186,9 @@ struct event_options {
   bool timing = false;         // enables elapsed_time
   bool blocking_sync = false;  // synchronize sleeps instead of spinning
 };
-class event {  // the driver's event is created at the first record, on that stream's device
+// The driver's event is created at the first record, on that stream's device. An event that was moved from is as a
+// new one. Until it is recorded again, it belongs to one thread.
+class event {
  public:
   explicit event(event_options = {});
   ~event();  // cancels nothing, makes no driver call

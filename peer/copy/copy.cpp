@@ -528,7 +528,8 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   auto& stream = streams::worker_or_throw(s, "copy", at);
   streams::named_work const named(stream);
   auto& r = stream.owner();
-  std::vector<void const*> ends;  // without spills no pool has to be woken for them
+  streams::call_under_way const marked;  // before it asks for a spill
+  std::vector<void const*> ends;         // without spills no pool has to be woken for them
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
     for (auto const& item : items)
       ends.push_back(item.dst), ends.push_back(item.src);

@@ -165,6 +165,24 @@ class single_writer {
   std::atomic<T> value_{};
 };
 
+// What its owner is in: an odd number while in a call, and another one for each call. Others look at it after
+// process_wide_fence(). It decides only whom they wait for, and is no switch point.
+class call_count {
+ public:
+  // fences: the process has no process_wide_fence()
+  void begin(bool fences) noexcept {
+    n_.store(n_.load(memory_order_relaxed) + 1, memory_order_relaxed);
+    if (fences) [[unlikely]]
+      std::atomic_thread_fence(memory_order_seq_cst);
+    std::atomic_signal_fence(memory_order_seq_cst);
+  }
+  void end() noexcept { n_.store(n_.load(memory_order_relaxed) + 1, memory_order_release); }
+  std::uint64_t get() const noexcept { return n_.load(memory_order_acquire); }
+
+ private:
+  std::atomic<std::uint64_t> n_{0};
+};
+
 // For memory that cannot hold an atomic<T>: shared with a device, or zero and untouched at first.
 template <class T>
 void store_release(T& word, T value) noexcept {

@@ -67,6 +67,7 @@ class control {
   virtual check::unjudged unseen() const = 0;
   virtual std::vector<finding> findings() = 0;  // all so far; they are then not printed at exit
   // Called once per new finding, on the thread that caused it, perhaps under locks: it must not call weir.
+  // Blocks: until no other thread runs the old one
   virtual void on_finding(std::function<void(finding const&)>) = 0;
 
   virtual void manages(void const* block, managed_block) = 0;

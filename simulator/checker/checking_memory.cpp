@@ -247,7 +247,7 @@ std::vector<finding> checking_driver::findings() {
 }
 
 void checking_driver::on_finding(std::function<void(finding const&)> f) {
-  judge_.lock()->listener = std::move(f);
+  judge_.listen(std::move(f));
 }
 test_control::late_waits checking_driver::counted() const {
   return judge_.lock()->over;

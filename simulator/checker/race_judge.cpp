@@ -7,18 +7,38 @@
 namespace weir::driver::check {
 namespace {
 constexpr shadow::offset everywhere = ~shadow::offset{0};
+using runs_a_listener = base::thread_pointer<struct listener_of_a_thread>;  // not null: this thread does
 }  // namespace
 
 race_judge::locked::~locked() {
   if (of_.all_.to_tell.empty()) [[likely]]
     return;
   auto const news = std::exchange(of_.all_.to_tell, {});
-  auto const listener = of_.all_.listener;
+  auto listener = of_.all_.listener;
   hold_.unlock();
   if (!listener)
     return;
+  // A listener may itself reveal a race.
+  void* const outer = std::exchange(runs_a_listener::value, this);
   for (finding const& f : news)
-    listener(f);
+    (*listener)(f);
+  runs_a_listener::value = outer;
+  hold_.lock();
+  listener.reset();
+  of_.told_.notify_all();
+}
+
+void race_judge::listen(std::function<void(finding const&)> f) {
+  std::shared_ptr<std::function<void(finding const&)> const> next;
+  if (f)
+    next = std::make_shared<std::function<void(finding const&)> const>(std::move(f));
+  std::shared_ptr<std::function<void(finding const&)> const> old;  // ends without the lock
+  base::unique_lock hold(lock_);
+  old = std::exchange(all_.listener, std::move(next));
+  if (runs_a_listener::value)
+    return;
+  // Copies come and go under the lock.
+  told_.wait(hold, [&] { return old.use_count() <= 1; });
 }
 
 epoch knowledge::used(stream_id s, moment const& before, std::span<range const> ranges, base::site site, trust t,

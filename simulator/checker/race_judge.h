@@ -1,7 +1,9 @@
 // The checker's judgement: one lock around order, memory, blocks and what was found.
-// Threads: any. Under its lock it calls only the machine's shields.
+// Threads: any. Under its lock it calls only the machine's shields. listen() blocks until no other thread runs the
+// old listener.
 #pragma once
 
+#include <memory>
 #include <set>
 
 #include "runtime/base/sync.h"
@@ -32,7 +34,7 @@ struct knowledge {
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
-  std::function<void(finding const&)> listener;
+  std::shared_ptr<std::function<void(finding const&)> const> listener;  // each thread that runs it has a copy
   test_control::late_waits over;
   bool taken = false;                          // findings() was called
   std::size_t added = 0, sweep_at = 4096;      // accesses since the last sweep
@@ -106,6 +108,8 @@ class race_judge {
     base::unique_lock hold_;
   };
   locked lock() { return locked(*this); }
+  // A thread that runs a listener waits for none. Empty: none listens from then on
+  void listen(std::function<void(finding const&)>);
   std::optional<locked> try_lock() {
     base::unique_lock held(lock_, std::try_to_lock);
     if (!held.owns_lock())
@@ -115,6 +119,7 @@ class race_judge {
 
  private:
   base::mutex lock_;
+  base::condition told_;  // a thread has run a listener
   knowledge all_;
 };
 

@@ -145,15 +145,20 @@ class held_pools {
       of_->let_go();
   }
   held_pools(held_pools const&) = delete;
-  void keep() noexcept { of_ = nullptr; }
+  void keep() {
+    streams::call_under_way::begin();  // the thread has a mark: nothing is thrown
+    of_ = nullptr;
+  }
 
  private:
+  streams::call_under_way const marked_;  // before it asks for a spill
   streams::spills* of_;
 };
 
 void let_pools_go(clock::stream_clock const& on) noexcept {
   if (auto* const all = on.owner().part_if_made<streams::spills>()) [[unlikely]]
     all->let_go();
+  streams::call_under_way::end();
 }
 
 void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {

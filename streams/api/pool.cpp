@@ -31,12 +31,8 @@ pool::pool(std::string name, pool_options o, source_location at) {
 }
 
 pool::~pool() {
-  if (!state_)
+  if (!state_ || !state_->usable())
     return;
-  if (!state_->usable()) {
-    (void)state_->asleep_in.release();  // it lies in the runtime that has gone
-    return;
-  }
   streams::spills::leave(*state_);
   state_->memory->end_pool(*state_->here);
 }
@@ -115,8 +111,8 @@ size_t pool::sleep(sleep_to where, source_location at) {
   runtime::impl& r = *s.of.if_alive();
   memory_report short_of{};
   auto const attempt = [&]() -> std::optional<size_t> {
-    // Another sleep() took its memory.
-    if (s.here->is_asleep())
+    // A call of another thread may fail, and leave the pool awake: its end is waited for.
+    if (s.memory->is_asleep(*s.here))
       return size_t{0};
     std::unique_ptr<streams::copied_store> store;  // null: its bytes are dropped
     if (to_host)
@@ -138,11 +134,14 @@ void pool::wake(source_location at) {
 std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_store> store, memory_report& short_of,
                                                       source_location at) {
   std::size_t given = 0;
-  driver::status const is = memory->sleep(*here, store.get(), given);
-  if (!is.ok() && store && store->refusal)
-    std::rethrow_exception(store->refusal);
-  if (!is.ok() && store && store->short_of) {
-    short_of = std::move(*store->short_of);
+  copied_store* const its = store.get();
+  std::unique_ptr<memory::page_store> to_give = std::move(store);
+  driver::status const is = memory->sleep(*here, std::move(to_give), given);
+  // Refused: the store is this call's still.
+  if (!is.ok() && its && its->refusal)
+    std::rethrow_exception(its->refusal);
+  if (!is.ok() && its && its->short_of) {
+    short_of = std::move(*its->short_of);
     return std::nullopt;
   }
   if (!is.ok())  // the text needs host memory
@@ -151,16 +150,14 @@ std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_sto
                 ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
                 : "The pool is awake, and its memory is as it was: try again",
             at);
-  asleep_in = std::move(store);
   return given;
 }
 
 void streams::pool_state::wake(source_location at) {
   if (!here->is_asleep())
     return;
-  if (auto const is = memory->wake(*here, asleep_in.get(), at); !is.ok())
+  if (auto const is = memory->wake(*here, at); !is.ok())
     require(is, "pool::wake", "pool " + name, "The pool stays asleep, and its memory is kept: try again", at);
-  asleep_in.reset();
 }
 
 bool pool::is_asleep() const noexcept {

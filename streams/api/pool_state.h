@@ -1,5 +1,5 @@
 // What a pool of the program is, and how it falls asleep and wakes.
-// Threads: one at a time for sleep() and wake(); a spill sees to that for its pools.
+// Threads: any.
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,7 +19,6 @@ struct pool_state {
   known_runtime of;
   memory::allocator* memory;
   memory::memory_pool* here;
-  std::unique_ptr<copied_store> asleep_in{};  // null: it is awake, or was dropped
   bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
   // As pool::sleep; null: drops its bytes. None: the store has no room, which short_of explains
   std::optional<std::size_t> sleep(std::unique_ptr<copied_store>, memory_report& short_of, source_location);

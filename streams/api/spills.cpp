@@ -41,9 +41,13 @@ void spills::add(std::span<member const> pools, source_location at) {
                         "Peers may use its memory at any time: name ordinary pools", at, error_id{448});
   base::lock_guard const hold(lock_);
   std::size_t added = 0;
+  // A call that marks itself from here on finds the pools, once it has the lock.
+  earlier_calls before;
+  before.note();
   try {
     for (member m : pools) {
       m.last_use = ++uses_;
+      m.before = before;
       bool const is_added = m.its->of.if_alive() == &runtime_ && members_.emplace(m.its->here, m).second;
       if (!is_added)
         throw invalid_use("spill", "pool " + m.its->name + ", of another spill or runtime",
@@ -273,6 +277,10 @@ spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t sea
   return out;
 }
 
+bool spills::is_in_an_earlier_call() const {
+  return std::ranges::any_of(members_, [](auto const& m) { return m.second.before.has_mine(); });
+}
+
 // False: it gave no memory. Its bytes go to the first neighbour with room, else to the host.
 bool spills::put_to_sleep(member const& m) {
   int const own = m.its->on.index();
@@ -314,6 +322,22 @@ bool spills::make_room(memory_report const& why) {
     member* const next = room ? nullptr : coldest(device, why.pool.pool, search, unheld);
     if (!next)
       break;
+    if (!next->before.are_over()) {
+      // Two threads in earlier calls could wait for each other.
+      if (!took_turn || unheld || is_in_an_earlier_call()) {
+        next->stayed_awake = search;
+        continue;
+      }
+      // The call may wait for the turn. It tells no one of its end.
+      turn_of(device) = 0;
+      changed_.notify_all();
+      lock.unlock();
+      constexpr std::int64_t nap_ns = 200'000;
+      base::sleep_ns(nap_ns);
+      lock.lock();
+      (void)take_turn(device, lock);  // true: this thread had it not, and has no hold
+      continue;
+    }
     next->falls_asleep = true;
     changed_.wait(lock, [&] { return !next->holds; });
     lock.unlock();

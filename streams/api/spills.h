@@ -2,13 +2,14 @@
 // Threads: any. No lock is held over a driver call, nor while a pool falls asleep or wakes.
 // Blocks: for another thread that has the turn. A thread with a hold waits for none.
 //
-// Invariant: a pool with a hold is awake. Only the thread with a device's turn puts its pools to sleep or wakes
-// them.
+// Invariant: a pool with a hold is awake. A call that began before a pool was added may use it without a hold: the
+// pool sleeps only after that call. Only the thread with a device's turn puts its pools to sleep or wakes them.
 #pragma once
 #include <map>
 #include <span>
 #include <vector>
 
+#include "streams/api/calls_under_way.h"
 #include "streams/api/pool_state.h"
 #include "streams/stream/context.h"
 
@@ -28,6 +29,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
     bool stays = false;              // a graph or a collective may use it unseen
     bool falls_asleep = false;       // now: no call begins to use it
     std::uint64_t stayed_awake = 0;  // the last search for room in which it could not sleep
+    earlier_calls before{};          // each of them may use it without a hold
   };
   void add(std::span<member const>, source_location);  // Throws: invalid_use
   void remove(std::span<memory::memory_pool const* const>) noexcept;
@@ -60,6 +62,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool wake(memory::memory_pool&, source_location) override;
   bool make_room(memory_report const&) override;
   bool put_to_sleep(member const&);
+  bool is_in_an_earlier_call() const;  // Requires: lock_. This thread
   // Of the pools that may sleep, the one used longest ago; null: none. The pool numbered `but` and those that could
   // not sleep in this search do not count. unheld: nor do those with a hold. Likewise
   member* coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld);
@@ -109,6 +112,7 @@ class [[nodiscard]] awake {
   awake(awake const&) = delete;
 
  private:
+  call_under_way const marked_;  // before it asks for a spill
   spills* const of_;
 };
 

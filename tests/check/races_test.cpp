@@ -1,8 +1,11 @@
 // Races, each beside a correct twin. The report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "runtime/base/sync.h"
 #include "tests/check/programs.h"
@@ -394,6 +397,36 @@ TEST(lifetime, a_transferred_block_is_known_to_its_old_stream) {
     write(c, x.data(), size);
     synchronize();
   }));
+}
+
+// What the callback refers to may end as soon as it is removed.
+TEST(reports, a_callback_has_ended_when_it_is_removed) {
+  runtime rt{simulated{.devices = 1}, {.check_races = true}};
+  runtime_guard const in{rt};
+  std::atomic<bool> runs{false}, removed{false}, outlived{false};
+  on_race([&](race_report const&) {
+    runs = true;
+    auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (!removed && std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
+    outlived = removed.load();
+  });
+  std::thread other([&] {
+    runtime_guard const here{rt};
+    stream a, b;
+    buffer x(size);
+    a.ref().wait(current_stream()), b.ref().wait(current_stream());
+    write(a, x.data(), size);
+    write(b, x.data(), size);
+    synchronize();
+  });
+  while (!runs)
+    std::this_thread::yield();
+  on_race(nullptr);
+  removed = true;
+  other.join();
+  EXPECT_FALSE(outlived);
+  EXPECT_EQ(race_reports().size(), 1u);
 }
 
 TEST(reports, they_can_be_thrown_listened_to_and_counted) {

@@ -37,7 +37,7 @@ class opened_among_threads {
       t_.say("sleeps");
       must(memory().sleep(pool_, nullptr, given), "sleep");
       t_.say("wakes");
-      must(memory().wake(pool_, nullptr, here()), "wake");
+      must(memory().wake(pool_, here()), "wake");
       if (t_.draw(3) == 0)
         end_one_asleep();
     }
@@ -49,7 +49,7 @@ class opened_among_threads {
     std::size_t given = 0;
     t_.say("another pool sleeps and ends");
     must(memory().sleep(other, nullptr, given), "sleep");
-    must(memory().wake(other, nullptr, here()), "wake");  // in one handle
+    must(memory().wake(other, here()), "wake");  // in one handle
     must(memory().sleep(other, nullptr, given), "sleep");
     last_.lock()->at = all[3].at;  // amid others, so that its handle is cut
     for (block const& b : all)

@@ -259,7 +259,7 @@ TEST(page_sharing, shared_pages_sleep_with_their_pool) {
   EXPECT_GE(given, 40u * 4096);
   m.give(held.back()), held.pop_back();
   m.sound();
-  ASSERT_TRUE(m.device().wake(pool, nullptr, at).ok());
+  ASSERT_TRUE(m.device().wake(pool, at).ok());
   for (void* const p : held)
     EXPECT_EQ(m.device().find(p)->bytes, 4096u), m.give(p);
   memory::thread_caches::leave(entered);

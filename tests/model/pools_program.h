@@ -142,10 +142,10 @@ class pools_program {
     };
     auto const& host = program_.bench_->core.part<streams::pinned_memory>();
     try {
-      streams::host_store store(program_.bench_->core, k.device, source_location::current());
+      auto store = std::make_unique<streams::host_store>(program_.bench_->core, k.device, source_location::current());
       auto const before = host.statistics().allocated_bytes.all.current;
       std::size_t given = 0;
-      if (auto const s = a.sleep(*k.pool, &store, given); !s.ok())
+      if (auto const s = a.sleep(*k.pool, std::move(store), given); !s.ok())
         return refused("sleep", s);
       ++slept;
       program_.say("pool ", k.pool->number(), " sleeps");
@@ -160,7 +160,7 @@ class pools_program {
       program_.validate("while a pool sleeps");
       while (k.pool->is_asleep()) {
         try {
-          auto const s = a.wake(*k.pool, &store, source_location::current());
+          auto const s = a.wake(*k.pool, source_location::current());
           program_.say("pool ", k.pool->number(), s.ok() ? " wakes" : " stays asleep");
           if (!s.ok())
             refused("wake", s), program_.bench_->control->clear_failures();

@@ -1,10 +1,13 @@
 // Pools that sleep and wake: bytes and addresses, what is refused meanwhile, memory that is short, calls that fail.
-// Threads: one.
+// Threads: one, but where a test makes more.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "runtime/memory/device/device_memory.h"
 #include "weir/copy.h"
@@ -164,6 +167,55 @@ TEST_F(sleepers, sleep_again_and_again) {
     for (block const& b : all)
       fill(b.at, static_cast<std::byte>(b.pattern), b.bytes);
   }
+  free_all(all);
+}
+
+// A wake reads what the last sleep wrote, also if that sleep has not returned yet.
+TEST_F(sleepers, a_wake_beside_a_sleep_brings_every_byte) {
+  pool model("model");
+  auto all = fill_some(model);
+  int met = 0;  // wakes that began before the sleep had returned
+  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (met < 20 && std::chrono::steady_clock::now() < end) {
+    std::atomic<bool> slept{false};
+    std::thread other([&] {
+      runtime_guard const here(own);
+      EXPECT_NO_THROW(model.sleep());
+      slept = true;
+    });
+    while (!model.is_asleep() && !slept)
+      std::this_thread::yield();
+    met += !slept;
+    EXPECT_NO_THROW(model.wake());
+    other.join();
+    EXPECT_FALSE(model.is_asleep()) << "the wake came last";
+    expect_bytes(all);
+  }
+  free_all(all);
+}
+
+// The second call has no effect, and throws nothing.
+TEST_F(sleepers, two_sleeps_or_wakes_at_once_are_as_one) {
+  pool model("model");
+  auto all = fill_some(model);
+  auto const both = [&](auto call) {
+    std::atomic<int> ready{0};
+    auto const run = [&] {
+      runtime_guard const here(own);
+      ++ready;
+      while (ready < 2) {}
+      EXPECT_NO_THROW(call());
+    };
+    std::thread first(run), second(run);
+    first.join(), second.join();
+  };
+  for (int i = 0; i < 20; ++i) {
+    both([&] { model.sleep(); });
+    EXPECT_TRUE(model.is_asleep());
+    both([&] { model.wake(); });
+    EXPECT_FALSE(model.is_asleep());
+  }
+  expect_bytes(all);
   free_all(all);
 }
 

@@ -126,6 +126,51 @@ TEST_F(spilled, a_copy_a_fill_and_an_allocation_wake_it) {
   a.expect_bytes();
 }
 
+// Such a call holds nothing: it saw no spill, or not this one.
+TEST_F(spilled, calls_that_began_before_it_keep_its_pools) {
+  auto const here = source_location::current();
+  std::optional<spill> of_another;
+  for (bool const first : {true, false}) {
+    model a("a", 1);
+    std::optional<streams::awake> call(std::in_place, own.get(), "use", nullptr,
+                                       std::initializer_list<void const*>{a.blocks[0].data()}, here);
+    std::optional<spill> overflow;
+    std::atomic<bool> begun{false}, has_room{false};
+    std::thread other([&] {
+      runtime_guard const inside(own);
+      overflow.emplace(std::vector<pool*>{&a.memory});
+      begun = true;
+      buffer const hog(part + 4_MiB);
+      has_room = true;
+    });
+    while (!begun)
+      std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(a.memory.is_asleep()) << first;
+    EXPECT_FALSE(has_room) << first;
+    call.reset();
+    other.join();
+    EXPECT_TRUE(a.memory.is_asleep()) << first;
+    a.expect_bytes();
+    overflow.reset();
+    of_another.emplace(std::vector<pool*>{});
+  }
+}
+
+// It would wait for itself.
+TEST_F(spilled, a_call_from_before_it_finds_no_room_in_its_pools) {
+  model a("a", 1);
+  std::optional<spill> overflow;
+  {
+    streams::awake const call(own.get(), "use", nullptr, {a.blocks[0].data()}, source_location::current());
+    overflow.emplace(std::vector<pool*>{&a.memory});
+    EXPECT_THROW(buffer(part + 4_MiB), out_of_memory);
+    EXPECT_FALSE(a.memory.is_asleep());
+  }
+  buffer const hog(part + 4_MiB);
+  EXPECT_TRUE(a.memory.is_asleep());
+}
+
 TEST_F(spilled, an_allocation_counts_as_a_use) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory, &b.memory});

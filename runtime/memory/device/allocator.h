@@ -107,13 +107,15 @@ class allocator {
   // once nothing holds it.
   virtual void end_pool(memory_pool&) noexcept = 0;
   virtual void let_go(memory_pool&) noexcept = 0;  // a registration ends
-  // Writes what lives in the pool to the store and gives its pages to the device; null: drops it. Refused: the pool
-  // is awake, and its bytes are intact. given: bytes. Blocks: until work on the pool is complete, and is saved.
-  virtual driver::status sleep(memory_pool&, page_store*, std::size_t& given) = 0;
-  // Maps pages at the same addresses and fills them. Refused: the pool is asleep, and its bytes are in the store.
-  // Throws: out_of_memory. Blocks: until it is filled
-  virtual driver::status wake(memory_pool&, page_store*, source_location) = 0;
-  virtual std::size_t free_pages() = 0;  // bytes that a pool could map, when all work is complete
+  // Writes what lives in the pool to the store, takes it, and gives the pages to the device; null: drops the bytes.
+  // Refused: the pool is awake, its bytes are intact, and the store is the caller's. given: bytes. No effect if it is
+  // asleep. Blocks: until work on the pool is complete, and is saved.
+  virtual driver::status sleep(memory_pool&, std::unique_ptr<page_store>&&, std::size_t& given) = 0;
+  // Maps pages at the same addresses, fills them, and ends the store. Refused: the pool is asleep, and its bytes are
+  // in the store. No effect if it is awake. Throws: out_of_memory. Blocks: until it is filled
+  virtual driver::status wake(memory_pool&, source_location) = 0;
+  virtual bool is_asleep(memory_pool const&) = 0;  // Blocks: while a pool of the device falls asleep or wakes
+  virtual std::size_t free_pages() = 0;            // bytes that a pool could map, when all work is complete
   virtual pool_memory_use use_of(memory_pool const&) const = 0;
   virtual std::vector<pool_memory_use> by_pool() const = 0;  // without what no pool holds
   // What graphs with that memory hold on this device; all zero: nothing. Free memory in it counts as cached.

@@ -57,8 +57,9 @@ class device_allocator final : public allocator {
   void let_go(memory_pool&) noexcept override;
   void end(memory_pool&) noexcept;        // which nothing holds
   void end_sleep(memory_pool&) noexcept;  // the last block of a sleeping pool was freed
-  driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
-  driver::status wake(memory_pool&, page_store*, source_location) override;
+  driver::status sleep(memory_pool&, std::unique_ptr<page_store>&&, std::size_t& given) override;
+  driver::status wake(memory_pool&, source_location) override;
+  bool is_asleep(memory_pool const& p) override { return sleep_.is_asleep(p); }
   std::size_t free_pages() override { return now().look_for_room(nullptr, heaps_.rest()).anywhere; }
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
   std::vector<pool_memory_use> by_pool() const override { return now().by_pool(); }

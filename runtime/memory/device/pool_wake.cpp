@@ -6,12 +6,12 @@
 namespace weir::memory {
 
 // The program relies on these waits of the host, so that they are no internal ordering.
-driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
+driver::status device_allocator::sleep(memory_pool& pool, std::unique_ptr<page_store>&& store, std::size_t& given) {
   graphs_.end_those_over();  // they hold blocks that were freed in a capture
-  driver::status const s = sleep_.sleep(pool, store, given);
+  driver::status const s = sleep_.sleep(pool, std::move(store), given);
   // A stream is captured, or a graph holds a block. A graph that the program has let go is waited for.
   if (s.what == driver::code::not_permitted && graphs_.await_those_ending())
-    return sleep_.sleep(pool, store, given);
+    return sleep_.sleep(pool, std::move(store), given);
   return s;
 }
 
@@ -34,15 +34,15 @@ void device_allocator::free_what_is_complete() {
   }
 }
 
-driver::status device_allocator::wake(memory_pool& pool, page_store* store, source_location at) {
-  driver::status s = sleep_.wake(pool, store);
+driver::status device_allocator::wake(memory_pool& pool, source_location at) {
+  driver::status s = sleep_.wake(pool);
   auto const short_of_memory = [&] { return s.what == driver::code::out_of_memory; };
   if (short_of_memory()) {
     free_what_is_complete();
-    s = sleep_.wake(pool, store);
+    s = sleep_.wake(pool);
   }
   if (short_of_memory() && callbacks_.call(why_no_wake(pool)))
-    s = sleep_.wake(pool, store);
+    s = sleep_.wake(pool);
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
     while (short_of_memory()) {
@@ -50,19 +50,19 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
           completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(why_no_wake(pool));
       if (!came_free)
         break;
-      s = sleep_.wake(pool, store);
+      s = sleep_.wake(pool);
     }
     // Before other pools are spilled, all that is free goes. empty_cache() waits for work, which it may not
     // while ranks may wait for this thread.
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty()) {
       if (empty_cache() > 0)
-        s = sleep_.wake(pool, store);
+        s = sleep_.wake(pool);
     }
     if (!short_of_memory())
       break;
     if (!callbacks_.spill(why_no_wake(pool)))
       break;
-    s = sleep_.wake(pool, store);
+    s = sleep_.wake(pool);
   }
   if (!short_of_memory())
     return s;

@@ -153,7 +153,7 @@ driver::status pool_sleep::give_free_handles(std::vector<stream_heap*> const& he
 }
 
 // Lists the pool as a sleeper, with a place in the store for each range. heaps: its heaps, read anew
-driver::status pool_sleep::put_all_to_rest(memory_pool& pool, page_store* store, std::vector<stream_heap*>& heaps) try {
+driver::status pool_sleep::put_all_to_rest(memory_pool& pool, std::vector<stream_heap*>& heaps) try {
   heaps = heaps_of(pool);
   sleeper all;
   for (stream_heap* const m : heaps) {
@@ -168,7 +168,6 @@ driver::status pool_sleep::put_all_to_rest(memory_pool& pool, page_store* store,
     }
   }
   pool.put_asleep(all.bytes);
-  all.store = store;
   asleep_.insert_or_assign(&pool, std::move(all));
   return {};
 } catch (std::bad_alloc const&) {
@@ -176,14 +175,14 @@ driver::status pool_sleep::put_all_to_rest(memory_pool& pool, page_store* store,
 }
 
 // A part goes when its copies are complete, while those of later parts run.
-pool_sleep::pages_given pool_sleep::give_pages(sleeper& its, std::size_t& given) {
+pool_sleep::pages_given pool_sleep::give_pages(sleeper& its, page_store* store, std::size_t& given) {
   pages_given out;
   try {
-    if (its.store)
-      out.is = save(its, *its.store);
+    if (store)
+      out.is = save(its, *store);
     for (; out.is.ok() && out.parts < its.parts.size(); ++out.parts) {
-      if (its.store)
-        out.is = its.store->wait(out.parts);
+      if (store)
+        out.is = store->wait(out.parts);
       if (!out.is.ok())
         break;
       its.parts[out.parts].saved = unmap(its.parts[out.parts], given);
@@ -194,13 +193,20 @@ pool_sleep::pages_given pool_sleep::give_pages(sleeper& its, std::size_t& given)
   return out;
 }
 
-driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
+// The stores use parts of the runtime, which has ended.
+pool_sleep::~pool_sleep() {
+  for (auto& [pool, its] : asleep_)
+    (void)its.store.release();
+}
+
+driver::status pool_sleep::sleep(memory_pool& pool, std::unique_ptr<page_store>&& store, std::size_t& given) {
   base::lock_guard const alone(changing_);
   given = 0;
   if (!of_.space.maps())
     return {driver::code::not_supported};
+  // Another call has put it to sleep.
   if (pool.is_asleep())
-    return {driver::code::invalid};
+    return {};
   auto heaps = heaps_of(pool);
   if (auto const s = give_free_handles(heaps, given); !s.ok())
     return s;
@@ -208,19 +214,20 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
     mapping_lock::exclusive const stay(memory_.changes);
     pool.set_asleep(true);
   }
-  if (auto const s = put_all_to_rest(pool, store, heaps); !s.ok()) {
+  if (auto const s = put_all_to_rest(pool, heaps); !s.ok()) {
     wake_heaps(heaps, pool);
     return s;
   }
   sleeper& its = asleep_.at(&pool);
-  pages_given const went = give_pages(its, given);
-  if (went.is.ok())
-    return {};
-  its.copying = !copies_ended(store);
+  pages_given const went = give_pages(its, store.get(), given);
+  if (!went.is.ok())
+    its.copying = !copies_ended(store.get());
   // Some pages have gone, or copies may still use what is mapped, which must not go to others meanwhile. So the pool is
   // asleep, and the rest stays mapped.
-  if (went.parts || its.copying)
+  if (went.is.ok() || went.parts || its.copying) {
+    its.store = std::move(store);
     return {};
+  }
   asleep_.erase(&pool);
   wake_heaps(heaps, pool);
   return went.is;
@@ -420,12 +427,22 @@ driver::status pool_sleep::map_and_restore(sleeper& its, page_store* store, std:
   return {driver::code::out_of_memory};
 }
 
-driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
+bool pool_sleep::is_asleep(memory_pool const& pool) {
   base::lock_guard const alone(changing_);
+  return pool.is_asleep();
+}
+
+driver::status pool_sleep::wake(memory_pool& pool) {
+  std::unique_ptr<page_store> over;  // ends without the lock
+  base::lock_guard const alone(changing_);
+  // Another call has woken it.
+  if (!pool.is_asleep())
+    return {};
   auto const known = asleep_.find(&pool);
-  if (!pool.is_asleep() || known == asleep_.end())
+  if (known == asleep_.end())
     return {driver::code::invalid};
   sleeper& its = known->second;
+  page_store* const store = its.store.get();
   // Copies of a sleep that failed may still read what stayed mapped.
   if (auto const s = finish_copies(its); !s.ok())
     return s;
@@ -455,6 +472,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
       session(*p.in).adopt(p.made);
   }
   wake_heaps(heaps, pool);
+  over = std::move(its.store);
   asleep_.erase(known);
   return {};
 }
@@ -522,9 +540,10 @@ void pool_sleep::drop(memory_pool& pool) noexcept try {
 } catch (std::bad_alloc const&) {}  // what stayed mapped goes when the pool wakes or ends
 
 void pool_sleep::end(memory_pool const& pool) noexcept try {
+  std::unique_ptr<page_store> over;  // ends without the lock
   base::lock_guard const alone(changing_);
   if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
-    known->second.store = nullptr;  // it may end with the program's object
+    over = std::move(known->second.store);
     if (!finish_copies(known->second).ok())
       return;
     asleep_.erase(known);

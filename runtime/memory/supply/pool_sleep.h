@@ -2,11 +2,13 @@
 // Threads: any; one pool of a device at a time. Holds a heap's lock to look and to note, never over a driver call.
 // Blocks: until all work on the pool is complete, and for copies.
 // The last free of a block of a sleeping pool drops the store.
+// A store belongs to the sleep that filled it: what wakes a pool reads the bytes of its last sleep.
 //
 // Invariant: a pool is awake or asleep, whichever call the driver refuses. Awake: its handles are mapped and hold
 // its bytes. Asleep: what was saved is in the store, and the rest is mapped still (`part::saved` says which).
 #pragma once
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "runtime/memory/supply/handle_return.h"
@@ -37,8 +39,11 @@ class pool_sleep {
              handle_return& back, peer_access& peers)
       : of_(of), heaps_(heaps), memory_(memory), bound_(bound), mover_(mover), return_(back), peers_(peers) {}
 
-  driver::status sleep(memory_pool&, page_store*, std::size_t& given);  // as allocator::sleep
-  driver::status wake(memory_pool&, page_store*);                       // out_of_memory: nothing was freed for it
+  ~pool_sleep();
+  // As allocator::sleep, likewise
+  driver::status sleep(memory_pool&, std::unique_ptr<page_store>&&, std::size_t& given);
+  driver::status wake(memory_pool&);  // out_of_memory: nothing was freed for it
+  bool is_asleep(memory_pool const&);
   // Its last block was freed: the store is dropped, and pages that stayed mapped go. The pool stays asleep.
   void drop(memory_pool&) noexcept;
   // The pool has ended asleep, and never wakes: heaps of it without live blocks are as others, without memory.
@@ -61,8 +66,8 @@ class pool_sleep {
   struct sleeper {
     std::vector<part> parts;
     std::size_t bytes = 0;
-    page_store* store = nullptr;  // null: its bytes are dropped
-    bool copying = false;         // copies of a call that failed may still use what is mapped
+    std::unique_ptr<page_store> store{};  // null: its bytes are dropped
+    bool copying = false;                 // copies of a call that failed may still use what is mapped
   };
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
@@ -70,13 +75,13 @@ class pool_sleep {
   driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
   driver::status give_free_handles(std::vector<stream_heap*> const&, std::size_t& given);
   // Requires: the pool is marked asleep. Unless ok, it is not listed as a sleeper
-  driver::status put_all_to_rest(memory_pool&, page_store*, std::vector<stream_heap*>& heaps);
+  driver::status put_all_to_rest(memory_pool&, std::vector<stream_heap*>& heaps);
   static driver::status save(sleeper const&, page_store&);
   struct pages_given {
     driver::status is;
     std::size_t parts = 0;  // that were to be unmapped, before it failed
   };
-  pages_given give_pages(sleeper&, std::size_t& given);
+  pages_given give_pages(sleeper&, page_store*, std::size_t& given);
   bool unmap(part const&, std::size_t& given);
   void return_what_is_free(stream_heap&);  // Requires: not mapping_lock::exclusive. Throws: bad_alloc
   bool copies_ended(page_store*) const;    // if a wait is refused, it asks for the device
