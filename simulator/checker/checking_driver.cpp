@@ -428,8 +428,23 @@ status checking_driver::after_copy(status is, int device, moment const& before, 
   return is;
 }
 
+// The device may write at once. Another thread may then see an earlier copy complete before this call is recorded.
+void checking_driver::may_write(std::span<touch const> touches) {
+  if (process_was_forked())
+    return;
+  auto const known = judge_.lock();
+  if (known->reading.empty()) [[likely]]
+    return;
+  for (touch const& t : touches) {
+    if (t.writes)
+      known->drop_sources(t.at, t.bytes);
+  }
+}
+
 status checking_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   moment const now = before(device, s);
+  touch const written{reinterpret_cast<address>(dst), bytes, true};
+  may_write({&written, 1});
   status const is = inner_->copy(device, s, dst, src, bytes);
   return after_copy(is, device, now, dst, src, bytes);
 }
@@ -467,6 +482,7 @@ status checking_driver::enqueue(int device, stream_handle s, std::span<touch con
   boost::container::small_vector<range, 8> uses;
   for (touch const& t : touches)
     uses.push_back({t.at, t.bytes, t.writes});
+  may_write(touches);
   return after(inner_->enqueue(device, s, touches, w), device, now, {uses.data(), uses.size()}, "enqueue");
 }
 

@@ -120,6 +120,7 @@ class checking_driver final : public driver_front<checking_driver>, public test_
   template <class Ask>
   status of_event(event_handle, Ask);
   status note_stuck(status);  // for calls in which the host waits
+  void may_write(std::span<touch const>);
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
   // Require: the checker's lock.

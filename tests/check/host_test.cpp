@@ -500,5 +500,30 @@ TEST(host_uses, without_the_guard_only_calls_are_seen) {
   EXPECT_EQ(by_call.size(), 1u) << texts(by_call);
 }
 
+// The result of a loop comes into the memory that a copy has read, and another thread sees that copy complete. The
+// device may have written it before the call that enqueues the write is recorded.
+TEST(host_uses, a_source_that_later_work_overwrites_passes) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    simulated const like{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
+    expect_none(found_in(like, [] {
+      auto machine = simulation::of(runtime::current());
+      stream const s;
+      buffer const host = pinned(size), x(s, size), other(s, size);
+      fill(s, other.data(), std::byte{7}, size);
+      machine.spawn("writer", [&] {
+        copy(s, x.data(), host.data(), size, non_blocking);
+        copy(s, host.data(), other.data(), size, non_blocking);
+        write(s, host.data(), size);
+      });
+      machine.spawn("waiter", [&] {
+        for (int i = 0; i < 4; ++i)
+          s.synchronize();
+      });
+      machine.join();
+      s.synchronize();
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace weir::check_tests
