@@ -1,8 +1,10 @@
 // Events return to their pool after their times are read.
-// Threads: any. The lock is held across a driver call only to read times.
+// Threads: any. One thread at a time reads times; no lock that timed work needs is held over its driver calls.
 #include "streams/stream/timed_work.h"
 
+#include <algorithm>
 #include <deque>
+#include <iterator>
 #include <memory>
 
 #include "runtime/core/parts.h"
@@ -60,32 +62,52 @@ class stopwatch {
       is_time = pending_.size() > collect_beyond && pending_.size() % 256 == 0;
     }
     if (is_time)
-      collect(false);
+      collect_complete();
   }
 
-  void collect(bool wait) {
-    base::lock_guard const hold(lock_);
-    std::deque<pending> left;
-    for (pending& p : pending_) {
-      driver::event_handle const first = p.start->handle(), last = p.end->handle();
-      auto const is = wait ? machine_.synchronize_event(last) : machine_.query_event(last);
-      if (is.what == driver::code::not_ready) {
-        left.push_back(std::move(p));
-        continue;
-      }
-      auto const begin = machine_.elapsed_ms(p.from.event->handle(), first), length = machine_.elapsed_ms(first, last);
-      if (is.ok() && begin.ok() && length.ok()) {  // else it is dropped: it has no times
-        p.what.begin_ns = p.from.ns + static_cast<std::int64_t>(static_cast<double>(begin.value) * 1e6);
-        p.what.end_ns = p.what.begin_ns + static_cast<std::int64_t>(static_cast<double>(length.value) * 1e6);
-        observe::span_recorder::process().add(std::move(p.what));
-      }
-    }
-    pending_.swap(left);
+  // Blocks: until all that was added before is complete. Work of other threads is added meanwhile: this may wait for it.
+  void collect_all() {
+    base::lock_guard const alone(collecting_);
+    collect(true);
   }
 
  private:
+  void collect_complete() {
+    base::unique_lock const alone(collecting_, std::try_to_lock);
+    if (alone.owns_lock())
+      collect(false);
+  }
+  // Requires: collecting_
+  void collect(bool wait) {
+    std::deque<pending> mine;
+    {
+      base::lock_guard const hold(lock_);
+      mine.swap(pending_);
+    }
+    std::erase_if(mine, [&](pending& p) { return is_read(p, wait); });
+    // What is left has begun earlier than what was added meanwhile.
+    base::lock_guard const hold(lock_);
+    std::move(pending_.begin(), pending_.end(), std::back_inserter(mine));
+    pending_.swap(mine);
+  }
+  // False: it is not complete.
+  bool is_read(pending& p, bool wait) {
+    driver::event_handle const first = p.start->handle(), last = p.end->handle();
+    auto const is = wait ? machine_.synchronize_event(last) : machine_.query_event(last);
+    if (is.what == driver::code::not_ready)
+      return false;
+    auto const begin = machine_.elapsed_ms(p.from.event->handle(), first), length = machine_.elapsed_ms(first, last);
+    if (is.ok() && begin.ok() && length.ok()) {  // else it is dropped: it has no times
+      p.what.begin_ns = p.from.ns + static_cast<std::int64_t>(static_cast<double>(begin.value) * 1e6);
+      p.what.end_ns = p.what.begin_ns + static_cast<std::int64_t>(static_cast<double>(length.value) * 1e6);
+      observe::span_recorder::process().add(std::move(p.what));
+    }
+    return true;
+  }
+
   driver::driver& machine_;
   clock::clocks& clocks_;
+  base::mutex collecting_;  // held over driver calls; before lock_
   base::mutex lock_;
   std::deque<pending> pending_;
   std::vector<base_time> bases_;  // by device
@@ -166,7 +188,7 @@ void end_timed_launch() noexcept {
 void collect_timed_work(runtime::impl& r) noexcept {
   try {
     if (auto* const by = r.part_if_made<stopwatch>())
-      by->collect(true);
+      by->collect_all();
   } catch (std::bad_alloc const&) {}  // uncollected spans are collected later
 }
 

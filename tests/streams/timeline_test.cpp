@@ -284,6 +284,35 @@ TEST_F(timelines, a_copy_of_many_parts_is_one_call) {
   }
 }
 
+// What it waits for may itself wait for a call of another thread, as a collective does.
+TEST_F(timelines, work_goes_on_while_a_summary_waits) {
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB});
+  runtime_guard const in(machine);
+  stream busy, other;
+  buffer memory(other, 1_MiB);
+  record_timeline();
+  held kernel;
+  kernel.launch_on(busy, {});
+  std::thread asks([&] {
+    runtime_guard const here(machine);
+    EXPECT_NE(timeline_summary(), "");
+  });
+  std::atomic<bool> is_filled = false;
+  std::thread lets_go([&, go = kernel.go] {
+    for (int k = 0; k < 3000 && !is_filled; ++k)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(is_filled) << "the fill waited for the summary, which waits for the kernel";
+    go->store(true);
+  });
+  // By then the summary waits, nearly always.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  fill(other, memory.data(), std::byte{1}, 1_MiB);
+  is_filled = true;
+  asks.join();
+  lets_go.join();
+  stop_timeline();
+}
+
 TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {
   for (std::uint64_t const seed : tests::seeds("timeline", 100, 0, 33)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
