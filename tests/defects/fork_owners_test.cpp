@@ -17,6 +17,7 @@
 #include "weir/graph.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
+#include "weir/pipeline.h"
 #include "weir/pool.h"
 #include "weir/runtime.h"
 #include "weir/share.h"
@@ -128,6 +129,12 @@ struct range_of_timeline {
   std::unique_ptr<profile_range> range = std::make_unique<profile_range>("row");
 };
 
+// Its threads wait for a slot.
+struct full_loader {
+  loader from{{.batch_bytes = 1000, .slots = 2}, [](std::uint64_t, std::span<std::byte> to) { return to.size(); }};
+  std::optional<batch> held = from.next();
+};
+
 struct row {
   char const* name;
   std::function<owner()> make;
@@ -156,6 +163,7 @@ std::vector<row> const rows{
     {"spill", [] { return of<spill>(std::vector<pool*>{&some_pool()}); }},
     {"callback_registration",
      [] { return of<callback_registration>(on_out_of_memory([](memory_report const&) { return false; })); }},
+    {"loader, batch", [] { return of<full_loader>(); }},
     {"memory_tracker",
      [] {
        static std::ostringstream out;
@@ -232,6 +240,39 @@ TEST_F(fork_owners, of_ranks_refuse_their_calls_in_a_child) {
   EXPECT_EQ(child_that([&] { ::_exit(refuses(threads.ranks.all[0], *threads.buckets) ? 7 : 1); }), 7);
   EXPECT_EQ(processes.ranks.mine->failure(), "");
   EXPECT_EQ(threads.ranks.all[1].failure(), "");
+}
+
+// The child lacks the threads that fill and write. It is told so, also inside run_pipeline, which both go on with.
+TEST_F(fork_owners, of_a_loop_refuse_their_calls_in_a_child) {
+  auto const is_typed = [](auto f) {
+    try {
+      f();
+      return false;
+    } catch (not_supported const& e) {
+      return e.operands().find("child") != std::string_view::npos;
+    }
+  };
+  full_loader full;
+  EXPECT_EQ(child_that([&] { ::_exit(is_typed([&] { full.from.next(); }) ? 7 : 1); }), 7);
+  pid_t child = -1;
+  auto const go = [&] {
+    run_pipeline(
+        {.batch_bytes = 1000}, [](std::uint64_t n, std::span<std::byte> to) { return n < 4 ? to.size() : 0; },
+        [&](batch const& b) {
+          if (b.number() == 1)
+            child = ::fork();
+          if (child == 0)
+            ::alarm(10);
+        },
+        [](std::uint64_t, std::span<std::byte const>) {});
+  };
+  bool const refused = is_typed(go);
+  if (child == 0)
+    ::_exit(refused ? 7 : 1);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_FALSE(refused);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 }  // namespace

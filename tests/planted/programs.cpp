@@ -13,6 +13,7 @@
 #include "tests/model/legacy_program.h"
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
+#include "tests/model/pipeline_program.h"
 #include "tests/model/places_program.h"
 #include "tests/model/pools_program.h"
 #include "tests/model/share_program.h"
@@ -55,6 +56,7 @@ std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
+      {"pipelines", [](std::uint64_t seed) { return pipeline_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
       {"shared pages", [](std::uint64_t seed) { return memory_program(seed, about::small_blocks).run(); }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
