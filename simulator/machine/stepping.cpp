@@ -90,15 +90,19 @@ void stepping::start(stream& s) {
     host_function_of_ = s.weak_from_this();
 }
 
+memory::pins stepping::reach_of(operation const& o) const {
+  using kind = operation::kind;
+  if (o.what == kind::host)
+    return memory::pins::anywhere;
+  // Pages are closed to every thread: the system would refuse a call of another one with them.
+  bool const others_run = !all_.has_hosts() && all_.who_calls && all_.who_calls->count() > 1;
+  return o.what == kind::work && o.job.run && !others_run ? memory::pins::alone : memory::pins::declared;
+}
+
 void stepping::write(stream& s) {
   operation& o = s.queue.front();
   shadow& mine = running_[s.id];
-  using pins = memory::pins;
-  using kind = operation::kind;
-  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses,
-                                     o.what == kind::host                ? pins::anywhere
-                                     : o.what == kind::work && o.job.run ? pins::alone
-                                                                         : pins::declared);
+  std::optional<memory::at_work> now(std::in_place, all_.bytes, mine.uses, reach_of(o));
   for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k)
     std::memcpy(k->first, k->second.data(), k->second.size());
   o.run();

@@ -38,6 +38,7 @@ class stepping : public executor {
   };
   void start(stream&);
   void poison(operation const&, shadow&);
+  memory::pins reach_of(operation const&) const;  // the pinned bytes that it may access
   void write(stream&);
   void finish(stream&);
 

@@ -1,10 +1,12 @@
 // System calls with pinned bytes while the checker guards pages. The system gives no signal before it refuses a page.
-// Threads: one; the machine's besides.
+// Threads: one, and in one test a second one; the machine's besides.
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "tests/check/programs.h"
@@ -94,6 +96,34 @@ TEST(system_calls, with_the_bytes_in_use_are_refused) {
     s.synchronize();
     EXPECT_TRUE(f.take(whole.data(), page));
   });
+}
+
+// Work of one thread runs, and another thread reads into pinned bytes of its own. No page is closed to it.
+TEST(system_calls, use_pinned_bytes_beside_work_of_another_thread) {
+  simulated const like{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 3};
+  expect_none(found_in(like, [] {
+    stream const s;
+    buffer const x(s, page), mine = pinned(page);
+    std::atomic<bool> comes = false, over = false;
+    int refused = 0;
+    std::thread other([&, &machine = runtime::current()] {
+      runtime_guard const in(machine);
+      files const f;
+      s.synchronize();
+      comes = true;
+      while (!over)
+        refused += !f.give(mine.data(), page);
+    });
+    while (!comes)
+      std::this_thread::yield();
+    for (int i = 0; i < 2000; ++i) {
+      write(s, x.data(), page);
+      s.synchronize();
+    }
+    over = true;
+    other.join();
+    EXPECT_EQ(refused, 0);
+  }));
 }
 
 }  // namespace
