@@ -23,7 +23,7 @@ namespace weir WEIR_API {
 
 // Writes the bytes of a batch to pinned memory, which holds batch_bytes. Batches count from 0.
 // Returns: how many bytes it wrote; 0: there is no such batch, nor a later one.
-// A library thread calls it. With several threads, calls for different batches run at the same time, and some
+// A library thread calls it, with the loop's device current. With several threads, calls for different batches run at the same time, and some
 // may be for batches behind the end.
 using fill_function = std::function<size_t(std::uint64_t number, std::span<std::byte> to)>;
 

@@ -97,6 +97,12 @@ void batch_ring::fill_batches() {
   }
 }
 
+// The device of the loop is current in functions of the program.
+void batch_ring::enter(std::string const& what) const {
+  (void)known_.get(name_, what, at_);
+  set_device(device_, at_);
+}
+
 batch_slot* batch_ring::slot_to_fill() {
   base::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return closed_.load() || to_fill_ >= end_ || !free_.empty(); });
@@ -110,8 +116,7 @@ batch_slot* batch_ring::slot_to_fill() {
 }
 
 std::size_t batch_ring::filled_by_program(batch_slot& s) {
-  (void)known_.get(name_, "fill of " + batch_text(s.number), at_);
-  set_device(device_, at_);
+  enter("fill of " + batch_text(s.number));
   // The engine may still read what the slot's last batch left in pinned memory.
   s.copied.synchronize(at_);
   std::size_t bytes = 0;
@@ -291,6 +296,7 @@ batch_slot* batch_ring::result_to_write() {
 }
 
 void batch_ring::write_by_program(batch_slot& s) {
+  enter("write of " + batch_text(s.number));
   s.returned.synchronize(at_);
   try {
     write_(s.number, s.host.host<std::byte>(at_).first(s.result_bytes));

@@ -52,6 +52,7 @@ class batch_ring : public std::enable_shared_from_this<batch_ring> {
   static constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
 
   static void require_arguments(char const* name, pipeline_options const&, bool has_functions, source_location);
+  void enter(std::string const& what) const;  // Throws: invalid_use (the runtime has ended), device_lost
   void fill_batches();
   batch_slot* slot_to_fill();                  // null: no more
   std::size_t filled_by_program(batch_slot&);  // Returns: bytes. Throws: batch_failed, invalid_use
