@@ -92,6 +92,7 @@ class loader {
   // Throws: invalid_use (no bytes, slots, threads or function), out_of_memory, device_lost, driver_error
   loader(loader_options, fill_function, source_location = source_location::current());
   // Blocks: until the calls of the function that run have returned. The consumer's work goes on.
+  // A runtime that ends first ends the loader.
   ~loader();
   loader(loader const&) = delete;
   // Returns: the next batch, in order, copied before later work of the stream; nullopt after the last one.

@@ -26,6 +26,29 @@ std::string batch_text(std::uint64_t number) {
   return "batch " + std::to_string(number);
 }
 
+// The loops of one runtime. Their threads use it, so they end before its first part does.
+class loops {
+ public:
+  explicit loops(runtime::impl& r) {
+    r.before_the_end(this, [](void* self) noexcept { static_cast<loops*>(self)->close(); });
+  }
+  void add(std::weak_ptr<batch_ring> ring) {
+    auto all = all_.lock();
+    std::erase_if(*all, [](auto const& r) { return r.expired(); });
+    all->push_back(std::move(ring));
+  }
+
+ private:
+  void close() noexcept {
+    auto const all = all_.lock();
+    for (auto const& r : *all) {
+      if (auto const ring = r.lock())
+        ring->close();
+    }
+  }
+  base::guarded<std::vector<std::weak_ptr<batch_ring>>> all_;
+};
+
 }  // namespace
 
 batch_ring::batch_ring(char const* name, pipeline_options with, fill_function fill, write_function write,
@@ -66,6 +89,7 @@ void batch_ring::require_arguments(char const* name, pipeline_options const& wit
 }
 
 void batch_ring::start() {
+  runtime_.get().part<loops>().add(weak_from_this());
   for (int i = 0; i < with_.threads; ++i)
     threads_.emplace_back([this] { fill_batches(); });
   if (has_results())
@@ -213,11 +237,12 @@ batch_slot* batch_ring::wait_for_next(std::string const& operation, source_locat
   batch_slot* found = nullptr;
   changed_.wait(lock, [&] {
     found = find(taken_, batch_slot::state::given);
-    return found || taken_ >= end_ || all_are_held();
+    return found || closed_.load() || taken_ >= end_ || all_are_held();
   });
-  if (taken_ < end_ && found)
+  if (taken_ < end_ && found && !closed_.load())
     return found;
   in_next_ = false;
+  require_open(operation, at);
   if (taken_ < end_)
     throw invalid_use(operation,
                       "all " + std::to_string(with_.slots) + " slots are held by batches, so " + batch_text(taken_) +
@@ -227,6 +252,12 @@ batch_slot* batch_ring::wait_for_next(std::string const& operation, source_locat
     std::rethrow_exception(why_);
   told_the_end_ = true;
   return nullptr;
+}
+
+void batch_ring::require_open(std::string const& operation, source_location at) const {
+  if (closed_.load())
+    throw invalid_use(operation, "a loop that has ended, or whose runtime has",
+                      "Let the loop and its runtime live until the last batch", at, error_id{484});
 }
 
 // A result is written in order: it waits behind a batch that is held.
@@ -312,7 +343,8 @@ void batch_ring::wait_for_writes(source_location at) {
   if (process_was_forked())
     streams::throw_forked(name_, at);
   base::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return to_write_ >= end_; });
+  changed_.wait(lock, [this] { return closed_.load() || to_write_ >= end_; });
+  require_open(name_, at);
   if (why_)
     std::rethrow_exception(why_);
 }
@@ -352,14 +384,15 @@ void batch_ring::end_at(std::uint64_t number, std::exception_ptr why) noexcept {
 void batch_ring::close() noexcept {
   {
     base::lock_guard const lock(mutex_);
-    closed_.store(true);
+    if (closed_.exchange(true))
+      return;
     changed_.notify_all();
   }
   for (base::thread& t : threads_)
     t.join();
   threads_.clear();
   for (batch_slot& s : slots_) {
-    // The memory serves others behind all of its uses. A lost device, or a runtime that has ended, has none.
+    // The memory serves others behind all of its uses. A lost device has none.
     try {
       if (s.is == batch_slot::state::taken)
         s.used = s.consumer->stamp();

@@ -41,7 +41,7 @@ class batch_ring : public std::enable_shared_from_this<batch_ring> {
   // No batch from this one on is given out or written. why: null for the end.
   void end_at(std::uint64_t number, std::exception_ptr why) noexcept;
   void wait_for_writes(source_location);  // Throws: what ended the loop; not_supported (in a forked child)
-  void close() noexcept;                  // Blocks: until all threads have ended. Idempotent
+  void close() noexcept;  // Blocks: until all threads have ended. Idempotent. The runtime's end calls it, too
 
   bool is_closed() const noexcept { return closed_.load(); }
   bool has_results() const noexcept { return static_cast<bool>(write_); }
@@ -52,6 +52,7 @@ class batch_ring : public std::enable_shared_from_this<batch_ring> {
   static constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
 
   static void require_arguments(char const* name, pipeline_options const&, bool has_functions, source_location);
+  void require_open(std::string const& operation, source_location) const;
   void enter(std::string const& what) const;  // Throws: invalid_use (the runtime has ended), device_lost
   void fill_batches();
   batch_slot* slot_to_fill();                  // null: no more

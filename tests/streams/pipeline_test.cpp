@@ -306,6 +306,39 @@ TEST(pipelines_of_runtimes, a_loader_may_end_after_its_runtime) {
   kept.reset();
 }
 
+// A thread that waits for a batch is told so. The runtime's end waits for the call of fill.
+TEST(pipelines_of_runtimes, a_runtime_ends_a_loop_that_waits) {
+  auto machine = std::make_unique<runtime>(simulated{.devices = 1, .memory = 64_MiB});
+  std::optional<runtime_guard> in(std::in_place, *machine);
+  std::atomic<bool> waits = false, go = false;
+  loader from({.batch_bytes = batch_bytes}, [&](std::uint64_t n, std::span<std::byte> to) {
+    while (n == 1 && !go)
+      std::this_thread::yield();
+    return to.size();
+  });
+  auto const kept = from.next();
+  std::string said;
+  std::thread consumer([&] {
+    waits = true;
+    said = refused<invalid_use>([&] { from.next(kept->stream()); });
+  });
+  while (!waits)
+    std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::thread until_it_ends([&] {
+    (void)refused<invalid_use>([&] {
+      while (kept->data())
+        std::this_thread::yield();
+    });
+    go = true;
+  });
+  in.reset();
+  machine.reset();
+  consumer.join();
+  until_it_ends.join();
+  EXPECT_EQ(said, "a loop that has ended, or whose runtime has");
+}
+
 // ---- results --------------------------------------------------------------------------------------------
 
 void double_bytes(batch const& b, std::byte* to) {
