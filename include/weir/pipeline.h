@@ -23,17 +23,18 @@ namespace weir WEIR_API {
 
 // Writes the bytes of a batch to pinned memory, which holds batch_bytes. Batches count from 0.
 // Returns: how many bytes it wrote; 0: there is no such batch, nor a later one.
-// A library thread calls it, with the loop's device current. With several threads, calls for different batches run at the same time, and some
-// may be for batches behind the end.
+// A library thread calls it, with the loop's device current. With several threads, calls for different batches run
+// at the same time, and some may be for batches behind the end.
 using fill_function = std::function<size_t(std::uint64_t number, std::span<std::byte> to)>;
 
 // A function of the program threw. Batches before number() are not affected; no later one is given out.
 class batch_failed : public std::runtime_error, public error {
  public:
+  // As weir::error, with the batch and what the function threw
   batch_failed(std::uint64_t number, std::exception_ptr cause, std::string operation, std::string operands,
                std::string remedy, source_location, error_id = error_id::none);
   char const* what() const noexcept override { return std::runtime_error::what(); }
-  std::uint64_t number() const noexcept { return number_; }
+  std::uint64_t number() const noexcept { return number_; }     // of the batch
   std::exception_ptr cause() const noexcept { return cause_; }  // what the function threw
 
  private:
@@ -49,10 +50,12 @@ class batch {  // move-only
   batch(batch&&) noexcept = default;
   batch& operator=(batch&&) noexcept;
   ~batch();
-  std::uint64_t number() const noexcept { return number_; }
-  size_t size() const noexcept { return size_; }  // bytes that were filled
-  stream_ref stream() const noexcept { return stream_; }
+  std::uint64_t number() const noexcept { return number_; }  // counts from 0
+  size_t size() const noexcept { return size_; }             // bytes that were filled
+  stream_ref stream() const noexcept { return stream_; }     // the consumer's
+  // Device memory. Throws: invalid_use
   void* data(source_location = source_location::current()) const;
+  // Likewise
   template <class T>
   T* data(source_location at = source_location::current()) const {
     return static_cast<T*>(data(at));
@@ -79,11 +82,12 @@ class batch {  // move-only
   stream_ref stream_;
 };
 
+// Of a loader
 struct loader_options {
   size_t batch_bytes = 0;  // the most that a batch has
   int slots = 3;           // each holds a batch in pinned memory and in device memory
   int threads = 1;         // that fill
-  device on = gpu;
+  device on = gpu;         // that gets the batches
 };
 
 // Fills batches ahead with threads of its own, and copies each to the device on a stream of its own.
@@ -108,12 +112,13 @@ class loader {
   std::shared_ptr<peer::batch_ring> ring_;
 };
 
+// Of run_pipeline
 struct pipeline_options {
   size_t batch_bytes = 0;   // the most that a batch has
   size_t result_bytes = 0;  // of a result beside the batch; 0: compute changes the batch in place
   int slots = 3;            // batches under way at most
   int threads = 1;          // that fill
-  device on = gpu;
+  device on = gpu;          // that computes
 };
 
 // Takes all batches through the device: fill, copy in, compute, copy out, write. The five overlap.

@@ -110,7 +110,6 @@ class capture_under_way {
         at_(at) {
     auto const begin = [&] {
       begin_in_driver(mode);
-      open_ = true;
       auto const lane = s.lane();
       require(lane.is, "graph::capture", name_, "", at);
       number_ = lane.value->capture();
@@ -147,11 +146,14 @@ class capture_under_way {
  private:
   void begin_in_driver(driver::capture_mode mode) {
     auto const begun = stream_.owner().part<clock::clocks>().begin_capture(stream_, mode);
-    require(begun, "graph::capture", name_,
-            begun.what == driver::code::not_permitted
-                ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
-                : "",
-            at_);
+    open_ = begun.ok();
+    // The texts of an error need host memory, which the capture's end does not.
+    if (!open_)
+      require(begun, "graph::capture", name_,
+              begun.what == driver::code::not_permitted
+                  ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
+                  : "",
+              at_);
   }
   driver::result<graph_handle> close() noexcept {
     open_ = false;
