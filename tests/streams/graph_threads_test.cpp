@@ -35,5 +35,28 @@ TEST(graphs_among_threads, a_capture_has_its_memory_from_the_start) {
   }
 }
 
+// Whoever first notes that the stream is captured closes the fast paths of all threads.
+TEST(graphs_among_threads, an_asker_leaves_no_fast_path_open) {
+  for (auto const seed : tests::seeds("graphs_asked_meanwhile", 200)) {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
+    runtime_guard const in(machine);
+    stream s;
+    auto control = simulation::of(machine);
+    graph_memory const memory;
+    std::optional<graph> g;
+    control.spawn("captures", [&] {
+      for (int i = 0; i < 3; ++i)
+        deallocate(allocate(s, 512));
+      g.emplace(graph::capture(s, [&] { deallocate(allocate(s, 512)); }, {.memory = &memory}));
+    });
+    control.spawn("asks", [&] {
+      for (int i = 0; i < 4; ++i)
+        (void)s.ref().is_capturing();
+    });
+    control.join();
+    EXPECT_GT(memory.reserved(), 0u) << "WEIR_TEST_SEED=" << seed;
+  }
+}
+
 }  // namespace
 }  // namespace weir
