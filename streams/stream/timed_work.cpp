@@ -65,7 +65,7 @@ class stopwatch {
       collect_complete();
   }
 
-  // Blocks: until all that was added before is complete. Work of other threads is added meanwhile: this may wait for it.
+  // Blocks: until all that was added before is complete. Other threads add work meanwhile, for which this may wait.
   void collect_all() {
     base::lock_guard const alone(collecting_);
     collect(true);

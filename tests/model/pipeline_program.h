@@ -80,7 +80,7 @@ class pipeline_program {
   std::size_t fill(std::uint64_t batch, std::span<std::byte> to) {
     if (batch == batches_)
       return 0;
-    fail_here(stage::fill, batch);  // also behind the end, where nobody may notice
+    fail_here(stage::fill, batch);  // a failure behind the end may stay unseen
     if (batch > batches_)
       return 0;
     for (std::size_t i = 0; i < size_of(batch); ++i)

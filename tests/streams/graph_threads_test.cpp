@@ -35,7 +35,7 @@ TEST(graphs_among_threads, a_capture_has_its_memory_from_the_start) {
   }
 }
 
-// Whoever first notes that the stream is captured closes the fast paths of all threads.
+// The thread that first notes the capture closes the fast paths of all threads.
 TEST(graphs_among_threads, an_asker_leaves_no_fast_path_open) {
   for (auto const seed : tests::seeds("graphs_asked_meanwhile", 200)) {
     runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});

@@ -66,7 +66,7 @@ TEST_F(history, nothing_is_written_before_and_after) {
   EXPECT_TRUE(memory_by_line().empty());
 }
 
-// Whoever freed it, and by which call.
+// The block's owner, another thread or any call may free it.
 TEST_F(history, the_free_of_a_block_from_before_is_whole) {
   stream side;
   void *const plain = allocate(700), *const of_a_stream = allocate(side, 5_MiB);

@@ -278,7 +278,7 @@ TEST_F(pipelines, an_exception_of_the_consumer_ends_a_loader) {
   EXPECT_THROW(consume(), std::length_error);
 }
 
-// Work that was given last uses the slots after the loader's end: nobody else gets their memory before.
+// The last work uses the slots after the loader's end. Their memory serves no other block before that work is done.
 TEST_F(stepped_pipelines, memory_serves_others_behind_the_work_given) {
   stream compute, other;
   buffer const seen = pinned(batch_bytes);

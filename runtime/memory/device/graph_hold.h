@@ -74,7 +74,8 @@ class graph_choices {
   explicit graph_choices(weir::runtime::impl& r) : machine_(r.machine()) {}
 
   void declare(std::uint64_t capture, graph_holder);  // Throws: bad_alloc
-  // The same of a capture that begin() begins and whose number it returns. No call chooses for that capture before it is declared.
+  // The same of a capture that begin() begins and whose number it returns. No call chooses for that capture
+  // before it is declared.
   // Blocks: while another one begins. Throws: bad_alloc, and what begin() throws
   template <class Begin>
   void declare_as_it_begins(Begin const& begin, graph_holder h) {

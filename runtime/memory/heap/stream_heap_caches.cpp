@@ -175,7 +175,8 @@ bool stream_heap::open(thread_cache& c) noexcept {
   if (c.of.load() != this || !cacheable())
     return false;
   c.open(home());
-  // The sole cache gets a grant at its next call. Any other one reports now, and from here on to the lock's holder only.
+  // The sole cache gets a grant at its next call. Any other one reports now, and from here on to the lock's
+  // holder only.
   if (&c != sole_) {
     c.publish(counts_);
     c.publish_freely();
