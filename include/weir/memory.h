@@ -164,10 +164,10 @@ struct pinned_allocator {
 
 // Returns cached memory of the device to the driver, in bytes. Blocks: until freed memory is complete.
 size_t empty_cache(device = gpu, source_location = source_location::current());
-// Returns what the device's current stream could allocate now, after all recovery steps but callbacks. Memory
-// that waits for work counts, so such an allocation may block for it. Under a limit of weir's,
-// allocate(largest) then succeeds and a block of 512 B more is refused, unless another thread allocates
-// meanwhile or the driver refuses a call. Without a limit, the answer relies on the device's free memory,
+// Returns what the device's current stream could allocate now, after all recovery steps but callbacks and spills:
+// a spill serves more. Memory that waits for work counts, so such an allocation may block for it. Under a limit of
+// weir's, allocate(largest) then succeeds and a block of 512 B more is refused, unless another thread allocates
+// meanwhile, a spill begins or the driver refuses a call. Without a limit, the answer relies on the device's free memory,
 // which other processes may take. Changes nothing: no block is moved, no page mapped. Blocks: allocations of
 // a stream while weir reads its memory.
 headroom memory_headroom(device = gpu, source_location = source_location::current());

@@ -50,8 +50,12 @@ result<stream_clock*> stream_clock::lane() {
       return {note(number.is), nullptr};
     if (!note_captured(number.value != 0, seen))
       continue;
-    if (number.value)
-      return {{}, &runtime_.part<clocks>().lane_of(*this, number.value)};
+    if (number.value) {
+      stream_clock& its = runtime_.part<clocks>().lane_of(*this, number.value);
+      // The end of the capture before may have been noted until the lane was there.
+      saw_captured(true);
+      return {{}, &its};
+    }
     if (last)
       runtime_.part<clocks>().capture_ended(last);
     return {{}, nullptr};

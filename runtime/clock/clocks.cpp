@@ -192,6 +192,7 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   if (last) {
     if (auto const before = all->extract(last->capture()))
       ended = std::move(before.mapped());
+    state::note_end(ended, &s);
   }
   auto& lanes = (*all)[capture];
   base::make_room(lanes);
@@ -205,8 +206,35 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
 }
 
 std::vector<stream_clock*> clocks::state::take_lanes(std::uint64_t capture) noexcept {
-  auto lanes = captures.lock()->extract(capture);
-  return lanes ? std::move(lanes.mapped()) : std::vector<stream_clock*>();
+  auto all = captures.lock();
+  auto lanes = all->extract(capture);
+  if (!lanes)
+    return {};
+  note_end(lanes.mapped());
+  return std::move(lanes.mapped());
+}
+
+void clocks::state::note_end(std::span<stream_clock* const> lanes, stream_clock const* in_another) noexcept {
+  for (stream_clock* const lane : lanes) {
+    stream_clock* const its = lane->stands_for();
+    // Its next capture gives it another lane, under the same lock.
+    bool const is_its_last = its && its != in_another && its->lane_.load() == lane;
+    if (is_its_last && its->alive() == life::borrowed)
+      its->saw_captured(false);
+  }
+}
+
+stream_clock* clocks::joined_to(stream_clock const& borrowed) const {
+  auto const all = state_->captures.lock();
+  auto const in = all->find(borrowed.last_capture());
+  if (in == all->end())
+    return nullptr;
+  for (stream_clock const* const lane : in->second) {
+    stream_clock* const its = lane->stands_for();
+    if (its->alive() == life::own && its->lane_.load() == lane)
+      return its;
+  }
+  return nullptr;
 }
 
 void clocks::end_capture_of(std::span<stream_clock* const> lanes) noexcept {
@@ -340,16 +368,19 @@ std::vector<stream_clock*> clocks::state::living_on(int device) {
 // The driver would refuse a wait for the device by spoiling their captures.
 bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   for (stream_clock const* const t : living) {
+    stream_clock const* asked = t;
     // The driver is not asked about a borrowed stream, which may exist no more.
     if (t->alive() == life::borrowed) {
-      if (t->seen_captured())
+      if (!t->seen_captured())
+        continue;
+      asked = runtime.part<clocks>().joined_to(*t);
+      if (!asked)
         return true;
-      continue;
     }
-    stream_clock::stay const here(*t);
+    stream_clock::stay const here(*asked);
     if (!here)
       continue;
-    if (auto const inside = t->captured(); inside.ok() && inside.value)
+    if (auto const inside = asked->captured(); inside.ok() && inside.value)
       return true;
   }
   return false;
@@ -393,7 +424,7 @@ driver::status clocks::synchronize_device(int device) try {
     return {driver::code::not_permitted};
   stream_clock::common::device_wait const no_capture_begins(
       state_->shared->waits_by_device[static_cast<std::size_t>(device)]);
-  if (state::is_any_captured(state_->living_on(device)))
+  if (state_->is_any_captured(state_->living_on(device)))
     return {driver::code::not_permitted};
   // Numbers are begun before the call: it completes all stamps up to them.
   auto const all = state_->begin_on(device);

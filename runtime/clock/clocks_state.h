@@ -72,8 +72,11 @@ struct clocks::state {
   };
   std::vector<awaited> begin_on(int device);         // of every stream there. Throws: bad_alloc
   std::vector<stream_clock*> living_on(int device);  // Throws: bad_alloc
-  static bool is_any_captured(std::span<stream_clock* const>);
+  bool is_any_captured(std::span<stream_clock* const>);
   std::vector<stream_clock*> take_lanes(std::uint64_t capture) noexcept;
+  // That capture is over: its borrowed streams are no longer seen as captured, unless they are in another one.
+  // Requires: captures
+  static void note_end(std::span<stream_clock* const> lanes, stream_clock const* in_another = nullptr) noexcept;
   void ask_the_captured() noexcept;  // those that were captured when they were last asked
 };
 

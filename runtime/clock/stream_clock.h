@@ -369,9 +369,12 @@ class clocks {
   stream_clock& lane_of(stream_clock&, std::uint64_t capture);
   // Ends the capture of that number, which the stream began. Ensures: all its streams are known not to be captured
   driver::result<driver::graph_handle> end_capture(stream_clock&, std::uint64_t capture) noexcept;
-  // That capture has ended, whole or not: its lanes are retired, their stamps complete. Streams that were seen
-  // captured are asked again, but for borrowed ones. Idempotent.
+  // That capture has ended, whole or not: its lanes are retired, their stamps complete. Its borrowed streams are seen
+  // as not captured. Others that were seen captured are asked again. Idempotent.
   void capture_ended(std::uint64_t capture) noexcept;
+  // A stream of weir's own in the capture of this borrowed one. It may be asked at any time whether that is over.
+  // Null: none is known
+  stream_clock* joined_to(stream_clock const& borrowed) const;
   // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
   stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
   void let_go(stream_clock& keeper) noexcept;  // its stamps are complete

@@ -11,6 +11,7 @@
 #include "runtime/base/lasting.h"
 #include "streams/stream/by_handle.h"
 #include "streams/stream/context.h"
+#include "streams/stream/stream_pool.h"
 
 namespace weir::streams {
 namespace {
@@ -134,13 +135,58 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
   found->saw_captured(is.value.captured);
   clock::named_in_call const now(*found);
   // The lane is asked for now: a free that names no stream asks nothing, and finds only a known lane.
-  if (is.value.captured)
+  if (is.value.captured) {
     (void)found->lane();
+    join_capture_of(*found, at);
+  }
   if (found->owes_fence() && !is.value.captured)
     (void)found->fence();
   if (!gone.empty())
     retire(gone);
   return *found;
+}
+
+// Without such a stream weir waits for no device until the program names the stream outside of its capture.
+void borrowed_streams::join_capture_of(clock::stream_clock& captured, source_location at) try {
+  if (clocks_.joined_to(captured))
+    return;
+  uncaptured_stream const one(*this, captured.device(), at);
+  (void)one.stream().join(captured);
+} catch (std::exception const&) {}  // no host memory, or no stream
+
+borrowed_streams::uncaptured_stream::uncaptured_stream(borrowed_streams& from, int device, source_location at)
+    : from_(from) {
+  for (std::size_t next = 0;; ++next) {
+    stream_ = from_.take_idle(device, next);
+    if (!stream_) {
+      auto& made =
+          from_.runtime_.part<stream_pool>().lease(device, driver::stream_kind::independent, priority::normal, at);
+      auto all = from_.contents_.lock();
+      all->internal.push_back({&made, true});
+      stream_ = &made;
+    }
+    // A stream may have been given back inside a capture that goes on.
+    if (auto const inside = stream_->captured(); !inside.ok() || !inside.value)
+      return;
+    from_.give_back(*stream_);
+  }
+}
+
+clock::stream_clock* borrowed_streams::take_idle(int device, std::size_t& next) {
+  auto all = contents_.lock();
+  for (; next < all->internal.size(); ++next) {
+    auto& here = all->internal[next];
+    if (here.joins || here.stream->device() != device)
+      continue;
+    here.joins = true;
+    return here.stream;
+  }
+  return nullptr;
+}
+
+void borrowed_streams::give_back(clock::stream_clock const& s) noexcept {
+  auto all = contents_.lock();
+  std::ranges::find(all->internal, &s, &contents::internal_stream::stream)->joins = false;
 }
 
 // With no lock held, because it makes driver calls. None of these can be found any more.

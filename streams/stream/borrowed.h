@@ -49,10 +49,31 @@ class borrowed_streams {
     std::map<place, std::uint64_t> ids;              // the last id seen at a handle
     std::map<place, clock::stream_clock*> captured;  // not seen outside of a capture yet
     std::vector<std::size_t> uncovered;              // by device: gone, without a fence, since it was last waited for
+    struct internal_stream {
+      clock::stream_clock* stream;
+      bool joins = false;  // a call has taken it
+    };
+    std::vector<internal_stream> internal;  // none goes
     std::uint64_t turn = 0;
     std::size_t after_look = 0;  // how many were known when some were last forgotten
   };
   void retire(streams_gone const&);
+  // An internal stream joins the capture, and is given no work there. It tells when the capture is over, although the
+  // program's stream may be gone by then.
+  void join_capture_of(clock::stream_clock& captured, source_location);
+  class uncaptured_stream {  // internal, for one call. Throws: as stream_pool::lease()
+   public:
+    uncaptured_stream(borrowed_streams&, int device, source_location);
+    ~uncaptured_stream() { from_.give_back(*stream_); }
+    uncaptured_stream(uncaptured_stream const&) = delete;
+    clock::stream_clock& stream() const noexcept { return *stream_; }
+
+   private:
+    borrowed_streams& from_;
+    clock::stream_clock* stream_ = nullptr;
+  };
+  clock::stream_clock* take_idle(int device, std::size_t& next);  // from that place on. Null: there is none
+  void give_back(clock::stream_clock const&) noexcept;
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
   // Without driver calls. Null: the driver has to be asked for its device first. asked: it was
   clock::stream_clock* look_up(int& device, driver::identity const&, of, bool asked, streams_gone&, source_location);

@@ -424,6 +424,37 @@ TEST_F(handles, a_capture_survives_its_streams_being_named) {
   deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
 }
 
+// The handle is not named again, or its stream has gone: a stream that has joined tells that its capture is over.
+TEST_F(handles, a_capture_that_is_over_keeps_nobody_from_a_wait) {
+  for (bool const exists : {true, false}) {
+    for (int times = 0; times < 3; ++times) {
+      auto theirs = std::make_unique<simulated_stream>(device(0));
+      theirs->begin_capture();
+      deallocate(borrow_stream(0, theirs->handle()), allocate(borrow_stream(0, theirs->handle()), small));
+      EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152")) << "the capture goes on";
+      theirs->end_capture();  // throws if it was spoiled
+      if (!exists)
+        theirs.reset();
+      EXPECT_NO_THROW(synchronize(0)) << exists;
+    }
+  }
+}
+TEST_F(handles, captures_at_once_are_told_apart) {
+  std::array<std::unique_ptr<simulated_stream>, 3> theirs;
+  for (auto& one : theirs) {
+    one = std::make_unique<simulated_stream>(device(0));
+    one->begin_capture();
+    (void)borrow_stream(0, one->handle());
+    (void)borrow_stream(0, one->handle());
+  }
+  for (auto& one : theirs) {
+    EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152"));
+    one->end_capture();
+    one.reset();
+  }
+  EXPECT_NO_THROW(synchronize(0));
+}
+
 // No driver call tells the capture of a handle that has gone. The event makes the capture known to weir.
 TEST_F(handles, a_block_outlives_a_stream_that_was_captured) {
   void* const p = allocate(default_stream(0), small);

@@ -94,6 +94,24 @@ TEST(machine_handles, a_capture_survives_being_named) {
   }
 }
 
+// A stream of weir's own has joined the capture without work. It tells that the capture is over.
+TEST(machine_handles, a_capture_is_over_without_its_stream) {
+  synchronize(0);
+  for (auto const mode : {driver::capture_mode::global, driver::capture_mode::this_thread}) {
+    for (int times = 0; times < 2; ++times) {
+      std::optional<program_stream> theirs(std::in_place);
+      ASSERT_TRUE(theirs->machine().begin_capture(0, theirs->number(), mode).ok());
+      EXPECT_EQ(weir_free_on_stream(allocate(borrow_stream(0, theirs->handle()), 512), 0, theirs->handle()), WEIR_OK);
+      EXPECT_THROW(synchronize(0), invalid_use);
+      auto const graph = theirs->machine().end_capture(0, theirs->number());
+      ASSERT_TRUE(graph.ok());
+      theirs.reset();
+      EXPECT_NO_THROW(synchronize(0));
+      (void)theirs->machine().destroy_graph(graph.value);
+    }
+  }
+}
+
 TEST(machine_handles, each_thread_has_its_per_thread_stream) {
   auto* const per_thread = reinterpret_cast<CUstream_st*>(2);
   auto const mine = borrow_stream(0, per_thread).id();

@@ -386,7 +386,7 @@ class memory_program {
     must(machine().begin_capture(device_of(s), line(s).handle(), modes[below(3)]), "begin_capture");
     captured_ = true;
     if (line(s).alive() == clock::life::borrowed)
-      line(s).saw_captured(true);  // by a call that names it
+      (void)line(s).lane();  // by a call that names it
     must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     for (int i = 0, n = 1 + below(6); i < n && wrong_.ok(); ++i) {
       int const t = below(static_cast<int>(lines_.size()));
