@@ -114,7 +114,10 @@ TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
   memory::stream_heap& of_a = d.heaps.of(a);
   EXPECT_FALSE(d.heaps.add_readers_of_all(2, 0)) << "one heap is there already";
   EXPECT_TRUE(d.heaps.add_readers_of_all(2, 1));
-  d.heaps.add_readers(a, 4);
+  memory::stream_heap* const opened[] = {&of_a};
+  EXPECT_FALSE(d.heaps.add_readers(a, 4, {})) << "its heap was not opened";
+  EXPECT_EQ(of_a.readers(), 2u);
+  EXPECT_TRUE(d.heaps.add_readers(a, 4, opened));
   EXPECT_EQ(of_a.readers(), 6u);
   EXPECT_EQ(d.heaps.of(b).readers(), 2u);
   EXPECT_FALSE(memory::heap_table::may_lend(d.heaps.of(b), of_a)) << "device 2 would not reach the block";

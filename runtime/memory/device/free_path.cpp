@@ -100,7 +100,7 @@ clock::stream_clock* free_path::busy_user(session const& in, block_ref const& b,
 // For a stream of which the driver did not say in which capture it is. If captured() gets an answer, the
 // capture is spoiled, and nothing of it will run. If it is refused, too, this is a host function, which
 // cannot ask at all.
-void free_path::refuse_in_host_function(clock::stream_clock const& s, source_location at) {
+void free_path::refuse_if_in_host_function(clock::stream_clock const& s, source_location at) {
   if (s.captured().is.what != driver::code::not_permitted)
     return;
   throw driver_error(0, "deallocate",
@@ -118,22 +118,28 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   // A borrowed stream exists for sure while this call names it. A lane is no stream.
   bool const exists =
       here && (s.alive() != clock::life::borrowed || clock::named_in_call::is(s)) && s.alive() != clock::life::captured;
-  auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
+  driver::status answer;
+  clock::stream_clock* lane = s.known_lane();  // unless the driver answers: as it was last seen
+  if (exists) {
+    auto const now = s.lane();
+    answer = now.is;
+    if (now.ok())
+      lane = now.value;
+  }
   // The stream has gone.
-  if (now.is.what == driver::code::invalid)
+  if (answer.what == driver::code::invalid)
     return;
-  // Without an answer: as it was last seen.
-  clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();
   if (lane && graphs_.known(*lane).pool)
     return;
-  if (now.is.what == driver::code::not_permitted)
-    return refuse_in_host_function(s, at);
+  // In a host function, or the capture is spoiled.
+  if (answer.what == driver::code::not_permitted)
+    return refuse_if_in_host_function(s, at);
   if (!lane)
     return;
   try {
     (void)graphs_.of(*lane, at);
-  } catch (invalid_use const&) {  // spoiled meanwhile
-    refuse_in_host_function(s, at);
+  } catch (invalid_use const&) {  // likewise
+    refuse_if_in_host_function(s, at);
   } catch (device_lost const&) {
   } catch (driver_error const&) {
     // The handle of a borrowed stream that has ended names no stream, and a process that ends launches no graph.

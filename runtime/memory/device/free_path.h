@@ -34,7 +34,7 @@ class free_path {
   // If something comes before the free, nothing has changed. Throws also: bad_alloc, with nothing changed
   outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_met const&);
   void ask(clock::stream_clock&, source_location) const;
-  static void refuse_in_host_function(clock::stream_clock const&, source_location);  // Throws: driver_error
+  static void refuse_if_in_host_function(clock::stream_clock const&, source_location);  // Throws: driver_error
   // The block that starts there. Throws: invalid_use
   block_ref must_start_at(session const&, void*, region*, source_location) const;
   // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose

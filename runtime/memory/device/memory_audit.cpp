@@ -93,8 +93,9 @@ std::size_t memory_audit::unreclaimable() const {
   for (stream_heap* m : heaps_.all()) {
     quiet_session const in(*m);
     std::uint64_t const home = m->home().id();
-    handle const* counted = nullptr;
+    // What is reserved beyond these is in transit to a block.
     in.each_handle([&](handle const& h) { at_rest += h.asleep ? 0 : h.bytes; });
+    handle const* counted = nullptr;
     in.each_block([&](heap_block const& p) {
       if (p.is == state::unmapped)
         return;

@@ -431,8 +431,17 @@ heap_table::counted heap_table::counts_of(memory_pool const& pool) const {
   return out;
 }
 
-void heap_table::add_readers(clock::stream_clock& home, std::uint64_t readers) {
-  each_of(home, [&](stream_heap& m) { m.readers_.store(m.readers() | readers); });
+bool heap_table::add_readers(clock::stream_clock& home, std::uint64_t readers, std::span<stream_heap* const> opened) {
+  base::lock_guard const hold(making_);
+  auto const found = by_stream_.find(home.id());
+  if (found == by_stream_.end())
+    return opened.empty();
+  // One was made or inherited meanwhile.
+  if (!std::ranges::equal(found->second, opened))
+    return false;
+  for (stream_heap* const m : found->second)
+    m->readers_.store(m->readers() | readers);
+  return true;
 }
 
 bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {

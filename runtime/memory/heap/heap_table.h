@@ -13,6 +13,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -101,7 +102,8 @@ class heap_table {
   observe::cached_slots cached() const;         // what thread caches hold
 
   // The devices that memory of one stream, or of all streams and future ones, is open to. A bit each.
-  void add_readers(clock::stream_clock& home, std::uint64_t readers);
+  // False, and nothing is noted: the stream has other heaps than those that were opened.
+  bool add_readers(clock::stream_clock& home, std::uint64_t readers, std::span<stream_heap* const> opened);
   bool add_readers_of_all(std::uint64_t readers, std::size_t known);  // false: there are more than `known` heaps
   void remove_readers(std::uint64_t);
   void remove_own_readers(clock::stream_clock& home) noexcept;

@@ -124,16 +124,33 @@ driver::status peer_access::open_devices(std::uint64_t readers) {
   return {};
 }
 
-driver::status peer_access::open_heaps_of(clock::stream_clock& home, std::uint64_t readers) {
-  std::vector<stream_heap*> its;
-  heaps_.each_of(home, [&](stream_heap& m) { its.push_back(&m); });
-  // its small blocks may lie in pages that it shares
-  if (auto const* const shared = heaps_.shared_home_if_made())
-    heaps_.each_of(*shared, [&](stream_heap& m) { its.push_back(&m); });
-  for (stream_heap* const m : its) {
+driver::status peer_access::open_each_of(std::span<stream_heap* const> heaps, std::uint64_t readers) {
+  for (stream_heap* const m : heaps) {
     if (auto const s = open_handles(*m, readers); !s.ok())
       return s;
   }
+  return {};
+}
+
+// All handles are open before the readers are noted: after a refusal none is. A heap that the stream inherits
+// meanwhile has handles, too.
+driver::status peer_access::open_heaps_of(clock::stream_clock& home, std::uint64_t readers) {
+  std::vector<stream_heap*> heaps;
+  auto const list = [&](clock::stream_clock const& of) {
+    heaps.clear();
+    heaps_.each_of(of, [&](stream_heap& m) { heaps.push_back(&m); });
+  };
+  // The stream's small blocks may lie in pages that it shares.
+  if (auto const* const shared = heaps_.shared_home_if_made()) {
+    list(*shared);
+    if (auto const s = open_each_of(heaps, readers); !s.ok())
+      return s;
+  }
+  do {
+    list(home);
+    if (auto const s = open_each_of(heaps, readers); !s.ok())
+      return s;
+  } while (!heaps_.add_readers(home, readers, heaps));
   return {};
 }
 
@@ -141,10 +158,9 @@ driver::status peer_access::open_heaps_of(clock::stream_clock& home, std::uint64
 driver::status peer_access::open_all_heaps(std::uint64_t readers) {
   for (std::size_t opened = 0;;) {
     auto const all = heaps_.all();
-    for (; opened < all.size(); ++opened) {
-      if (auto const s = open_handles(*all[opened], readers); !s.ok())
-        return s;
-    }
+    if (auto const s = open_each_of(std::span(all).subspan(opened), readers); !s.ok())
+      return s;
+    opened = all.size();
     // Unless heaps have come meanwhile.
     if (heaps_.add_readers_of_all(readers, opened))
       return {};
@@ -164,12 +180,7 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
     (void)heaps_.of(*home);
   base::lock_guard const alone(granting_);
   mapping_lock::exclusive const stay(memory_.changes);
-  if (!home)
-    return open_all_heaps(readers);
-  if (auto const s = open_heaps_of(*home, readers); !s.ok())
-    return s;
-  heaps_.add_readers(*home, readers);
-  return open_heaps_of(*home, readers);  // of a heap that came meanwhile
+  return home ? open_heaps_of(*home, readers) : open_all_heaps(readers);
 }
 
 void peer_access::validate(excluded const& in, std::vector<std::string>& wrong, std::string const& subject) const {

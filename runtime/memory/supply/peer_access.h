@@ -32,6 +32,7 @@ class peer_access {
   driver::status open_devices(std::uint64_t readers);
   // Require: mapping_lock::exclusive
   driver::status open_handles(stream_heap&, std::uint64_t readers);
+  driver::status open_each_of(std::span<stream_heap* const>, std::uint64_t readers);
   driver::status open_heaps_of(clock::stream_clock& home, std::uint64_t readers);
   driver::status open_all_heaps(std::uint64_t readers);
 
