@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <ctime>
 #include <span>
 
 namespace weir::soak {
@@ -146,6 +147,12 @@ std::vector<growth> growth_of(std::vector<sample> const& all) {
     out.push_back(g);
   }
   return out;
+}
+
+std::chrono::nanoseconds time_of_thread() noexcept {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
 }
 
 void call_times::add(std::chrono::nanoseconds took) noexcept {

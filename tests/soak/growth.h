@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,6 +69,9 @@ struct growth {
 };
 std::vector<growth> growth_of(std::vector<sample> const&);
 
+// What the processor spent on the calling thread: neither other programs nor waits count.
+std::chrono::nanoseconds time_of_thread() noexcept;
+
 // A histogram of times: sixteen steps for each power of two, so a quantile is exact to 4 %.
 class call_times {
  public:
@@ -85,17 +87,16 @@ class call_times {
 };
 
 // A time that is constant stays at a ratio of 1. One that grows with the number of ended things is, in the middle
-// of the last quarter, seven times that in the middle of the first. The bound is the geometric mean of both, times
-// what an empty thread takes longer: the machine may have become busier.
+// of the last quarter, seven times that in the middle of the first. The bound is the geometric mean of both. Times
+// are the calling thread's own on its processor, which a busy machine changes by a third at most.
 struct slowdown {
   static constexpr double bound = 2.65;
   static constexpr std::uint64_t least = 16;  // calls a quarter: fewer have no meaningful quartiles
   std::string_view call;
   call_times first, last;
-  double busier = 1;
   bool judged() const noexcept { return first.count() >= least && last.count() >= least; }
   bool too_much() const noexcept {
-    return judged() && last.quantile_ns(0.5) > bound * busier * first.quantile_ns(0.5) &&
+    return judged() && last.quantile_ns(0.5) > bound * first.quantile_ns(0.5) &&
            last.quantile_ns(0.25) > first.quantile_ns(0.75);  // the quartiles do not overlap
   }
 };
