@@ -57,11 +57,12 @@ std::uint64_t clocks::number_of(stream_clock const& t) const noexcept {
 }
 
 stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint64_t id, life l) {
-  constexpr int few = 4;  // looked at; the others are left for a later call
   stream_clock* found = nullptr;
   {
     auto reusable = state_->reusable_on(device).lock();
-    for (int i = 0; i < few && !found && reusable->size() > kept_ended; ++i) {
+    // Held ones meet in the chain. A fixed number of looks would make a clock at each meeting, without a bound.
+    std::size_t looks = 4 + reusable->size() / 4;
+    for (; looks && !found && reusable->size() > kept_ended; --looks) {
       stream_clock& t = reusable->take_first();
       bool const is_held = t.held_.use_count() > 1;
       if (is_held)

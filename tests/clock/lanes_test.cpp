@@ -89,6 +89,23 @@ TEST_F(lanes, of_several_devices_are_used_again) {
   EXPECT_LE(made.size(), 2 * (clocks::kept_ended + 1));
 }
 
+// A block keeps the ended stream that it came from. Many of these in turn must not hide those that nothing keeps.
+TEST_F(lanes, are_used_again_among_many_that_are_held) {
+  stream_clock& s = stream();
+  std::vector<std::shared_ptr<void const>> held;
+  std::set<stream_clock*> made;
+  for (int i = 0; i < 20'000; ++i) {
+    begin(s);
+    stream_clock& lane = lane_of(s);
+    made.insert(&lane);
+    if (i < 400)
+      held.push_back(lane.hold());
+    end(s);
+    all.capture_ended(lane.capture());
+  }
+  EXPECT_LE(made.size(), 1000u);
+}
+
 TEST_F(lanes, lanes_and_keepers_ask_the_driver_nothing) {
   auto &a = stream(), &other = stream();
   stream_clock& keeper = all.make_keeper(0);

@@ -184,6 +184,30 @@ TEST_F(registered_ranks, refuse_pools_that_are_not_fit) {
   EXPECT_FALSE(why(taken).empty());
 }
 
+// The number of a pool has eight bits in a collective's place, and 0 says that memory lies in none.
+TEST(registered_pools, count_to_255_and_refuse_one_more) {
+  runtime own{simulated{.devices = 2, .memory = 1_GiB}};
+  runtime_guard const in{own};
+  auto ranks = communicator::create_all(first_devices(2));
+  std::vector<pool> pools;
+  for (int n = 0; n < 255; ++n) {
+    for (int r = 0; r < 2; ++r)
+      ranks[static_cast<size_t>(r)].register_pool(pools.emplace_back(of_rank(r, 2_MiB)));
+  }
+  pool const more = of_rank(1, 2_MiB);
+  std::string why = refusal<invalid_use>([&] { ranks[1].register_pool(more); });
+  EXPECT_NE(why.find("rank 1: pool of rank 1 is one more than 255"), std::string::npos) << why;
+  pool const &last = pools[508], &before_last = pools[507];
+  void* const one = last.allocate(16);
+  void* const other = (device_guard(1), before_last.allocate(16));
+  ranks[0].all_reduce({one, 4, int32});
+  why = refusal<invalid_use>([&] { ranks[1].all_reduce({other, 4, int32}); });
+  EXPECT_NE(why.find(" of registered pool 254 where rank 0 "), std::string::npos) << why;
+  EXPECT_NE(why.find(" of registered pool 255"), std::string::npos) << why;
+  ranks.clear();  // ends the collective that is open
+  deallocate(one), deallocate(other);
+}
+
 TEST_F(registered_ranks, keep_memory_until_they_leave) {
   size_t const before = reserved(0);
   void* block = nullptr;

@@ -129,7 +129,6 @@ void actor::run() {
       ++played_[i];
       if (++all_played_ % 32 != 0)
         continue;
-      timed(call::empty_thread, [] { std::thread([] {}).join(); });
       // As a server does, which keeps few requests in flight. What it needs at once has a bound then.
       for (auto const& s : streams_) {
         if (s)

@@ -61,8 +61,7 @@ namespace weir::soak {
   X(process)           \
   X(fork)              \
   X(runtime)           \
-  X(runtime_end)       \
-  X(empty_thread)
+  X(runtime_end)
 enum class call : std::uint8_t {
 #define WEIR_CALL(name) name,
   WEIR_CALLS(WEIR_CALL)
@@ -151,8 +150,8 @@ class actor {
     struct clock {
       actor& of;
       call of_call;
-      std::chrono::steady_clock::time_point from = std::chrono::steady_clock::now();
-      ~clock() { of.took(of_call, std::chrono::steady_clock::now() - from); }
+      std::chrono::nanoseconds from = time_of_thread();
+      ~clock() { of.took(of_call, time_of_thread() - from); }
     } const now{*this, c};
     return f();
   }

@@ -49,7 +49,7 @@ bool found_by(leak l, measure m) noexcept {
     case leak::device_bytes: return m == measure::device_bytes;
     case leak::descriptors: return m == measure::descriptors;
     case leak::threads: return m == measure::threads;
-    case leak::host_bytes: return m == measure::host_bytes;
+    case leak::host_bytes: return m >= measure::host_blocks;
     default: return false;
   }
 }
@@ -201,10 +201,6 @@ life_outcome life::outcome() const {
     if (s.first.count() + s.last.count())
       o.slowed.push_back(s);
   }
-  auto const& empty = o.slowed.empty() ? slowdown{} : o.slowed.back();  // the last kind
-  double const busier = empty.judged() ? empty.last.quantile_ns(0.5) / empty.first.quantile_ns(0.5) : 1;
-  for (auto& s : o.slowed)
-    s.busier = std::max(1.0, busier);
   auto const all = actor::acts();
   for (std::size_t i = 0; i < all.size(); ++i) {
     life_outcome::played p{all[i].name};

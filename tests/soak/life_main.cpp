@@ -104,7 +104,10 @@ std::string table(life_plan const& p, life_outcome const& o) {
   }
   out += "\nheld at rest           first quarter    last quarter          bound   an act, early and late\n";
   for (auto const& g : o.grew) {
-    std::snprintf(line, sizeof line, "%-20s %15lld %15lld %14lld %12.3f %12.3f%s\n", std::string(name_of(g.of)).c_str(),
+    // A run has too many sizes of blocks to print those that did not grow.
+    if (g.of >= measure::host_blocks && !g.too_much())
+      continue;
+    std::snprintf(line, sizeof line, "%-20s %15lld %15lld %14lld %12.3f %12.3f%s\n", name_of(g.of).c_str(),
                   static_cast<long long>(g.median[0]), static_cast<long long>(g.median[3]),
                   static_cast<long long>(g.bound), g.early, g.late,
                   g.too_much() ? "  GREW"
@@ -135,7 +138,7 @@ life_outcome live(life_plan const& p) {
       said += 0.1;
     std::fprintf(stderr, "soak: %3.0f %%, %llu acts", share * 100, static_cast<unsigned long long>(s.ends));
     for (measure const m : {measure::host_bytes, measure::resident, measure::used_addresses})
-      std::fprintf(stderr, ", %.1f MiB %s", static_cast<double>(s.at(m)) / (1 << 20), std::string(name_of(m)).c_str());
+      std::fprintf(stderr, ", %.1f MiB %s", static_cast<double>(s.at(m)) / (1 << 20), name_of(m).c_str());
     std::fprintf(stderr, "\n");
   });
 }

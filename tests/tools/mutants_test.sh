@@ -143,4 +143,21 @@ for wrong in 2 4 5 7 13; do
   ! grep -qE "^[0-9]+ [a-z]+ $wrong " sites || { echo "FAILED: line $wrong has no change: $(grep -E "^[0-9]+ [a-z]+ $wrong " sites)"; failed=1; }
 done
 [ $failed = 0 ] || cat sites
+
+# Each key and each pattern of docs/lab/mutants.md names a change of the library.
+cp "$1/tools/mutants" mutants_of_all.py
+python3 - "$1" <<'PY' || failed=1
+import fnmatch, re, sys
+from pathlib import Path
+import mutants_of_all as m
+m.ROOT = Path(sys.argv[1]).resolve()
+m.name_all(every := m.all_sites())
+keys, page = {s.key for s in every}, m.ROOT / "docs/lab/mutants.md"
+gone = sorted(set(re.findall(r"\b[0-9a-f]{10}\b", page.read_text())) - keys)
+gone += [f"{path}: {access}" for path, access in m.explanations(page).atomics
+         if not any(s.kind == "default" and fnmatch.fnmatchcase(s.path, path) and fnmatch.fnmatchcase(s.access, access) for s in every)]
+for name in gone:
+    print(f"FAILED: docs/lab/mutants.md: {name} names no change: name the line's new one, or drop it")
+sys.exit(len(gone) > 0)
+PY
 exit $failed
