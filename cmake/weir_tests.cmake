@@ -126,7 +126,7 @@ endfunction()
 
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
-set(weir_own_program defects_fork_locks_test defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
+set(weir_own_program check_system_calls_seen_test defects_fork_locks_test defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
   interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
@@ -155,6 +155,9 @@ foreach(file ${tests})
     continue()
   endif()
   if(NOT TARGET weir_torch AND file MATCHES "^tests/interop/torch_")
+    continue()
+  endif()
+  if(NOT TARGET weir_system_calls AND file STREQUAL "tests/check/system_calls_seen_test.cpp")
     continue()
   endif()
   if(WEIR_SANITIZE MATCHES address AND NOT WEIR_ASAN_ALL AND file MATCHES "^tests/(check|conformance|examples|runtime|tensor|tools)/")
@@ -259,6 +262,10 @@ endif()
 
 if(TARGET faults_test)
   target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs/lab")
+endif()
+
+if(TARGET check_system_calls_seen_test)
+  target_link_libraries(check_system_calls_seen_test PRIVATE weir::system_calls)
 endif()
 
 # A C program: what uses weir/c.h is not C++.

@@ -3,10 +3,13 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
 #include "runtime/core/parts.h"
@@ -141,6 +144,49 @@ struct host_functions {
 };
 base::guarded<host_functions> loaded_host_functions;
 
+// OpenBLAS takes a lock in each product, and again as the process exits. A child that is forked while a product holds it
+// would never exit. So a fork waits for the products that run, and none begins until it is over. It does not wait longer
+// for a large product, which holds the lock at its beginning and its end only, nor for one whose page fault needs a lock
+// that the fork has.
+// Lock order: door, then running.
+struct product_gate {
+  base::mutex door;
+  base::guarded<int> running;  // products
+  base::condition none_runs;
+  std::optional<base::guarded<int>::access> held;  // by a fork
+};
+product_gate& gate() noexcept {
+  static base::lasting<product_gate> g;  // a thread may multiply while the process ends
+  return *g;
+}
+void before_a_fork() {
+  gate().door.lock();
+  auto& held = gate().held;
+  held.emplace(gate().running.lock());
+  (void)gate().none_runs.wait_for(held->lock(), std::chrono::milliseconds(200), [&] { return **held == 0; });
+}
+void after_a_fork() {
+  gate().held.reset();
+  gate().door.unlock();
+}
+void in_a_child() {
+  **gate().held = 0;
+  after_a_fork();
+}
+class one_product {
+ public:
+  one_product() {
+    base::lock_guard const lock(gate().door);
+    ++*gate().running.lock();
+  }
+  ~one_product() {
+    auto const n = gate().running.lock();
+    if (--*n == 0)
+      gate().none_runs.notify_all();
+  }
+  one_product(one_product const&) = delete;
+};
+
 // Simulated devices multiply concurrently, so each gets a share of the cores.
 decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   auto f = loaded_host_functions.lock();
@@ -162,6 +208,8 @@ decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   if (!f->gemm)
     throw not_supported("matmul", "no library with cblas_sgemm was found",
                         "Install OpenBLAS, or add its folder to LD_LIBRARY_PATH", at, error_id{354});
+  // After the library: OpenBLAS ends its threads before a fork, and no product may need them then.
+  (void)os::around_forks(before_a_fork, after_a_fork, in_a_child);
   if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS"))
     f->set_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
   return f->gemm;
@@ -170,6 +218,7 @@ decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
 using gemm_function = decltype(&cblas_sgemm);
 void multiply_floats(gemm_function gemm, product const& p, float const* a, std::int64_t lda, float const* b,
                      std::int64_t ldb, float* c, std::int64_t ldc) {
+  one_product const runs;
   gemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans,
        static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k), 1.0f, a, static_cast<int>(lda), b,
        static_cast<int>(ldb), p.beta, c, static_cast<int>(ldc));

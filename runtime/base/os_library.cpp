@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "runtime/base/os.h"
+#include "runtime/base/os_call_watch.h"
 
 namespace weir::os {
 
@@ -18,6 +19,13 @@ void* load_library(char const* name) noexcept {
 }
 void* find_symbol(void* library, char const* name) noexcept {
   return ::dlsym(library, name);
+}
+
+bool watch_calls(call_watcher& w) noexcept {
+  auto const watch = reinterpret_cast<watch_function>(::dlsym(RTLD_DEFAULT, name_of_watch));
+  if (watch)
+    watch(&w);
+  return watch;
 }
 
 namespace {

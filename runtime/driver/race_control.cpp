@@ -20,6 +20,7 @@ unjudged& unjudged::operator+=(unjudged const& more) noexcept {
   events += more.events;
   program_streams += more.program_streams;
   host_pointers |= more.host_pointers;
+  system_calls |= more.system_calls;
   return *this;
 }
 
@@ -39,8 +40,12 @@ std::string unjudged::text() const {
       text += "on " + count(program_streams, "stream") + " of the program, ";
     text += text.back() == '(' ? "without a stream)" : "or without a stream)";
   }
+  auto const add = [&text](char const* more) { text += std::string(text.empty() ? "" : "; ") + more; };
   if (host_pointers)
-    text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
+    add("accesses of the host through a pointer");
+  if (system_calls)
+    add("system calls with pinned bytes in use, which fail with EFAULT (remedy: link weir::system_calls, or set "
+        "LD_PRELOAD=libweir_system_calls.so)");
   return text.empty() ? text : "Not judged: " + text;
 }
 

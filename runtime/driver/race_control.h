@@ -56,6 +56,7 @@ struct unjudged {
   std::uint64_t events = 0;           // likewise
   std::uint64_t program_streams = 0;  // made by the program, and named to weir
   bool host_pointers = false;         // work used pinned memory that the machine does not guard
+  bool system_calls = false;          // pages were closed to them, and nothing tells the machine of them
   unjudged& operator+=(unjudged const&) noexcept;
   std::string text() const;  // "Not judged: …"; empty: all was
 };

@@ -35,8 +35,7 @@ void checking_driver::keep_host_away(knowledge& known, epoch e, std::span<range 
     std::uint64_t const number = machine_ ? machine_->shield({at, bytes, r.writes}) : 0;
     if (number)
       known.shields.push_back({number, check::made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes)});
-    else
-      known.open_to_host = true;
+    (number ? known.closed_to_host : known.open_to_host) = true;
   }
 }
 

@@ -41,7 +41,8 @@ struct knowledge {
   std::uint64_t uses = 0;                      // of memory, that work declared
   std::set<stream_id> handed_out, of_program;  // streams on which CUDA may get work without weir
   std::set<event_handle> events_handed_out;
-  bool open_to_host = false;  // work used pinned memory that the machine did not guard
+  bool open_to_host = false;    // work used pinned memory that the machine did not guard
+  bool closed_to_host = false;  // the machine closed pages
   unjudged unseen() const noexcept;
 
   // of: the graph whose launch it is; null: no launch

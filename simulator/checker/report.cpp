@@ -5,6 +5,7 @@
 
 #include "runtime/base/text.h"
 #include "simulator/checker/race_judge.h"
+#include "simulator/machine/guard.h"
 
 namespace weir::driver::check {
 namespace {
@@ -69,7 +70,8 @@ std::string text_of(base::site const& s) {
 }
 
 unjudged knowledge::unseen() const noexcept {
-  return {!machine, handed_out.size(), events_handed_out.size(), of_program.size(), open_to_host};
+  return {!machine,          handed_out.size(), events_handed_out.size(),
+          of_program.size(), open_to_host,      closed_to_host && !sim::calls_are_seen()};
 }
 
 std::string knowledge::stream(stream_id s) const {

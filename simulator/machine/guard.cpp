@@ -10,6 +10,7 @@
 #include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"
 #include "runtime/base/lasting.h"
+#include "runtime/base/os_call_watch.h"
 #include "runtime/base/process.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
@@ -25,6 +26,74 @@ base::guarded<watched>& watching() noexcept {
   static base::lasting<base::guarded<watched>> w;  // needed until the process ends
   return *w;
 }
+
+// Pins that have had a shield. Threads: any; one adds or drops a pin at a time.
+// A call looks here without a lock, because a signal handler may make it on the thread that holds one.
+class shown_pins {
+ public:
+  int add(address at, std::size_t bytes) noexcept {
+    for (int i = 0; i < most; ++i) {
+      address free = 0;
+      if (pins_[i].from.seen() || !pins_[i].from.compare_exchange(free, at))
+        continue;
+      pins_[i].to.store(at + bytes);
+      used_.raise(i + 1);
+      return i;
+    }
+    return -1;
+  }
+  void drop(int i) noexcept {
+    pins_[i].to.store(0);
+    pins_[i].from.store(0);
+  }
+  bool concern(touch const& t) const noexcept {
+    for (int i = 0, n = used_.seen(); i < n; ++i)
+      if (t.at < pins_[i].to.seen() && pins_[i].from.seen() < t.at + t.bytes)
+        return true;
+    return false;
+  }
+
+ private:
+  static constexpr int most = shields::most;
+  struct pin {
+    base::atomic<address> from{0}, to{0};  // from 0: free. to 0: it concerns no call
+  };
+  pin pins_[most]{};
+  base::atomic<int> used_{0};  // none is in use from there on
+};
+constinit shown_pins shown;
+
+// What a fault would tell, and before the call: the system refuses a closed page without a signal, and a datagram that
+// meets one is lost.
+void see_call(void const* at, std::size_t bytes, bool writes, void const* code) {
+  auto const from = reinterpret_cast<address>(at);
+  touch const call{from, std::min(bytes, ~from - os::page_size()), writes};  // the end of its last page is an address
+  if (!shown.concern(call)) [[likely]]
+    return;
+  auto const how = writes ? os::bad_access::kind::write : os::bad_access::kind::read;
+  for (std::uint64_t after = 0;;) {
+    shields::refusal first;
+    onlooker then;
+    {
+      auto const w = watching().lock();
+      then = w->more;
+      for (memory* m : w->all)
+        if (auto const next = m->refuses(call, after); next.shield && (!first.shield || next.shield < first.shield))
+          first = next;
+      // What a child does races with nothing here.
+      if (!first.shield || process_was_forked()) {
+        for (memory* m : w->all)
+          m->open_to_call(call);
+        return;
+      }
+    }
+    if (then.met_shield)
+      then.met_shield(first.shield, {reinterpret_cast<void const*>(first.at), code, how});
+    after = first.shield;
+  }
+}
+constinit os::call_watcher watcher{see_call};
+constinit base::atomic<bool> calls_are_told{false};
 
 bool explain(os::bad_access const& a) {
   std::string owner, more;
@@ -90,6 +159,7 @@ void after_a_fork() {
 void watch_faults(memory& m) {
   static bool const installed = [] {
     (void)os::around_forks(before_a_fork, after_a_fork, after_a_fork);
+    calls_are_told.store(os::watch_calls(watcher));
     return os::on_bad_access(explain);
   }();
   (void)installed;
@@ -100,6 +170,10 @@ void unwatch_faults(memory& m) noexcept {
 }
 void explain_faults_with(onlooker more) {
   watching().lock()->more = more;
+}
+
+bool calls_are_seen() noexcept {
+  return calls_are_told.load();
 }
 
 void poison_bytes(address at, std::size_t n) noexcept {
@@ -248,8 +322,7 @@ std::uint64_t memory::shield(touch const& t) {
   auto const in = base::holder_of(pins_, t.at);
   if (in == pins_.end() || t.bytes > in->second.bytes - (t.at - in->first))
     return 0;
-  in->second.shielded = true;
-  return shields_.raise(t);
+  return show(in->first, in->second) ? shields_.raise(t) : 0;
 }
 
 void memory::unshield(std::uint64_t number) {
@@ -284,9 +357,8 @@ memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_
   std::vector<touch> all;
   std::size_t bytes = 0;
   for (auto& [at, p] : m.pins_) {
-    if (p.alone.bytes == 0)
+    if (p.alone.bytes == 0 || !show(at, p))
       continue;
-    p.shielded = true;
     bytes += p.alone.bytes;
     all.push_back(p.alone);
   }
@@ -312,7 +384,27 @@ bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
   auto const at = reinterpret_cast<address>(a.at);
   base::lock_guard lock(mutex_);
   auto const in = base::holder_of(pins_, at);
-  return in != pins_.end() && in->second.shielded && shields_.let_through(a, into);
+  return in != pins_.end() && in->second.shown >= 0 && shields_.let_through(a, into);
+}
+
+shields::refusal memory::refuses(touch const& call, std::uint64_t after) const {
+  base::lock_guard lock(mutex_);
+  return shields_.refuses(call, after);
+}
+
+void memory::open_to_call(touch const& call) const {
+  base::lock_guard lock(mutex_);
+  shields_.open_to(call);
+}
+
+bool memory::show(address at, pinned& p) {
+  if (p.shown < 0)
+    p.shown = shown.add(at, p.bytes);
+  return p.shown >= 0;
+}
+void memory::hide(pinned const& p) {
+  if (p.shown >= 0)
+    shown.drop(p.shown);
 }
 
 std::string memory::owner_of(address at) const {

@@ -21,6 +21,9 @@ struct onlooker {
   void (*the_end)() = nullptr;  // the process is about to end
 };
 void explain_faults_with(onlooker);
+// Whether the program's system calls are told to the guard (runtime/base/os_call_watch.h). Else the system refuses
+// closed pages to them.
+bool calls_are_seen() noexcept;
 
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr bool bytes_are_guarded = true;

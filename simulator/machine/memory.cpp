@@ -47,7 +47,7 @@ memory::~memory() {
   for (auto const& [at, bytes] : unreserved_)
     os::return_addresses(pointer(at), bytes);
   for (auto const& [at, p] : pins_)
-    shields_.forget(at, p.bytes);
+    shields_.forget(at, p.bytes), hide(p);
   for (physical& p : handles_)
     close_shared(p);
 }
@@ -322,7 +322,7 @@ status memory::unpin(void* host) {
   found = unused(lock, pins_, at);
   if (found == pins_.end())
     return invalid;
-  shields_.forget(at, found->second.bytes);
+  shields_.forget(at, found->second.bytes), hide(found->second);
   pins_.erase(found);
   return fine;
 }

@@ -102,7 +102,10 @@ class memory {
   // Opens a pinned page that a shield closed, so that the access can be repeated. Returns: whether it was
   // one. `into`: the shield whose bytes it hit; 0: none.
   bool let_through(os::bad_access const&, std::uint64_t& into);
-  // Around a fork, so that the child can ask the two functions above.
+  // For a system call with these bytes, which meets no fault: the next shield that refuses them, as shield.h says.
+  shields::refusal refuses(touch const& call, std::uint64_t after) const;
+  void open_to_call(touch const&) const;
+  // Around a fork, so that the child can ask the functions above.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
@@ -139,9 +142,11 @@ class memory {
     std::size_t bytes = 0;
     std::uint64_t ordinal = 0;
     int users = 0;
-    bool shielded = false;  // has had a shield
-    touch alone{};          // its pages without other data
+    int shown = -1;  // its number among the pins that calls look for; -1: it has had no shield
+    touch alone{};   // its pages without other data
   };
+  static bool show(address at, pinned&);  // to system calls. False: too many are shown
+  static void hide(pinned const&);
   status place_handle(address at, std::uint32_t index);
   void drop_mapping(std::map<address, mapping>::iterator);
   void drop_if_dead(std::uint32_t index);

@@ -116,7 +116,8 @@ os::reach shields::reach_of(address from, address to) const noexcept {
   return reach;
 }
 
-void shields::apply(address from, address to) const {
+template <class Each>
+void shields::each_part(address from, address to, Each each) const {
   std::vector<address> cuts{from, to};
   auto const cut = [&](touch const& t) {
     for (address const edge : {page_floor(t.at), page_ceiling(t.at + t.bytes)})
@@ -129,13 +130,17 @@ void shields::apply(address from, address to) const {
     cut(w);
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-    os::reach const reach = reach_of(cuts[i], cuts[i + 1]);
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i)
+    each(cuts[i], cuts[i + 1], reach_of(cuts[i], cuts[i + 1]));
+}
+
+void shields::apply(address from, address to) const {
+  each_part(from, to, [](address first, address last, os::reach reach) {
     if (reach == os::reach::all)
-      open(cuts[i], cuts[i + 1] - cuts[i]);
+      open(first, last - first);
     else
-      os::protect(reinterpret_cast<void*>(cuts[i]), cuts[i + 1] - cuts[i], reach);
-  }
+      os::protect(reinterpret_cast<void*>(first), last - first, reach);
+  });
 }
 
 bool shields::let_through(os::bad_access const& a, std::uint64_t& into) {
@@ -150,6 +155,48 @@ bool shields::let_through(os::bad_access const& a, std::uint64_t& into) {
     into = of_confined;
   bool const may_write = os::protect(reinterpret_cast<void*>(page_floor(at)), os::page_size(), os::reach::all);
   return may_write || (a.how == os::bad_access::kind::read && open(page_floor(at), os::page_size()));
+}
+
+template <class Each>
+void shields::each_refused(touch const& call, Each each) const {
+  auto const look = [&](address from, address to) {
+    from = std::max(from, page_floor(call.at)), to = std::min(to, page_ceiling(call.at + call.bytes));
+    if (from >= to)
+      return;
+    each_part(from, to, [&](address first, address last, os::reach reach) {
+      if (reach == os::reach::nothing || (reach == os::reach::reading && call.writes))
+        each(first, last);
+    });
+  };
+  // While pins are confined, every other page is open.
+  for (touch const& pin : confined_)
+    look(pin.at, pin.at + pin.bytes);
+  if (confined_.empty() && concern(call.at, call.bytes))
+    look(0, ~address{0});
+}
+
+shields::refusal shields::refuses(touch const& call, std::uint64_t after) const {
+  refusal found;
+  each_refused(call, [&](address from, address to) {
+    from = std::max(from, call.at), to = std::min(to, call.at + call.bytes);
+    // Confined work may use no bytes that it does not declare, whoever else uses them.
+    if (!confined_.empty()) {
+      if (after < of_confined && !found.shield)
+        found = {of_confined, from};
+      return;
+    }
+    for (one const& s : all_) {
+      bool const clashes = s.what.writes || call.writes;
+      bool const is_hit = s.what.at < to && from < s.what.at + s.what.bytes;
+      if (clashes && is_hit && s.number > after && (!found.shield || s.number < found.shield))
+        found = {s.number, std::max(from, s.what.at)};
+    }
+  });
+  return found;
+}
+
+void shields::open_to(touch const& call) const {
+  each_refused(call, [](address from, address to) { open(from, to - from); });
 }
 
 }  // namespace weir::driver::sim

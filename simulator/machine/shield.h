@@ -34,12 +34,25 @@ class shields {
   // `into`: the shield whose bytes it hit; 0: only the page; of_confined: bytes the work does not declare.
   // Ensures: the page is open until the next change there. Returns: false if the system refused.
   bool let_through(os::bad_access const&, std::uint64_t& into);
+  struct refusal {
+    std::uint64_t shield = 0;  // as `into` above; 0: none
+    address at = 0;            // the first of its bytes
+  };
+  // The shield with the smallest number above `after` that refuses these bytes to a system call.
+  refusal refuses(touch const&, std::uint64_t after) const;
+  void open_to(touch const&) const;  // opens what is closed of their pages, until the next change there
 
  private:
   struct one {
     std::uint64_t number = 0;
     touch what;
   };
+  // Calls each(from, to, reach) for the parts of a range of pages that have one access.
+  template <class Each>
+  void each_part(address from, address to, Each) const;
+  // Calls each(from, to) for the parts of the call's pages that are closed to it.
+  template <class Each>
+  void each_refused(touch const& call, Each) const;
   void apply(address from, address to) const;  // sets the access of each page in the range
   os::reach reach_of(address from, address to) const noexcept;
   std::vector<one> all_;

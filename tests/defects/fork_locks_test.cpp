@@ -140,5 +140,25 @@ TEST_F(fork_locks, of_guarded_pages_hold_no_child_up) {
   });
 }
 
+// The child's exit handlers are those of the CBLAS, too.
+TEST_F(fork_locks, of_products_hold_no_exit_of_a_child_up) {
+  EXPECT_CLEAN_END({
+    for (int i = 0; i < 4; ++i) {
+      std::thread([] {
+        tensor const a = ones({2, 2}, {.on = cpu});
+        tensor product = empty({2, 2}, {.on = cpu});
+        for (;;)
+          matmul_out(product, a, a);
+      }).detach();
+    }
+    sleep_ms(20);
+    int const failed = forks_that_fail(100, [] {
+      ::alarm(1);
+      std::exit(0);
+    });
+    std::_Exit(failed == 0 ? 7 : 1);
+  });
+}
+
 }  // namespace
 }  // namespace weir

@@ -39,6 +39,47 @@ END
 cmake -S "$work/two" -B "$work/two/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/two/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 [ "$(WEIR_DEVICES=sim:1 "$work/two/build/program" "$work/two/build/libplugin.so")" = "one runtime serves the program and its plugin" ]
 
+# A system call with pinned bytes in use: with the library that knows it, linked or preloaded, weir static or shared.
+mkdir "$work/calls"
+cat > "$work/calls/main.cpp" <<'END'
+#include <unistd.h>
+#include <cstdio>
+#include "weir/copy.h"
+#include "weir/observe.h"
+#include "weir/sim.h"
+int main() {
+  weir::runtime rt{weir::simulated{.devices = 1, .schedule = weir::simulated::scheduling::stepped}, {.check_races = true}};
+  weir::runtime_guard const in{rt};
+  weir::stream const s;
+  weir::buffer const host = weir::pinned(4096), x(s, 4096);
+  weir::fill(s, x.data(), std::byte{7}, 4096);
+  weir::copy(s, host.data(), x.data(), 4096, weir::non_blocking);
+  int pipe[2];
+  bool const works = ::pipe(pipe) == 0 && ::write(pipe[1], host.data(), 4096) == 4096;
+  std::printf("%d %zu %d\n", works, weir::race_reports().size(), weir::races_not_judged().empty());
+  s.synchronize();
+}
+END
+cat > "$work/calls/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(calls LANGUAGES CXX)
+find_package(weir 0.1 REQUIRED)
+foreach(weir weir shared)
+  add_executable(${weir}_alone main.cpp)
+  target_link_libraries(${weir}_alone PRIVATE weir::${weir})
+  add_executable(${weir}_linked main.cpp)
+  target_link_libraries(${weir}_linked PRIVATE weir::${weir} weir::system_calls)
+endforeach()
+END
+cmake -S "$work/calls" -B "$work/calls/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/calls/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+preload=$(find "$work/prefix" -name libweir_system_calls.so)
+for weir in weir shared; do
+  for run in "0 0 0:$work/calls/build/${weir}_alone" "1 1 1:$work/calls/build/${weir}_linked" "1 1 1:env LD_PRELOAD=$preload $work/calls/build/${weir}_alone"; do
+    said=$(${run#*:})
+    [ "$said" = "${run%%:*}" ] || { echo "${run#*:}: the call works, reports, all was judged: $said, not ${run%%:*}"; exit 1; }
+  done
+done
+
 # The C program of docs/reference/c-interface.md, as its page says to build it.
 if command -v pkg-config > /dev/null; then
   mkdir "$work/c"
@@ -56,7 +97,7 @@ find "$work/prefix" -path '*/doc/*/README.md' | grep -q . || { echo "no document
 if command -v dpkg-deb > /dev/null; then
   (cd "$build" && cpack -G DEB -B "$work/deb") > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
   dpkg-deb -c "$work"/deb/*.deb > "$work/inside"
-  for file in include/weir/c.h include/weir/memory.h /libweir.so /libweir.a weir.pc weir-config.cmake bin/weir README.md; do
+  for file in include/weir/c.h include/weir/memory.h /libweir.so /libweir.a /libweir_system_calls.so weir.pc weir-config.cmake bin/weir README.md; do
     grep -q "$file" "$work/inside" || { echo "the Debian package lacks $file"; exit 1; }
   done
 fi

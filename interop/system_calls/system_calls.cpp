@@ -1,0 +1,127 @@
+// libweir_system_calls.so: tells weir's race checker which bytes a system call uses, before it is made. A page that the
+// checker has closed makes the system refuse the call without a signal. A call counts as a use of all bytes that it is
+// given, even if it returns fewer.
+// Threads: any, in signal handlers too. A call is made even if its thread is cancelled in it: no function here is
+// noexcept, and none holds a lock.
+// Invariant: errno is the call's.
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+
+#include "runtime/base/os_call_watch.h"
+
+#define WEIR_EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using weir::os::call_watcher;
+constinit std::atomic<call_watcher*> watchers{nullptr};
+
+constexpr bool fills = true, takes = false;  // the bytes
+class call {
+ public:
+  explicit call(void const* returns_to) : code_(static_cast<char const*>(returns_to) - 1) {}
+  void uses(bool writes, void const* at, size_t bytes) const {
+    int const before = errno;
+    for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
+      w->sees(at, bytes, writes, code_);
+    errno = before;
+  }
+  void uses(bool writes, void const* at, size_t size, size_t count) const {
+    size_t bytes = 0;
+    // The call cannot use more than there is.
+    uses(writes, at, __builtin_mul_overflow(size, count, &bytes) ? ~size_t{0} : bytes);
+  }
+  void uses(bool writes, iovec const* parts, int count) const {
+    constexpr int most = 1024;  // the system refuses more
+    for (int i = 0; parts && count <= most && i < count; ++i)
+      uses(writes, parts[i].iov_base, parts[i].iov_len);
+  }
+  void uses(bool writes, msghdr const* message) const {
+    if (message)
+      uses(writes, message->msg_iov, static_cast<int>(std::min<size_t>(message->msg_iovlen, 1025)));
+  }
+
+ private:
+  void const* code_;
+};
+
+// The function that the program would call without this library.
+template <class F>
+class next_one {
+ public:
+  constexpr explicit next_one(char const* name) : name_(name) {}
+  F* find() {
+    F* found = found_.load(std::memory_order_relaxed);
+    // A constructor of another library may call before the one below has run.
+    if (!found)
+      found_.store(found = reinterpret_cast<F*>(::dlsym(RTLD_NEXT, name_)), std::memory_order_relaxed);
+    return found;
+  }
+
+ private:
+  char const* const name_;
+  std::atomic<F*> found_{nullptr};
+};
+
+}  // namespace
+
+WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
+  w->next = watchers.load();
+  while (!watchers.compare_exchange_weak(w->next, w)) {}
+}
+
+// X(result, name, parameters, arguments, bytes)
+#define WEIR_CALLS(X)                                                                                                  \
+  X(ssize_t, read, (int f, void* p, size_t n), (f, p, n), (fills, p, n))                                               \
+  X(ssize_t, write, (int f, void const* p, size_t n), (f, p, n), (takes, p, n))                                        \
+  X(ssize_t, pread, (int f, void* p, size_t n, off_t at), (f, p, n, at), (fills, p, n))                                \
+  X(ssize_t, pread64, (int f, void* p, size_t n, off64_t at), (f, p, n, at), (fills, p, n))                            \
+  X(ssize_t, pwrite, (int f, void const* p, size_t n, off_t at), (f, p, n, at), (takes, p, n))                         \
+  X(ssize_t, pwrite64, (int f, void const* p, size_t n, off64_t at), (f, p, n, at), (takes, p, n))                     \
+  X(ssize_t, readv, (int f, iovec const* v, int n), (f, v, n), (fills, v, n))                                          \
+  X(ssize_t, writev, (int f, iovec const* v, int n), (f, v, n), (takes, v, n))                                         \
+  X(ssize_t, preadv, (int f, iovec const* v, int n, off_t at), (f, v, n, at), (fills, v, n))                           \
+  X(ssize_t, preadv64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (fills, v, n))                       \
+  X(ssize_t, pwritev, (int f, iovec const* v, int n, off_t at), (f, v, n, at), (takes, v, n))                          \
+  X(ssize_t, pwritev64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (takes, v, n))                      \
+  X(ssize_t, recv, (int f, void* p, size_t n, int how), (f, p, n, how), (fills, p, n))                                 \
+  X(ssize_t, recvfrom, (int f, void* p, size_t n, int how, sockaddr* from, socklen_t* m), (f, p, n, how, from, m),     \
+    (fills, p, n))                                                                                                     \
+  X(ssize_t, recvmsg, (int f, msghdr* m, int how), (f, m, how), (fills, m))                                            \
+  X(ssize_t, send, (int f, void const* p, size_t n, int how), (f, p, n, how), (takes, p, n))                           \
+  X(ssize_t, sendto, (int f, void const* p, size_t n, int how, sockaddr const* to, socklen_t m),                       \
+    (f, p, n, how, to, m), (takes, p, n))                                                                              \
+  X(ssize_t, sendmsg, (int f, msghdr const* m, int how), (f, m, how), (takes, m))                                      \
+  X(size_t, fread, (void* p, size_t n, size_t count, FILE* f), (p, n, count, f), (fills, p, n, count))                 \
+  X(size_t, fwrite, (void const* p, size_t n, size_t count, FILE* f), (p, n, count, f), (takes, p, n, count))          \
+  /* what -D_FORTIFY_SOURCE makes of some; whole: all bytes behind p */                                                \
+  X(ssize_t, __read_chk, (int f, void* p, size_t n, size_t whole), (f, p, n, whole), (fills, p, n))                    \
+  X(ssize_t, __pread_chk, (int f, void* p, size_t n, off_t at, size_t whole), (f, p, n, at, whole), (fills, p, n))     \
+  X(ssize_t, __pread64_chk, (int f, void* p, size_t n, off64_t at, size_t whole), (f, p, n, at, whole), (fills, p, n)) \
+  X(ssize_t, __recv_chk, (int f, void* p, size_t n, size_t whole, int how), (f, p, n, whole, how), (fills, p, n))      \
+  X(ssize_t, __recvfrom_chk, (int f, void* p, size_t n, size_t whole, int how, sockaddr* from, socklen_t* m),          \
+    (f, p, n, whole, how, from, m), (fills, p, n))                                                                     \
+  X(size_t, __fread_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),            \
+    (fills, p, n, count))
+
+#define WEIR_CALL(result, name, parameters, arguments, bytes)                      \
+  static constinit next_one<result parameters> next_##name{#name};                 \
+  WEIR_EXPORTED result name parameters {                                           \
+    if (watchers.load(std::memory_order_relaxed)) [[unlikely]]                     \
+      call(__builtin_extract_return_addr(__builtin_return_address(0))).uses bytes; \
+    return next_##name.find() arguments;                                           \
+  }
+WEIR_CALLS(WEIR_CALL)
+
+// Early: later the search may take a lock of the loader, which a signal handler must not.
+__attribute__((constructor(101))) static void find_all() {
+#define WEIR_FIND(result, name, parameters, arguments, bytes) next_##name.find();
+  WEIR_CALLS(WEIR_FIND)
+}

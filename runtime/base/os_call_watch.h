@@ -1,0 +1,21 @@
+// How weir hears of the program's system calls. The library weir_system_calls (interop/system_calls), which a program
+// may have, tells each call before it is made.
+// Threads: any. Invariant: a watcher lasts as long as the process.
+#pragma once
+#include <cstddef>
+
+namespace weir::os {
+
+struct call_watcher {
+  // code: of the call, in the program. Called on the thread of the call, perhaps in a signal handler.
+  void (*sees)(void const* at, std::size_t bytes, bool writes, void const* code);
+  call_watcher* next = nullptr;  // the library's
+};
+// Each call is told from then on. False: the program does not have the library. Requires: not watched yet
+bool watch_calls(call_watcher&) noexcept;
+
+// The library's function, which is found by its name.
+inline constexpr char const* name_of_watch = "weir_watch_system_calls";
+using watch_function = void (*)(call_watcher*);
+
+}  // namespace weir::os

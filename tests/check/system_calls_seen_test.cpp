@@ -1,0 +1,276 @@
+// System calls with pinned bytes in use, in a program with weir::system_calls. Each works and is reported.
+// Threads: one, the machine's, and in one test a second one.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "tests/check/programs.h"
+
+extern "C" ssize_t __read_chk(int, void*, size_t, size_t);
+
+namespace weir::check_tests {
+namespace {
+
+constexpr size_t page = 4096, bytes = 2 * page;
+
+class ends {  // of a pair of datagram sockets
+ public:
+  ends() { (void)!::socketpair(AF_UNIX, SOCK_DGRAM, 0, of); }
+  ~ends() { ::close(of[0]), ::close(of[1]); }
+  ends(ends const&) = delete;
+  int of[2] = {-1, -1};
+};
+class full_file {  // of the byte 5
+ public:
+  full_file() {
+    std::string const fives(bytes, 5);
+    (void)!::pwrite(is, fives.data(), bytes, 0);
+  }
+  ~full_file() { ::close(is); }
+  full_file(full_file const&) = delete;
+  int const is = ::open("/tmp", O_TMPFILE | O_RDWR, 0600);
+};
+
+template <class F>
+ssize_t on_stream(int file, char const* mode, F call) {
+  ::FILE* const f = ::fdopen(::dup(file), mode);
+  std::setvbuf(f, nullptr, _IONBF, 0);
+  auto const n = static_cast<ssize_t>(call(f));
+  std::fclose(f);
+  return n;
+}
+// Two parts: the call meets the second page only in its second part.
+struct parts {
+  explicit parts(void* p) : of{{p, page}, {static_cast<char*>(p) + page, page}} {
+    message.msg_iov = of, message.msg_iovlen = 2;
+  }
+  msghdr* whole() { return &message; }
+  iovec of[2];
+  msghdr message{};
+};
+
+struct one_call {
+  char const* name;
+  ssize_t (*make)(int file, int socket, void* p);
+};
+constexpr one_call filling[] = {
+    {"read", [](int f, int, void* p) { return ::read(f, p, bytes); }},
+    {"a checked read", [](int f, int, void* p) { return ::__read_chk(f, p, bytes, bytes); }},
+    {"pread", [](int f, int, void* p) { return ::pread(f, p, bytes, 0); }},
+    {"pread64", [](int f, int, void* p) { return ::pread64(f, p, bytes, 0); }},
+    {"readv", [](int f, int, void* p) { return ::readv(f, parts(p).of, 2); }},
+    {"preadv", [](int f, int, void* p) { return ::preadv(f, parts(p).of, 2, 0); }},
+    {"preadv64", [](int f, int, void* p) { return ::preadv64(f, parts(p).of, 2, 0); }},
+    {"recv", [](int, int s, void* p) { return ::recv(s, p, bytes, 0); }},
+    {"recvfrom", [](int, int s, void* p) { return ::recvfrom(s, p, bytes, 0, nullptr, nullptr); }},
+    {"recvmsg", [](int, int s, void* p) { return ::recvmsg(s, parts(p).whole(), 0); }},
+    {"fread",
+     [](int f, int, void* p) { return on_stream(f, "r", [p](FILE* s) { return std::fread(p, 1, bytes, s); }); }},
+};
+constexpr one_call taking[] = {
+    {"write", [](int f, int, void* p) { return ::write(f, p, bytes); }},
+    {"pwrite", [](int f, int, void* p) { return ::pwrite(f, p, bytes, 0); }},
+    {"pwrite64", [](int f, int, void* p) { return ::pwrite64(f, p, bytes, 0); }},
+    {"writev", [](int f, int, void* p) { return ::writev(f, parts(p).of, 2); }},
+    {"pwritev", [](int f, int, void* p) { return ::pwritev(f, parts(p).of, 2, 0); }},
+    {"pwritev64", [](int f, int, void* p) { return ::pwritev64(f, parts(p).of, 2, 0); }},
+    {"send", [](int, int s, void* p) { return ::send(s, p, bytes, 0); }},
+    {"sendto", [](int, int s, void* p) { return ::sendto(s, p, bytes, 0, nullptr, 0); }},
+    {"sendmsg", [](int, int s, void* p) { return ::sendmsg(s, parts(p).whole(), 0); }},
+    {"fwrite",
+     [](int f, int, void* p) { return on_stream(f, "w", [p](FILE* s) { return std::fwrite(p, 1, bytes, s); }); }},
+};
+
+constexpr simulated by_hand_only{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped};
+
+// A copy uses the second page when the call is made.
+void expect_report(one_call const& c, bool copy_writes, char const* words) {
+  SCOPED_TRACE(c.name);
+  full_file const file;
+  ends const pair;
+  std::string const fives(bytes, 5);
+  ASSERT_EQ(::send(pair.of[1], fives.data(), bytes, 0), ssize_t{bytes});
+  auto const all = found_in(by_hand_only, [&] {
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(bytes), x(page);
+    std::memset(host.data(), 3, bytes);
+    char* const in_use = host.data<char>() + page;
+    fill(s, x.data(), std::byte{7}, page);
+    copy(s, copy_writes ? in_use : x.data(), copy_writes ? x.data() : in_use, page, non_blocking);
+    EXPECT_EQ(c.make(file.is, pair.of[0], host.data()), ssize_t{bytes}) << std::strerror(errno);
+    EXPECT_EQ(races_not_judged(), "");
+    s.synchronize();
+  });
+  expect_one(all, "host too early", {words, "check_system_calls_seen_test+0x"});
+}
+
+TEST(system_calls_seen, into_the_source_of_a_copy_are_reported) {
+  for (one_call const& c : filling)
+    expect_report(c, false, "writes them. The host has not waited");
+}
+TEST(system_calls_seen, into_the_target_of_a_copy_are_reported) {
+  for (one_call const& c : filling)
+    expect_report(c, true, "writes them. The host has not waited");
+}
+TEST(system_calls_seen, from_the_target_of_a_copy_are_reported) {
+  for (one_call const& c : taking)
+    expect_report(c, true, "reads them. The host has not waited");
+}
+
+// Two reads do not clash.
+TEST(system_calls_seen, from_the_source_of_a_copy_are_right) {
+  full_file const file;
+  expect_none(found([&] {
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(page), x(page);
+    std::memset(host.data(), 3, page);
+    copy(s, x.data(), host.data(), page, non_blocking);
+    EXPECT_EQ(::write(file.is, host.data(), page), ssize_t{page});
+    s.synchronize();
+    EXPECT_EQ(::pread(file.is, host.data(), page, 0), ssize_t{page});
+  }));
+}
+
+// Each copy is a use of its own, and all its pages open.
+TEST(system_calls_seen, with_bytes_of_two_copies_have_two_reports) {
+  full_file const file;
+  auto const all = found_without_threads([&] {
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(bytes), x(bytes);
+    fill(s, x.data(), std::byte{7}, bytes);
+    copy(s, host.data(), x.data(), bytes, non_blocking);
+    copy(s, host.data(), x.data(), bytes, non_blocking);
+    EXPECT_EQ(::pread(file.is, host.data(), bytes, 0), ssize_t{bytes});
+    s.synchronize();
+  });
+  EXPECT_EQ(all.size(), 2u) << texts(all);
+}
+
+// A stream's own work uses what it declares, and a host function any pinned memory.
+TEST(system_calls_seen, of_work_on_a_stream_are_no_use_of_the_host) {
+  full_file const file;
+  expect_none(found([&] {
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(bytes), x(bytes);
+    fill(s, x.data(), std::byte{7}, bytes);
+    copy(s, host.data(), x.data(), bytes, non_blocking);
+    launch(s, {updates(host)}, on_gpu, [&] { EXPECT_EQ(::write(file.is, host.data(), bytes), ssize_t{bytes}); });
+    launch_host(s, [&] { EXPECT_EQ(::pread(file.is, host.data(), bytes, 0), ssize_t{bytes}); });
+    s.synchronize();
+  }));
+}
+
+// Confined work: the call would meet a page that nothing else uses.
+TEST(system_calls_seen, of_work_with_undeclared_bytes_are_reported) {
+  full_file const file;
+  simulated like = by_hand_only;
+  like.schedule = simulated::scheduling::seeded;
+  expect_one(found_in(like,
+                      [&] {
+                        stream const s;
+                        buffer const host = pinned(bytes), x(s, page);
+                        launch(s, {writes(x)}, on_gpu,
+                               [&] { EXPECT_EQ(::read(file.is, host.data(), bytes), ssize_t{bytes}); });
+                        s.synchronize();
+                      }),
+             "undeclared use", {"writes"});
+}
+
+// A callback of the report changes it, as a failed call inside could.
+TEST(system_calls_seen, keep_errno) {
+  (void)found_in(by_hand_only, [] {
+    full_file const file;
+    int reports = 0;
+    on_race([&](race_report const&) { errno = ENOTTY, ++reports; });
+    stream const s;
+    buffer const host = pinned(page), x(s, page);
+    copy(s, host.data(), x.data(), page, non_blocking);
+    errno = 0;
+    EXPECT_EQ(::write(file.is, host.data(), page), ssize_t{page});
+    EXPECT_EQ(errno, 0);
+    EXPECT_EQ(reports, 1);
+    copy(s, host.data(), x.data(), page, non_blocking);
+    EXPECT_EQ(::write(-1, host.data(), page), -1);
+    EXPECT_EQ(errno, EBADF);
+    EXPECT_EQ(::write(file.is, reinterpret_cast<void*>(page), page), -1);
+    EXPECT_EQ(errno, EFAULT);
+    s.synchronize();
+    on_race({});
+  });
+}
+
+[[noreturn]] void copy_beside_a_timer() {
+  ::alarm(4);  // a thread that waits for its own lock
+  std::signal(SIGPROF, [](int) { (void)!::write(-1, "a", 1); });
+  itimerval const often{{0, 100}, {0, 100}};
+  ::setitimer(ITIMER_PROF, &often, nullptr);
+  (void)found_in(by_hand_only, [] {
+    stream const s;
+    buffer const host = pinned(page), x(s, page);
+    for (int i = 0; i < 3000; ++i) {
+      copy(s, host.data(), x.data(), page, non_blocking);
+      s.synchronize();
+    }
+  });
+  std::_Exit(7);
+}
+// The handler comes while its thread holds any lock of the checker.
+TEST(system_calls_seen, of_a_signal_handler_take_no_lock) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(copy_beside_a_timer(), ::testing::ExitedWithCode(7), "");
+}
+
+TEST(system_calls_seen, end_a_thread_that_is_cancelled) {
+  expect_none(found_in(by_hand_only, [] {
+    struct {
+      buffer host = pinned(page);
+      int pipe[2] = {-1, -1};
+    } its;
+    ASSERT_EQ(::pipe(its.pipe), 0);
+    pthread_t reader{};
+    auto const reads = [](void* p) -> void* {
+      auto const& of = *static_cast<decltype(its)*>(p);
+      return ::read(of.pipe[0], of.host.data(), page) == 0 ? p : nullptr;
+    };
+    ASSERT_EQ(::pthread_create(&reader, nullptr, reads, &its), 0);
+    void* ended = nullptr;
+    ::pthread_cancel(reader);
+    EXPECT_EQ(::pthread_join(reader, &ended), 0);
+    EXPECT_EQ(ended, PTHREAD_CANCELED);
+    ::close(its.pipe[0]), ::close(its.pipe[1]);
+  }));
+}
+
+// The child has its parent's closed pages, and opens them.
+TEST(system_calls_seen, work_in_a_forked_child) {
+  full_file const file;
+  expect_none(found_in(by_hand_only, [&] {
+    stream const s;
+    buffer const host = pinned(page), x(s, page);
+    copy(s, host.data(), x.data(), page, non_blocking);
+    pid_t const child = ::fork();
+    if (child == 0)
+      std::_Exit(::read(file.is, host.data(), page) == ssize_t{page} ? 0 : 1);
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    s.synchronize();
+  }));
+}
+
+}  // namespace
+}  // namespace weir::check_tests
