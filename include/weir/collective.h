@@ -208,7 +208,7 @@ class gradient_buckets {
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
   // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits
-  // for others, or a capture took a collective of this rank: its graph may wait at any time.
+  // for others.
   ~gradient_buckets();
 
   // Requires: before build(). Returns: 0, 1, 2, …

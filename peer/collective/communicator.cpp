@@ -86,11 +86,7 @@ bool reducible(dtype type) noexcept {
 }
 
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
-    : runtime_(owner),
-      devices_(std::move(devices)),
-      backend_(std::move(by)),
-      registered_(devices_.size()),
-      captured_(devices_.size()) {}
+    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)), registered_(devices_.size()) {}
 
 bool needs(requests what, int rank) noexcept {
   return what.empty() || std::any_of(what.begin(), what.end(),
@@ -191,8 +187,6 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
       bytes += r.part_bytes();
     streams::timed_work const timed(on, name, bytes, at);
     backend_->issue(rank, on, all, at);
-    if (on.seen_captured())
-      captured_[static_cast<std::size_t>(rank)].store(true, base::memory_order_relaxed);
   } catch (...) {
     take_back(rank, operation, all, at);
     throw;

@@ -188,8 +188,7 @@ class group {
   // The rank's place among those of its color, by key and rank. Without one: communicator::no_color
   virtual seat split(int rank, int color, int key, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
-  // The rank called a collective that others have not called yet, or a graph has captured one and may run at any time.
-  virtual bool waits(int rank) const noexcept = 0;
+  virtual bool waits(int rank) const noexcept = 0;  // the rank called a collective that others have not called yet
   // An exception has ended an owner of the rank. Aborts all ranks once another waits for its next call, unless as
   // many exceptions ended owners of that one first. The rank's next call ends the matter.
   virtual void unwound(int rank, std::string_view owner) noexcept = 0;
@@ -212,10 +211,6 @@ class group {
   virtual void issued(int /*rank*/) noexcept {}  // what the rank agreed on last
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
-  // Whether a capture took a collective of the rank. No call tells when its graph is launched.
-  bool has_captured(int rank) const noexcept {
-    return captured_[static_cast<std::size_t>(rank)].load(base::memory_order_relaxed);
-  }
 
   runtime::impl& runtime_;  // invalid once ended_
   base::atomic<bool> ended_{false};
@@ -235,7 +230,6 @@ class group {
   void take_back(int rank, std::string const& operation, requests, source_location);
   std::uint64_t placed(int rank, collective_request const&) const noexcept;
   std::vector<std::vector<registered>> registered_;  // by rank, by its thread
-  std::vector<base::atomic<bool>> captured_;         // by rank
 };
 
 // All ranks are threads of this process.

@@ -445,8 +445,6 @@ bool thread_group::waits(int rank) const noexcept {
   auto s = shared_.lock();
   if (s->aborted_by >= 0)
     return false;
-  if (has_captured(rank))
-    return true;
   // For a collective.
   if (s->next[static_cast<std::size_t>(rank)] > s->closed)
     return true;
@@ -456,9 +454,6 @@ bool thread_group::waits(int rank) const noexcept {
 }
 
 void thread_group::leave(int rank) noexcept {
-  // Others may wait for its next launch, which never comes.
-  if (std::uncaught_exceptions() > 0 && has_captured(rank) && waits(rank))
-    abort(rank, "an exception ended its communicator");
   bool has_open = false, is_aborted = false;
   {
     auto s = shared_.lock();

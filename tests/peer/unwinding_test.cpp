@@ -28,8 +28,6 @@ enum class place {
   in_group,
   before_group_member,
   in_capture,
-  before_launch,
-  after_launch,
   at_barrier
 };
 constexpr place all_places[] = {place::before_first, place::between,  place::after_own,           place::after_step,
@@ -61,7 +59,6 @@ void train(communicator& c, shape const& how) {
     b.add("w" + std::to_string(i), 1000);
   b.build(s);
   buffer const x = to_device(encode(int32, {1, 2}));
-  std::optional<graph> captured;
   for (int step = 0; c.failure().empty(); ++step) {
     bool const fails = c.rank() == how.rank && step == 2;
     auto const here_is = [&](place p) { return fails && how.at == p; };
@@ -77,19 +74,10 @@ void train(communicator& c, shape const& how) {
         throw bug();
       b.finish(s);
     };
-    bool const launches = how.at == place::before_launch || how.at == place::after_launch;
     if (how.at == place::in_capture)
       graph::capture(s, pass).launch();
-    else if (!launches)
+    else
       pass();
-    else if (!captured)
-      captured = graph::capture(s, pass);
-    if (here_is(place::before_launch))
-      throw bug();
-    if (launches)
-      captured->launch();
-    if (here_is(place::after_launch))
-      throw bug();
     if (how.at == place::in_group || how.at == place::before_group_member)
       grouped(c, x, fails, how.at);
     if (here_is(place::after_step))
@@ -196,9 +184,8 @@ TEST(unwinding, of_a_rank_with_its_communicator_frees_all) {
 TEST(unwinding, of_a_captured_step_frees_every_rank) {
   if (!runtime::current().is_simulated())
     GTEST_SKIP() << "there are GPUs";
-  for (place const at : {place::in_capture, place::before_launch, place::after_launch})
-    for (bool const owns : {false, true})
-      expect_end({at, false, owns});
+  for (bool const owns : {false, true})
+    expect_end({place::in_capture, false, owns});
 }
 
 // The same exception on all ranks, as the end of the data is: no rank waits for one that has gone.
