@@ -9,6 +9,14 @@ using driver::result;
 using driver::status;
 
 result<bool> stream_clock::captured() const {
+  std::uint64_t ended = 0;
+  auto const is = captured(ended);
+  if (ended)
+    runtime_.part<clocks>().capture_ended(ended);
+  return is;
+}
+
+result<bool> stream_clock::captured(std::uint64_t& ended) const {
   // An answer that another thread's answer has overtaken may be out of date: the driver is asked again.
   for (;;) {
     std::uint64_t const last = last_capture();
@@ -18,8 +26,8 @@ result<bool> stream_clock::captured() const {
       return {note(is.is), false};
     if (!note_captured(is.value, seen))
       continue;
-    if (last && !is.value)
-      runtime_.part<clocks>().capture_ended(last);
+    if (!is.value)
+      ended = last;
     return is;
   }
 }
@@ -52,8 +60,9 @@ result<stream_clock*> stream_clock::lane() {
       continue;
     if (number.value) {
       stream_clock& its = runtime_.part<clocks>().lane_of(*this, number.value);
-      // The end of the capture before may have been noted until the lane was there.
-      saw_captured(true);
+      // Of a borrowed stream the end of the capture before may have been noted until the lane was there.
+      if (alive() == life::borrowed)
+        saw_captured(true);
       return {{}, &its};
     }
     if (last)

@@ -57,20 +57,7 @@ std::uint64_t clocks::number_of(stream_clock const& t) const noexcept {
 }
 
 stream_clock* clocks::reuse_ended(int device, driver::stream_handle h, std::uint64_t id, life l) {
-  stream_clock* found = nullptr;
-  {
-    auto reusable = state_->reusable_on(device).lock();
-    // Held ones meet in the chain. A fixed number of looks would make a clock at each meeting, without a bound.
-    std::size_t looks = 4 + reusable->size() / 4;
-    for (; looks && !found && reusable->size() > kept_ended; --looks) {
-      stream_clock& t = reusable->take_first();
-      bool const is_held = t.held_.use_count() > 1;
-      if (is_held)
-        reusable->add(t);
-      else
-        found = &t;
-    }
-  }
+  stream_clock* const found = state_->reusable_on(device).lock()->take();
   if (!found)
     return nullptr;
   // All as in a new clock, except that the numbers of fences continue.
@@ -398,8 +385,12 @@ void clocks::state::ask_the_captured() noexcept try {
         seen.push_back(t.get());
   }
   for (stream_clock const* const t : seen) {
+    std::uint64_t over = 0;
     if (stream_clock::stay const here(*t); here)
-      (void)t->captured();
+      (void)t->captured(over);
+    // Its other streams are asked here, too.
+    if (over)
+      runtime.part<clocks>().end_lanes(take_lanes(over));
   }
 } catch (std::bad_alloc const&) {}  // their next calls ask
 

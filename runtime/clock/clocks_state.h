@@ -38,6 +38,40 @@ class clocks::chain {
   std::size_t size_ = 0;
 };
 
+// Streams that are retired and done, in the order of completion, and apart from them those that something held when
+// they were looked at. Those are looked at again after as many calls: a call looks at few of them on average.
+class clocks::reusable_streams {
+ public:
+  void add(stream_clock& t) noexcept { done_.add(t); }
+  // One that nothing holds, with `kept_ended` others behind it. Null: there is none
+  stream_clock* take() noexcept {
+    ++since_held_;
+    if (since_held_ > held_.size())
+      look_at_held();
+    while (done_.size() > kept_ended) {
+      stream_clock& t = done_.take_first();
+      if (!is_held(t))
+        return &t;
+      held_.add(t);
+    }
+    return nullptr;
+  }
+
+ private:
+  static bool is_held(stream_clock const& t) noexcept { return t.held_.use_count() > 1; }
+  void look_at_held() noexcept {
+    since_held_ = 0;
+    for (std::size_t left = held_.size(); left > 0; --left) {
+      stream_clock& t = held_.take_first();
+      chain& to = is_held(t) ? held_ : done_;
+      to.add(t);
+    }
+  }
+
+  chain done_, held_;
+  std::size_t since_held_ = 0;  // calls
+};
+
 struct clocks::state {
   state(weir::runtime::impl& r, std::uint64_t ids_before)
       : runtime(r),
@@ -49,10 +83,9 @@ struct clocks::state {
   std::uint64_t const before;  // ids used by other runtimes
   base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
   base::atomic<bool> any_ended{false};
-  base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
-  // by device: retired and done, in the order of completion
-  std::vector<base::guarded<chain>> reusable;
-  base::guarded<chain>& reusable_on(int device) { return reusable[static_cast<std::size_t>(device)]; }
+  base::guarded<chain> ended;                             // retired, not known to be done; each keeps its last event
+  std::vector<base::guarded<reusable_streams>> reusable;  // by device
+  base::guarded<reusable_streams>& reusable_on(int device) { return reusable[static_cast<std::size_t>(device)]; }
   struct registration {
     stream_clock* stream = nullptr;
     std::size_t times = 0;  // that the program registered it; of weir's own streams perhaps never

@@ -211,6 +211,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
 
   bool claim_end() noexcept { return !end_claimed_.exchange(true); }
   void refuse_unannounced(std::string_view operation, source_location const& at) const;
+  driver::result<bool> captured(std::uint64_t& ended) const;  // ended: the capture that is over by the answer; else 0
   bool may_be_captured_elsewhere() const noexcept {
     return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
   }
@@ -401,6 +402,7 @@ class clocks {
   stream_clock* reuse_ended(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;
   class chain;
+  class reusable_streams;
   struct state;
   std::unique_ptr<state> state_;
 };

@@ -70,7 +70,7 @@ clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::iden
       return registered;
   auto all = contents_.lock();
   for (int d = 0; d < runtime_.device_count(); ++d)
-    if (all->captured.contains({d, is.handle}) || all->ids.contains({d, is.handle}))
+    if (all->captured.contains(captured_at({d, is.handle})) || all->ids.contains({d, is.handle}))
       device = d;
   return nullptr;
 }
@@ -159,11 +159,14 @@ borrowed_streams::uncaptured_stream::uncaptured_stream(borrowed_streams& from, i
   for (std::size_t next = 0;; ++next) {
     stream_ = from_.take_idle(device, next);
     if (!stream_) {
-      auto& made =
-          from_.runtime_.part<stream_pool>().lease(device, driver::stream_kind::independent, priority::normal, at);
-      auto all = from_.contents_.lock();
-      all->internal.push_back({&made, true});
-      stream_ = &made;
+      auto& pool = from_.runtime_.part<stream_pool>();
+      stream_ = &pool.lease(device, driver::stream_kind::independent, priority::normal, at);
+      try {
+        from_.contents_.lock()->internal.push_back({stream_, true});
+      } catch (...) {
+        pool.give_back(*stream_);
+        throw;
+      }
     }
     // A stream may have been given back inside a capture that goes on.
     if (auto const inside = stream_->captured(); !inside.ok() || !inside.value)
@@ -215,7 +218,7 @@ void borrowed_streams::retire(streams_gone const& gone) {
 }
 
 clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {
-  if (auto const there = all.captured.find(here); there != all.captured.end())
+  if (auto const there = all.captured.find(captured_at(here)); there != all.captured.end())
     return *there->second;
   // Captures and streams that end leave their entries, until the stream is named outside of a capture.
   if (all.captured.size() >= most) {
@@ -228,7 +231,7 @@ clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, 
     });
   }
   auto& made = clocks_.make(here.first, here.second, clock::life::borrowed);
-  all.captured.emplace(here, &made);
+  all.captured.emplace(captured_at(here), &made);
   return made;
 }
 
@@ -240,7 +243,7 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
   known& its = all.by_id[is.id];
   its.turn = ++all.turn;
   its.at = here;
-  auto const inside = all.captured.find(here);
+  auto const inside = all.captured.find(captured_at(here));
   if (!its.stream) {
     bool const has_name_from_capture = inside != all.captured.end();
     its.stream = has_name_from_capture ? inside->second : &clocks_.make(device, is.handle, clock::life::borrowed);

@@ -33,6 +33,11 @@ class borrowed_streams {
 
  private:
   using place = std::pair<int, driver::stream_handle>;  // a device and a handle
+  // Each thread has another stream of the handle `per_thread`.
+  using place_and_thread = std::pair<place, std::uint64_t>;
+  static place_and_thread captured_at(place at) noexcept {
+    return {at, at.second == driver::stream_handle::per_thread ? base::this_thread_id() : 0};
+  }
   struct one_gone {
     clock::stream_clock* stream;
     bool exists = false;     // it is the named stream, under the name that it had in a capture
@@ -46,9 +51,9 @@ class borrowed_streams {
   };
   struct contents {
     std::unordered_map<std::uint64_t, known> by_id;
-    std::map<place, std::uint64_t> ids;              // the last id seen at a handle
-    std::map<place, clock::stream_clock*> captured;  // not seen outside of a capture yet
-    std::vector<std::size_t> uncovered;              // by device: gone, without a fence, since it was last waited for
+    std::map<place, std::uint64_t> ids;                         // the last id seen at a handle
+    std::map<place_and_thread, clock::stream_clock*> captured;  // not seen outside of a capture yet
+    std::vector<std::size_t> uncovered;  // by device: gone, without a fence, since it was last waited for
     struct internal_stream {
       clock::stream_clock* stream;
       bool joins = false;  // a call has taken it

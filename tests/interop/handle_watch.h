@@ -30,6 +30,10 @@ class handle_watch final : public driver_front<handle_watch> {
     std::lock_guard const hold(mutex_);
     return records_;
   }
+  std::uint64_t captures_asked() {
+    std::lock_guard const hold(mutex_);
+    return captures_asked_;
+  }
 
   result<stream_handle> create_stream(int d, stream_kind kind, int priority) override {
     auto const made = inner_->create_stream(d, kind, priority);
@@ -50,7 +54,14 @@ class handle_watch final : public driver_front<handle_watch> {
   status synchronize_stream(int d, stream_handle s) override {
     return ask(d, s, "synchronize_stream"), inner_->synchronize_stream(d, s);
   }
-  result<bool> capturing(int d, stream_handle s) override { return ask(d, s, "capturing"), inner_->capturing(d, s); }
+  result<bool> capturing(int d, stream_handle s) override {
+    ask(d, s, "capturing");
+    {
+      std::lock_guard const hold(mutex_);
+      ++captures_asked_;
+    }
+    return inner_->capturing(d, s);
+  }
   result<std::uint64_t> capture_of(int d, stream_handle s) override {
     return ask(d, s, "capture_of"), inner_->capture_of(d, s);
   }
@@ -73,7 +84,7 @@ class handle_watch final : public driver_front<handle_watch> {
   std::mutex mutex_;
   std::map<std::pair<int, stream_handle>, bool> dead_;
   std::vector<std::string> wrong_;
-  std::uint64_t records_ = 0;
+  std::uint64_t records_ = 0, captures_asked_ = 0;
 };
 
 }  // namespace weir::driver

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "tests/interop/come_and_go.h"
-#include "tests/interop/handle_watch.h"
+#include "tests/interop/handles_fixture.h"
 #include "weir/c.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
@@ -21,44 +21,7 @@
 namespace weir {
 namespace {
 
-constexpr size_t small = 512, large = 2_MiB;
-
-struct handles : testing::Test {
-  std::optional<watched_runtime> owned;
-  std::optional<runtime_guard> in;
-  void make(simulated like, options o = {}) {
-    in.reset();
-    owned.emplace(like, o);
-    in.emplace(*owned->rt);
-  }
-  void SetUp() override { make({.devices = 2, .memory = 64_MiB}); }
-  void TearDown() override {
-    if (owned) {
-      EXPECT_EQ(owned->watch->asked_of_the_dead(), std::vector<std::string>{});
-    }
-  }
-  runtime& rt() { return *owned->rt; }
-};
-
-std::uint64_t fences() {
-  return memory_stats(0).fences;
-}
-void busy(stream_ref s, void* block, size_t bytes) {
-  launch(
-      s, {writes(block, bytes)}, [](CUstream_st*) {}, [] {});
-}
-template <class Act>
-std::string refusal(Act act) {
-  try {
-    act();
-  } catch (invalid_use const& e) {
-    return e.what();
-  }
-  return {};
-}
-bool has(std::string const& text, std::string_view words) {
-  return text.find(words) != text.npos;
-}
+using namespace by_handle;
 
 // ---- registered
 
@@ -408,80 +371,6 @@ TEST_F(handles, a_borrowed_stream_is_never_current) {
   simulated_stream theirs(0);
   EXPECT_TRUE(has(refusal([&] { set_stream(borrow_stream(0, theirs.handle())); }), "a borrowed stream"));
   EXPECT_TRUE(has(refusal([&] { stream_guard const g(borrow_stream(0, theirs.handle())); }), "external_stream"));
-}
-
-// What is asked of a captured stream: only whether it is, and in which capture. Its memory is of the graph.
-TEST_F(handles, a_capture_survives_its_streams_being_named) {
-  simulated_stream theirs(0);
-  theirs.begin_capture();
-  stream_ref const inside = borrow_stream(0, theirs.handle());
-  EXPECT_EQ(borrow_stream(0, theirs.handle()), inside);
-  void* const of_graph = allocate(borrow_stream(0, theirs.handle()), small);
-  EXPECT_TRUE(inside.is_capturing());
-  theirs.end_capture();  // throws if it was spoiled
-  EXPECT_EQ(borrow_stream(0, theirs.handle()).id(), inside.id()) << "known by its id from now on";
-  deallocate(of_graph);
-  deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
-}
-
-// The handle is not named again, or its stream has gone: a stream that has joined tells that its capture is over.
-TEST_F(handles, a_capture_that_is_over_keeps_nobody_from_a_wait) {
-  for (bool const exists : {true, false}) {
-    for (int times = 0; times < 3; ++times) {
-      auto theirs = std::make_unique<simulated_stream>(device(0));
-      theirs->begin_capture();
-      deallocate(borrow_stream(0, theirs->handle()), allocate(borrow_stream(0, theirs->handle()), small));
-      EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152")) << "the capture goes on";
-      theirs->end_capture();  // throws if it was spoiled
-      if (!exists)
-        theirs.reset();
-      EXPECT_NO_THROW(synchronize(0)) << exists;
-    }
-  }
-}
-TEST_F(handles, captures_at_once_are_told_apart) {
-  std::array<std::unique_ptr<simulated_stream>, 3> theirs;
-  for (auto& one : theirs) {
-    one = std::make_unique<simulated_stream>(device(0));
-    one->begin_capture();
-    (void)borrow_stream(0, one->handle());
-    (void)borrow_stream(0, one->handle());
-  }
-  for (auto& one : theirs) {
-    EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152"));
-    one->end_capture();
-    one.reset();
-  }
-  EXPECT_NO_THROW(synchronize(0));
-}
-
-// No driver call tells the capture of a handle that has gone. The event makes the capture known to weir.
-TEST_F(handles, a_block_outlives_a_stream_that_was_captured) {
-  void* const p = allocate(default_stream(0), small);
-  {
-    simulated_stream theirs(0);
-    theirs.begin_capture();
-    record_stream(p, borrow_stream(0, theirs.handle()));
-    (void)borrow_stream(0, theirs.handle()).record_event();
-    theirs.end_capture();
-  }
-  EXPECT_NO_THROW(deallocate(p));
-  EXPECT_EQ(memory_allocated(0), 0u);
-}
-
-TEST_F(handles, a_known_stream_in_a_capture_comes_back) {
-  simulated_stream theirs(0);
-  void* const p = allocate(borrow_stream(0, theirs.handle()), small);
-  auto const id = borrow_stream(0, theirs.handle()).id();
-  theirs.begin_capture();
-  EXPECT_NE(borrow_stream(0, theirs.handle()).id(), id) << "it could be another stream by now";
-  deallocate(borrow_stream(0, theirs.handle()), p);
-  theirs.end_capture();
-  EXPECT_EQ(borrow_stream(0, theirs.handle()).id(), id);
-  simulated_stream registered_inside(0);
-  registered_inside.begin_capture();
-  external_stream const e(0, registered_inside.handle());
-  registered_inside.end_capture();
 }
 
 // cudaStreamPerThread is 2.
