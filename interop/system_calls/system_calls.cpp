@@ -1,6 +1,6 @@
-// libweir_system_calls.so: tells weir's race checker which bytes a system call uses, before it is made. A page that the
-// checker has closed makes the system refuse the call without a signal. A call counts as a use of all bytes that it is
-// given, even if it returns fewer.
+// libweir_system_calls.so: tells weir's race checker which bytes a system call may use, before it is made. A page that
+// the checker has closed makes the system refuse the call without a signal. The call then counts as a use of the bytes
+// that it returns.
 // Threads: any, in signal handlers too. A call is made even if its thread is cancelled in it: no function here is
 // noexcept, and none holds a lock.
 // Invariant: errno is the call's.
@@ -27,29 +27,37 @@ constexpr bool fills = true, takes = false;  // the bytes
 class call {
  public:
   explicit call(void const* returns_to) : code_(static_cast<char const*>(returns_to) - 1) {}
-  void uses(bool writes, void const* at, size_t bytes) const {
+  void has_returned(ssize_t n) { is_over_ = true, left_ = n < 0 ? 0 : static_cast<size_t>(n); }
+  void uses(bool writes, void const* at, size_t bytes) {
+    bytes = std::min(bytes, left_), left_ -= bytes;
     int const before = errno;
     for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
-      w->sees(at, bytes, writes, code_);
+      is_over_ ? w->has_used(at, bytes, writes, code_) : w->may_use(at, bytes, writes);
     errno = before;
   }
-  void uses(bool writes, void const* at, size_t size, size_t count) const {
-    size_t bytes = 0;
-    // The call cannot use more than there is.
-    uses(writes, at, __builtin_mul_overflow(size, count, &bytes) ? ~size_t{0} : bytes);
+  void uses(bool writes, void const* at, size_t size, size_t count) {
+    left_ = product(left_, size);
+    uses(writes, at, product(size, count));
   }
-  void uses(bool writes, iovec const* parts, int count) const {
+  void uses(bool writes, iovec const* parts, int count) {
     constexpr int most = 1024;  // the system refuses more
     for (int i = 0; parts && count <= most && i < count; ++i)
       uses(writes, parts[i].iov_base, parts[i].iov_len);
   }
-  void uses(bool writes, msghdr const* message) const {
+  void uses(bool writes, msghdr const* message) {
     if (message)
       uses(writes, message->msg_iov, static_cast<int>(std::min<size_t>(message->msg_iovlen, 1025)));
   }
 
  private:
-  void const* code_;
+  static size_t product(size_t a, size_t b) {
+    size_t bytes = 0;
+    return __builtin_mul_overflow(a, b, &bytes) ? unknown : bytes;
+  }
+  static constexpr size_t unknown = ~size_t{0};  // no call can use more
+  void const* const code_;
+  bool is_over_ = false;
+  size_t left_ = unknown;  // of what it returned
 };
 
 // The function that the program would call without this library.
@@ -111,12 +119,17 @@ WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
   X(size_t, __fread_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),            \
     (fills, p, n, count))
 
-#define WEIR_CALL(result, name, parameters, arguments, bytes)                      \
-  static constinit next_one<result parameters> next_##name{#name};                 \
-  WEIR_EXPORTED result name parameters {                                           \
-    if (watchers.load(std::memory_order_relaxed)) [[unlikely]]                     \
-      call(__builtin_extract_return_addr(__builtin_return_address(0))).uses bytes; \
-    return next_##name.find() arguments;                                           \
+#define WEIR_CALL(result, name, parameters, arguments, bytes)             \
+  static constinit next_one<result parameters> next_##name{#name};        \
+  WEIR_EXPORTED result name parameters {                                  \
+    if (!watchers.load(std::memory_order_relaxed)) [[likely]]             \
+      return next_##name.find() arguments;                                \
+    call its(__builtin_extract_return_addr(__builtin_return_address(0))); \
+    its.uses bytes;                                                       \
+    result const returned = next_##name.find() arguments;                 \
+    its.has_returned(static_cast<ssize_t>(returned));                     \
+    its.uses bytes;                                                       \
+    return returned;                                                      \
   }
 WEIR_CALLS(WEIR_CALL)
 

@@ -143,6 +143,77 @@ TEST(system_calls_seen, from_the_source_of_a_copy_are_right) {
   }));
 }
 
+// Pinned memory whose second page is the target of a copy.
+struct half_in_use {
+  half_in_use() {
+    fill(s, x.data(), std::byte{7}, page);
+    copy(s, second, x.data(), page, non_blocking);
+  }
+  ~half_in_use() { s.synchronize(); }
+  half_in_use(half_in_use const&) = delete;
+  stream const s;
+  stream_guard const home{s};
+  buffer const host = pinned(bytes), x{page};
+  char* const second = host.data<char>() + page;
+};
+
+// Each call is given the second page too, and its message of three bytes ends before it.
+TEST(system_calls_seen, use_only_the_bytes_that_they_return) {
+  for (one_call const& c : filling) {
+    SCOPED_TRACE(c.name);
+    expect_none(found_in(by_hand_only, [&] {
+      full_file const file;
+      ends const pair;
+      ASSERT_EQ(::ftruncate(file.is, 3), 0);
+      ASSERT_EQ(::send(pair.of[1], "abc", 3, 0), 3);
+      half_in_use const its;
+      EXPECT_EQ(c.make(file.is, pair.of[0], its.host.data()), 3) << std::strerror(errno);
+    }));
+  }
+}
+
+TEST(system_calls_seen, that_get_nothing_use_nothing) {
+  expect_none(found_in(by_hand_only, [] {
+    full_file const file;
+    ends const pair;
+    half_in_use const its;
+    EXPECT_EQ(::recv(pair.of[0], its.second, page, MSG_DONTWAIT), -1);
+    EXPECT_EQ(errno, EAGAIN);
+    EXPECT_EQ(::write(-1, its.second, page), -1);
+    EXPECT_EQ(::pread(file.is, its.second, page, bytes), 0);
+  }));
+}
+
+// The message's last byte is the first one in use.
+TEST(system_calls_seen, with_one_byte_in_use_are_reported) {
+  for (one_call const& c : filling) {
+    SCOPED_TRACE(c.name);
+    auto const all = found_in(by_hand_only, [&] {
+      full_file const file;
+      ends const pair;
+      std::string const fives(page + 1, 5);
+      ASSERT_EQ(::ftruncate(file.is, page + 1), 0);
+      ASSERT_EQ(::send(pair.of[1], fives.data(), page + 1, 0), ssize_t{page + 1});
+      half_in_use const its;
+      EXPECT_EQ(c.make(file.is, pair.of[0], its.host.data()), ssize_t{page + 1}) << std::strerror(errno);
+    });
+    expect_one(all, "host too early", {"writes them"});
+  }
+}
+
+// A callback can neither keep a page closed nor change what the call takes.
+TEST(system_calls_seen, are_made_before_their_report) {
+  (void)found_in(by_hand_only, [] {
+    full_file const file;
+    half_in_use const its;
+    char at_report = 0;
+    on_race([&](race_report const&) { at_report = *its.second; });
+    EXPECT_EQ(::pread(file.is, its.second, page, 0), ssize_t{page});
+    EXPECT_EQ(at_report, 5);
+    on_race({});
+  });
+}
+
 // Each copy is a use of its own, and all its pages open.
 TEST(system_calls_seen, with_bytes_of_two_copies_have_two_reports) {
   full_file const file;
