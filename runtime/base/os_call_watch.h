@@ -7,7 +7,7 @@
 namespace weir::os {
 
 struct call_watcher {
-  // Called on the thread of the call, perhaps in a signal handler.
+  // Called on the thread of the call, perhaps in a signal handler. Throws: only the end of a cancelled thread
   void (*may_use)(void const* at, std::size_t bytes, bool writes);
   // code: of the call, in the program
   void (*has_used)(void const* at, std::size_t bytes, bool writes, void const* code);

@@ -2,6 +2,7 @@
 // Threads: any; a fault is explained on its own thread.
 #include "simulator/machine/guard.h"
 
+#include <cxxabi.h>
 #include <sanitizer/asan_interface.h>  // without AddressSanitizer its macros do nothing
 
 #include <algorithm>
@@ -72,14 +73,26 @@ std::optional<touch> call_on_a_pin(void const* at, std::size_t bytes, bool write
   return call;
 }
 
+// The program calls C functions, which do not throw. Out of memory: a page stays closed, or a use is not reported.
+template <class F>
+void without_throwing(F f) {
+  try {
+    f();
+  } catch (abi::__forced_unwind&) {
+    throw;  // the thread is cancelled
+  } catch (...) {}
+}
+
 // The system refuses a closed page without a signal, and a datagram that meets one is lost.
 void open_to_call(void const* at, std::size_t bytes, bool writes) {
   auto const call = call_on_a_pin(at, bytes, writes);
   if (!call) [[likely]]
     return;
-  auto const w = watching().lock();
-  for (memory* m : w->all)
-    m->open_to_call(*call);
+  without_throwing([&] {
+    auto const w = watching().lock();
+    for (memory* m : w->all)
+      m->open_to_call(*call);
+  });
 }
 
 // Tells what a fault would tell.
@@ -89,22 +102,24 @@ void judge_call(void const* at, std::size_t bytes, bool writes, void const* code
   if (!call || process_was_forked()) [[likely]]
     return;
   auto const how = writes ? os::bad_access::kind::write : os::bad_access::kind::read;
-  for (std::uint64_t after = 0;;) {
-    shields::refusal first;
-    onlooker then;
-    {
-      auto const w = watching().lock();
-      then = w->more;
-      for (memory* m : w->all)
-        if (auto const next = m->refuses(*call, after); next.shield && (!first.shield || next.shield < first.shield))
-          first = next;
+  without_throwing([&] {
+    for (std::uint64_t after = 0;;) {
+      shields::refusal first;
+      onlooker then;
+      {
+        auto const w = watching().lock();
+        then = w->more;
+        for (memory* m : w->all)
+          if (auto const next = m->refuses(*call, after); next.shield && (!first.shield || next.shield < first.shield))
+            first = next;
+      }
+      if (!first.shield)
+        return;
+      if (then.met_shield)
+        then.met_shield(first.shield, {reinterpret_cast<void const*>(first.at), code, how});
+      after = first.shield;
     }
-    if (!first.shield)
-      return;
-    if (then.met_shield)
-      then.met_shield(first.shield, {reinterpret_cast<void const*>(first.at), code, how});
-    after = first.shield;
-  }
+  });
 }
 constinit os::call_watcher watcher{open_to_call, judge_call};
 constinit base::atomic<bool> calls_are_told{false};

@@ -12,11 +12,29 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "tests/check/programs.h"
 
 extern "C" ssize_t __read_chk(int, void*, size_t, size_t);
+
+static constexpr int enough_memory = 1 << 30;
+static thread_local int memory_left = enough_memory;  // allocations
+void* operator new(std::size_t n) {
+  void* const p = memory_left == 0 ? nullptr : std::malloc(n);
+  if (!p)
+    throw std::bad_alloc();
+  memory_left -= memory_left < enough_memory;
+  return p;
+}
+void operator delete(void* p) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, std::size_t) noexcept {
+  std::free(p);
+}
 
 namespace weir::check_tests {
 namespace {
@@ -198,6 +216,27 @@ TEST(system_calls_seen, with_one_byte_in_use_are_reported) {
       EXPECT_EQ(c.make(file.is, pair.of[0], its.host.data()), ssize_t{page + 1}) << std::strerror(errno);
     });
     expect_one(all, "host too early", {"writes them"});
+  }
+}
+
+// A C function throws nothing. The call fails if its pages stay closed.
+TEST(system_calls_seen, throw_nothing_without_memory) {
+  full_file const file;
+  for (int left = 0; left < 64; ++left) {
+    SCOPED_TRACE(left);
+    (void)found_in(by_hand_only, [&] {
+      half_in_use const its;
+      ssize_t n = 0;
+      memory_left = left;
+      try {
+        n = ::pread(file.is, its.second, page, 0);
+      } catch (...) {
+        n = -2;
+      }
+      memory_left = enough_memory;
+      EXPECT_EQ(n, left == 0 ? -1 : ssize_t{page});
+      EXPECT_EQ(::pread(file.is, its.second, page, 0), ssize_t{page});
+    });
   }
 }
 
