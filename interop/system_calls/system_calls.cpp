@@ -78,11 +78,20 @@ class next_one {
   std::atomic<F*> found_{nullptr};
 };
 
+// Whether the program's calls come here. If a plugin brought this library, they go to the system's own functions.
+bool comes_first() {
+  void* const program = ::dlopen(nullptr, RTLD_LAZY);
+  Dl_info of_program{}, mine{};
+  return program && ::dladdr(::dlsym(program, "read"), &of_program) && ::dladdr(&watchers, &mine) &&
+         of_program.dli_fbase == mine.dli_fbase;
+}
+
 }  // namespace
 
-WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
+WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   w->next = watchers.load();
   while (!watchers.compare_exchange_weak(w->next, w)) {}
+  return comes_first();
 }
 
 // X(result, name, parameters, arguments, bytes)

@@ -13,11 +13,12 @@ struct call_watcher {
   void (*has_used)(void const* at, std::size_t bytes, bool writes, void const* code);
   call_watcher* next = nullptr;  // the library's
 };
-// Each call is told from then on. False: the program does not have the library. Requires: not watched yet
+// Each call is told from then on. False: not each; the program does not have the library, or not before the system's.
+// Requires: not watched yet
 bool watch_calls(call_watcher&) noexcept;
 
 // The library's function, which is found by its name.
 inline constexpr char const* name_of_watch = "weir_watch_system_calls";
-using watch_function = void (*)(call_watcher*);
+using watch_function = bool (*)(call_watcher*);
 
 }  // namespace weir::os
