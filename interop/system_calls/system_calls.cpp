@@ -23,6 +23,15 @@ namespace {
 using weir::os::call_watcher;
 constinit std::atomic<call_watcher*> watchers{nullptr};
 
+// A bad address is refused, and is no fault. Keeps errno.
+bool copy(void const* from, size_t bytes, void* to) {
+  int const before = errno;
+  iovec const here{to, bytes}, there{const_cast<void*>(from), bytes};
+  bool const all = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes);
+  errno = before;
+  return all;
+}
+
 constexpr bool fills = true, takes = false;  // the bytes
 class call {
  public:
@@ -30,26 +39,48 @@ class call {
   void has_returned(ssize_t n) { is_over_ = true, left_ = n < 0 ? 0 : static_cast<size_t>(n); }
   void uses(bool writes, void const* at, size_t bytes) {
     bytes = std::min(bytes, left_), left_ -= bytes;
-    int const before = errno;
-    for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
-      is_over_ ? w->has_used(at, bytes, writes, code_) : w->may_use(at, bytes, writes);
-    errno = before;
+    tell(writes, at, bytes);
   }
   void uses(bool writes, void const* at, size_t size, size_t count) {
     left_ = product(left_, size);
     uses(writes, at, product(size, count));
   }
-  void uses(bool writes, iovec const* parts, int count) {
-    constexpr int most = 1024;  // the system refuses more
-    for (int i = 0; parts && count <= most && i < count; ++i)
-      uses(writes, parts[i].iov_base, parts[i].iov_len);
+  void uses(bool writes, iovec const* parts, size_t count) {
+    constexpr size_t most = 1024, at_once = 16;  // a signal handler has a small stack
+    // The system refuses more, and a negative number.
+    if (count > most)
+      return;
+    for (size_t done = 0, n = 0; done < count; done += n) {
+      iovec some[at_once];
+      n = std::min(count - done, at_once);
+      if (!copied(parts + done, n, some))
+        return;
+      for (size_t i = 0; i < n; ++i)
+        uses(writes, some[i].iov_base, some[i].iov_len);
+    }
   }
   void uses(bool writes, msghdr const* message) {
-    if (message)
-      uses(writes, message->msg_iov, static_cast<int>(std::min<size_t>(message->msg_iovlen, 1025)));
+    msghdr is;
+    if (copied(message, 1, &is))
+      uses(writes, is.msg_iov, is.msg_iovlen);
   }
 
  private:
+  void tell(bool writes, void const* at, size_t bytes) const {
+    int const before = errno;
+    for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
+      is_over_ ? w->has_used(at, bytes, writes, code_) : w->may_use(at, bytes, writes);
+    errno = before;
+  }
+  // False: the system refuses the address to the call too.
+  template <class T>
+  bool copied(T const* from, size_t n, T* to) const {
+    // A call that returned nothing has perhaps not looked there.
+    if (left_ == 0)
+      return false;
+    tell(takes, from, n * sizeof(T));
+    return copy(from, n * sizeof(T), to);
+  }
   static size_t product(size_t a, size_t b) {
     size_t bytes = 0;
     return __builtin_mul_overflow(a, b, &bytes) ? unknown : bytes;
@@ -91,7 +122,9 @@ bool comes_first() {
 WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   w->next = watchers.load();
   while (!watchers.compare_exchange_weak(w->next, w)) {}
-  return comes_first();
+  char const probe = 0;
+  char copied = 0;
+  return comes_first() && copy(&probe, 1, &copied);  // a sandbox may refuse to look at vectors
 }
 
 // X(result, name, parameters, arguments, bytes)

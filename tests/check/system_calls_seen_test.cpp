@@ -219,6 +219,47 @@ TEST(system_calls_seen, with_one_byte_in_use_are_reported) {
   }
 }
 
+// The system gives EFAULT, where a look at the vector would crash.
+TEST(system_calls_seen, with_a_bad_vector_fail) {
+  (void)found_in(by_hand_only, [] {
+    full_file const file;
+    ends const pair;
+    std::string text(1, 5);
+    iovec* const volatile nowhere = reinterpret_cast<iovec*>(16);  // the compiler must not see it
+    int const volatile negative = -1, too_many = 1025;
+    auto const fails = [](int error, ssize_t n) {
+      EXPECT_EQ(n, -1);
+      EXPECT_EQ(errno, error);
+    };
+    fails(EFAULT, ::readv(file.is, nowhere, 1));
+    fails(EFAULT, ::writev(file.is, nowhere, 1));
+    fails(EFAULT, ::recvmsg(pair.of[0], reinterpret_cast<msghdr*>(nowhere), 0));
+    fails(EFAULT, ::sendmmsg(pair.of[0], reinterpret_cast<mmsghdr*>(nowhere), 1, 0));
+    msghdr message{};
+    message.msg_iov = nowhere, message.msg_iovlen = 1;
+    fails(EFAULT, ::sendmsg(pair.of[0], &message, 0));
+    iovec one{text.data(), 1};
+    fails(EINVAL, ::readv(file.is, &one, negative));
+    fails(EINVAL, ::readv(file.is, &one, too_many));
+    EXPECT_EQ(::pwritev(file.is, &one, 1, 0), 1);
+  });
+}
+
+TEST(system_calls_seen, with_a_vector_in_use_are_reported) {
+  auto const all = found_in(by_hand_only, [] {
+    full_file const file;
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(page), x(page);
+    char five = 5;
+    *host.data<iovec>() = {&five, 1};
+    copy(s, host.data(), x.data(), page, non_blocking);
+    EXPECT_EQ(::writev(file.is, host.data<iovec>(), 1), 1) << std::strerror(errno);
+    s.synchronize();
+  });
+  expect_one(all, "host too early", {"reads them"});
+}
+
 // A C function throws nothing. The call fails if its pages stay closed.
 TEST(system_calls_seen, throw_nothing_without_memory) {
   full_file const file;
