@@ -64,6 +64,19 @@ class call {
     if (copied(message, 1, &is))
       uses(writes, is.msg_iov, is.msg_iovlen);
   }
+  void uses(bool writes, mmsghdr const* messages, unsigned count) {
+    size_t const n = std::min<size_t>(count, left_);
+    for (size_t i = 0; i < n; ++i) {
+      mmsghdr is;
+      left_ = unknown;
+      if (!copied(messages + i, 1, &is))
+        return;
+      // The call returned a number of messages, and each message has its bytes.
+      if (is_over_)
+        left_ = is.msg_len;
+      uses(writes, is.msg_hdr.msg_iov, is.msg_hdr.msg_iovlen);
+    }
+  }
 
  private:
   void tell(bool writes, void const* at, size_t bytes) const {
@@ -141,6 +154,10 @@ WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, preadv64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (fills, v, n))                       \
   X(ssize_t, pwritev, (int f, iovec const* v, int n, off_t at), (f, v, n, at), (takes, v, n))                          \
   X(ssize_t, pwritev64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (takes, v, n))                      \
+  X(ssize_t, preadv2, (int f, iovec const* v, int n, off_t at, int how), (f, v, n, at, how), (fills, v, n))            \
+  X(ssize_t, preadv64v2, (int f, iovec const* v, int n, off64_t at, int how), (f, v, n, at, how), (fills, v, n))       \
+  X(ssize_t, pwritev2, (int f, iovec const* v, int n, off_t at, int how), (f, v, n, at, how), (takes, v, n))           \
+  X(ssize_t, pwritev64v2, (int f, iovec const* v, int n, off64_t at, int how), (f, v, n, at, how), (takes, v, n))      \
   X(ssize_t, recv, (int f, void* p, size_t n, int how), (f, p, n, how), (fills, p, n))                                 \
   X(ssize_t, recvfrom, (int f, void* p, size_t n, int how, sockaddr* from, socklen_t* m), (f, p, n, how, from, m),     \
     (fills, p, n))                                                                                                     \
@@ -149,8 +166,12 @@ WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, sendto, (int f, void const* p, size_t n, int how, sockaddr const* to, socklen_t m),                       \
     (f, p, n, how, to, m), (takes, p, n))                                                                              \
   X(ssize_t, sendmsg, (int f, msghdr const* m, int how), (f, m, how), (takes, m))                                      \
+  X(int, recvmmsg, (int f, mmsghdr* m, unsigned n, int how, timespec* most), (f, m, n, how, most), (fills, m, n))      \
+  X(int, sendmmsg, (int f, mmsghdr* m, unsigned n, int how), (f, m, n, how), (takes, m, n))                            \
   X(size_t, fread, (void* p, size_t n, size_t count, FILE* f), (p, n, count, f), (fills, p, n, count))                 \
   X(size_t, fwrite, (void const* p, size_t n, size_t count, FILE* f), (p, n, count, f), (takes, p, n, count))          \
+  X(size_t, fread_unlocked, (void* p, size_t n, size_t count, FILE* f), (p, n, count, f), (fills, p, n, count))        \
+  X(size_t, fwrite_unlocked, (void const* p, size_t n, size_t count, FILE* f), (p, n, count, f), (takes, p, n, count)) \
   /* what -D_FORTIFY_SOURCE makes of some; whole: all bytes behind p */                                                \
   X(ssize_t, __read_chk, (int f, void* p, size_t n, size_t whole), (f, p, n, whole), (fills, p, n))                    \
   X(ssize_t, __pread_chk, (int f, void* p, size_t n, off_t at, size_t whole), (f, p, n, at, whole), (fills, p, n))     \
@@ -159,6 +180,8 @@ WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, __recvfrom_chk, (int f, void* p, size_t n, size_t whole, int how, sockaddr* from, socklen_t* m),          \
     (f, p, n, whole, how, from, m), (fills, p, n))                                                                     \
   X(size_t, __fread_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),            \
+    (fills, p, n, count))                                                                                              \
+  X(size_t, __fread_unlocked_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),   \
     (fills, p, n, count))
 
 #define WEIR_CALL(result, name, parameters, arguments, bytes)             \

@@ -19,6 +19,7 @@
 #include "tests/check/programs.h"
 
 extern "C" ssize_t __read_chk(int, void*, size_t, size_t);
+extern "C" size_t __fread_unlocked_chk(void*, size_t, size_t, size_t, FILE*);
 
 static constexpr int enough_memory = 1 << 30;
 static thread_local int memory_left = enough_memory;  // allocations
@@ -76,6 +77,12 @@ struct parts {
   iovec of[2];
   msghdr message{};
 };
+template <class Call>
+ssize_t one_message(void* p, Call call) {
+  parts of(p);
+  mmsghdr one{*of.whole(), 0};
+  return call(&one) == 1 ? static_cast<ssize_t>(one.msg_len) : -1;
+}
 
 struct one_call {
   char const* name;
@@ -89,9 +96,19 @@ constexpr one_call filling[] = {
     {"readv", [](int f, int, void* p) { return ::readv(f, parts(p).of, 2); }},
     {"preadv", [](int f, int, void* p) { return ::preadv(f, parts(p).of, 2, 0); }},
     {"preadv64", [](int f, int, void* p) { return ::preadv64(f, parts(p).of, 2, 0); }},
+    {"preadv2", [](int f, int, void* p) { return ::preadv2(f, parts(p).of, 2, 0, 0); }},
+    {"preadv64v2", [](int f, int, void* p) { return ::preadv64v2(f, parts(p).of, 2, 0, 0); }},
     {"recv", [](int, int s, void* p) { return ::recv(s, p, bytes, 0); }},
     {"recvfrom", [](int, int s, void* p) { return ::recvfrom(s, p, bytes, 0, nullptr, nullptr); }},
     {"recvmsg", [](int, int s, void* p) { return ::recvmsg(s, parts(p).whole(), 0); }},
+    {"recvmmsg",
+     [](int, int s, void* p) { return one_message(p, [s](mmsghdr* m) { return ::recvmmsg(s, m, 1, 0, nullptr); }); }},
+    {"fread_unlocked",
+     [](int f, int, void* p) { return on_stream(f, "r", [p](FILE* s) { return ::fread_unlocked(p, 1, bytes, s); }); }},
+    {"a checked fread_unlocked",
+     [](int f, int, void* p) {
+       return on_stream(f, "r", [p](FILE* s) { return ::__fread_unlocked_chk(p, bytes, 1, bytes, s); });
+     }},
     {"fread",
      [](int f, int, void* p) { return on_stream(f, "r", [p](FILE* s) { return std::fread(p, 1, bytes, s); }); }},
 };
@@ -102,9 +119,15 @@ constexpr one_call taking[] = {
     {"writev", [](int f, int, void* p) { return ::writev(f, parts(p).of, 2); }},
     {"pwritev", [](int f, int, void* p) { return ::pwritev(f, parts(p).of, 2, 0); }},
     {"pwritev64", [](int f, int, void* p) { return ::pwritev64(f, parts(p).of, 2, 0); }},
+    {"pwritev2", [](int f, int, void* p) { return ::pwritev2(f, parts(p).of, 2, 0, 0); }},
+    {"pwritev64v2", [](int f, int, void* p) { return ::pwritev64v2(f, parts(p).of, 2, 0, 0); }},
     {"send", [](int, int s, void* p) { return ::send(s, p, bytes, 0); }},
     {"sendto", [](int, int s, void* p) { return ::sendto(s, p, bytes, 0, nullptr, 0); }},
     {"sendmsg", [](int, int s, void* p) { return ::sendmsg(s, parts(p).whole(), 0); }},
+    {"sendmmsg",
+     [](int, int s, void* p) { return one_message(p, [s](mmsghdr* m) { return ::sendmmsg(s, m, 1, 0); }); }},
+    {"fwrite_unlocked",
+     [](int f, int, void* p) { return on_stream(f, "w", [p](FILE* s) { return ::fwrite_unlocked(p, 1, bytes, s); }); }},
     {"fwrite",
      [](int f, int, void* p) { return on_stream(f, "w", [p](FILE* s) { return std::fwrite(p, 1, bytes, s); }); }},
 };
@@ -217,6 +240,26 @@ TEST(system_calls_seen, with_one_byte_in_use_are_reported) {
     });
     expect_one(all, "host too early", {"writes them"});
   }
+}
+
+// A message counts with the bytes that it got, not with those of another one.
+TEST(system_calls_seen, for_many_messages_use_bytes_of_each) {
+  auto const found_after = [](size_t first, size_t second) {
+    return found_in(by_hand_only, [=] {
+      ends const pair;
+      std::string const fives(page, 5);
+      ASSERT_EQ(::send(pair.of[1], fives.data(), first, 0), static_cast<ssize_t>(first));
+      ASSERT_EQ(::send(pair.of[1], fives.data(), second, 0), static_cast<ssize_t>(second));
+      half_in_use const its;
+      iovec of[2] = {{its.host.data(), page}, {its.second - 8, page}};
+      mmsghdr both[2] = {};
+      for (int i : {0, 1})
+        both[i].msg_hdr.msg_iov = &of[i], both[i].msg_hdr.msg_iovlen = 1;
+      EXPECT_EQ(::recvmmsg(pair.of[0], both, 2, 0, nullptr), 2) << std::strerror(errno);
+    });
+  };
+  expect_none(found_after(page, 8));
+  expect_one(found_after(1, 9), "host too early", {"writes them"});
 }
 
 // The system gives EFAULT, where a look at the vector would crash.
