@@ -267,6 +267,11 @@ endif()
 if(TARGET check_system_calls_seen_test)
   target_link_libraries(check_system_calls_seen_test PRIVATE weir::system_calls)
 endif()
+if(TARGET check_test AND TARGET weir_system_calls)
+  add_dependencies(check_test weir_system_calls)
+  set_source_files_properties(tests/check/system_calls_test.cpp PROPERTIES
+    COMPILE_DEFINITIONS WEIR_SYSTEM_CALLS="$<TARGET_FILE:weir_system_calls>")
+endif()
 
 # A C program: what uses weir/c.h is not C++.
 if(TARGET interop_test)

@@ -1,6 +1,6 @@
-// libweir_system_calls.so: tells weir's race checker which bytes a system call uses, before it is made. A page that the
-// checker has closed makes the system refuse the call without a signal. A call counts as a use of all bytes that it is
-// given, even if it returns fewer.
+// libweir_system_calls.so: tells weir's race checker which bytes a system call may use, before it is made. A page that
+// the checker has closed makes the system refuse the call without a signal. The call then counts as a use of the bytes
+// that it returns.
 // Threads: any, in signal handlers too. A call is made even if its thread is cancelled in it: no function here is
 // noexcept, and none holds a lock.
 // Invariant: errno is the call's.
@@ -23,33 +23,85 @@ namespace {
 using weir::os::call_watcher;
 constinit std::atomic<call_watcher*> watchers{nullptr};
 
+// A bad address is refused, and is no fault. Keeps errno.
+bool copy(void const* from, size_t bytes, void* to) {
+  int const before = errno;
+  iovec const here{to, bytes}, there{const_cast<void*>(from), bytes};
+  bool const all = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes);
+  errno = before;
+  return all;
+}
+
 constexpr bool fills = true, takes = false;  // the bytes
 class call {
  public:
   explicit call(void const* returns_to) : code_(static_cast<char const*>(returns_to) - 1) {}
-  void uses(bool writes, void const* at, size_t bytes) const {
-    int const before = errno;
-    for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
-      w->sees(at, bytes, writes, code_);
-    errno = before;
+  void has_returned(ssize_t n) { is_over_ = true, left_ = n < 0 ? 0 : static_cast<size_t>(n); }
+  void uses(bool writes, void const* at, size_t bytes) {
+    bytes = std::min(bytes, left_), left_ -= bytes;
+    tell(writes, at, bytes);
   }
-  void uses(bool writes, void const* at, size_t size, size_t count) const {
-    size_t bytes = 0;
-    // The call cannot use more than there is.
-    uses(writes, at, __builtin_mul_overflow(size, count, &bytes) ? ~size_t{0} : bytes);
+  void uses(bool writes, void const* at, size_t size, size_t count) {
+    left_ = product(left_, size);
+    uses(writes, at, product(size, count));
   }
-  void uses(bool writes, iovec const* parts, int count) const {
-    constexpr int most = 1024;  // the system refuses more
-    for (int i = 0; parts && count <= most && i < count; ++i)
-      uses(writes, parts[i].iov_base, parts[i].iov_len);
+  void uses(bool writes, iovec const* parts, size_t count) {
+    constexpr size_t most = 1024, at_once = 16;  // a signal handler has a small stack
+    // The system refuses more, and a negative number.
+    if (count > most)
+      return;
+    for (size_t done = 0, n = 0; done < count; done += n) {
+      iovec some[at_once];
+      n = std::min(count - done, at_once);
+      if (!copied(parts + done, n, some))
+        return;
+      for (size_t i = 0; i < n; ++i)
+        uses(writes, some[i].iov_base, some[i].iov_len);
+    }
   }
-  void uses(bool writes, msghdr const* message) const {
-    if (message)
-      uses(writes, message->msg_iov, static_cast<int>(std::min<size_t>(message->msg_iovlen, 1025)));
+  void uses(bool writes, msghdr const* message) {
+    msghdr is;
+    if (copied(message, 1, &is))
+      uses(writes, is.msg_iov, is.msg_iovlen);
+  }
+  void uses(bool writes, mmsghdr const* messages, unsigned count) {
+    size_t const n = std::min<size_t>(count, left_);
+    for (size_t i = 0; i < n; ++i) {
+      mmsghdr is;
+      left_ = unknown;
+      if (!copied(messages + i, 1, &is))
+        return;
+      // The call returned a number of messages, and each message has its bytes.
+      if (is_over_)
+        left_ = is.msg_len;
+      uses(writes, is.msg_hdr.msg_iov, is.msg_hdr.msg_iovlen);
+    }
   }
 
  private:
-  void const* code_;
+  void tell(bool writes, void const* at, size_t bytes) const {
+    int const before = errno;
+    for (call_watcher* w = watchers.load(std::memory_order_acquire); w && at && bytes; w = w->next)
+      is_over_ ? w->has_used(at, bytes, writes, code_) : w->may_use(at, bytes, writes);
+    errno = before;
+  }
+  // False: the system refuses the address to the call too.
+  template <class T>
+  bool copied(T const* from, size_t n, T* to) const {
+    // A call that returned nothing has perhaps not looked there.
+    if (left_ == 0)
+      return false;
+    tell(takes, from, n * sizeof(T));
+    return copy(from, n * sizeof(T), to);
+  }
+  static size_t product(size_t a, size_t b) {
+    size_t bytes = 0;
+    return __builtin_mul_overflow(a, b, &bytes) ? unknown : bytes;
+  }
+  static constexpr size_t unknown = ~size_t{0};  // no call can use more
+  void const* const code_;
+  bool is_over_ = false;
+  size_t left_ = unknown;  // of what it returned
 };
 
 // The function that the program would call without this library.
@@ -70,11 +122,22 @@ class next_one {
   std::atomic<F*> found_{nullptr};
 };
 
+// Whether the program's calls come here. If a plugin brought this library, they go to the system's own functions.
+bool comes_first() {
+  void* const program = ::dlopen(nullptr, RTLD_LAZY);
+  Dl_info of_program{}, mine{};
+  return program && ::dladdr(::dlsym(program, "read"), &of_program) && ::dladdr(&watchers, &mine) &&
+         of_program.dli_fbase == mine.dli_fbase;
+}
+
 }  // namespace
 
-WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
+WEIR_EXPORTED bool weir_watch_system_calls(call_watcher* w) {
   w->next = watchers.load();
   while (!watchers.compare_exchange_weak(w->next, w)) {}
+  char const probe = 0;
+  char copied = 0;
+  return comes_first() && copy(&probe, 1, &copied);  // a sandbox may refuse to look at vectors
 }
 
 // X(result, name, parameters, arguments, bytes)
@@ -91,6 +154,10 @@ WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, preadv64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (fills, v, n))                       \
   X(ssize_t, pwritev, (int f, iovec const* v, int n, off_t at), (f, v, n, at), (takes, v, n))                          \
   X(ssize_t, pwritev64, (int f, iovec const* v, int n, off64_t at), (f, v, n, at), (takes, v, n))                      \
+  X(ssize_t, preadv2, (int f, iovec const* v, int n, off_t at, int how), (f, v, n, at, how), (fills, v, n))            \
+  X(ssize_t, preadv64v2, (int f, iovec const* v, int n, off64_t at, int how), (f, v, n, at, how), (fills, v, n))       \
+  X(ssize_t, pwritev2, (int f, iovec const* v, int n, off_t at, int how), (f, v, n, at, how), (takes, v, n))           \
+  X(ssize_t, pwritev64v2, (int f, iovec const* v, int n, off64_t at, int how), (f, v, n, at, how), (takes, v, n))      \
   X(ssize_t, recv, (int f, void* p, size_t n, int how), (f, p, n, how), (fills, p, n))                                 \
   X(ssize_t, recvfrom, (int f, void* p, size_t n, int how, sockaddr* from, socklen_t* m), (f, p, n, how, from, m),     \
     (fills, p, n))                                                                                                     \
@@ -99,8 +166,12 @@ WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, sendto, (int f, void const* p, size_t n, int how, sockaddr const* to, socklen_t m),                       \
     (f, p, n, how, to, m), (takes, p, n))                                                                              \
   X(ssize_t, sendmsg, (int f, msghdr const* m, int how), (f, m, how), (takes, m))                                      \
+  X(int, recvmmsg, (int f, mmsghdr* m, unsigned n, int how, timespec* most), (f, m, n, how, most), (fills, m, n))      \
+  X(int, sendmmsg, (int f, mmsghdr* m, unsigned n, int how), (f, m, n, how), (takes, m, n))                            \
   X(size_t, fread, (void* p, size_t n, size_t count, FILE* f), (p, n, count, f), (fills, p, n, count))                 \
   X(size_t, fwrite, (void const* p, size_t n, size_t count, FILE* f), (p, n, count, f), (takes, p, n, count))          \
+  X(size_t, fread_unlocked, (void* p, size_t n, size_t count, FILE* f), (p, n, count, f), (fills, p, n, count))        \
+  X(size_t, fwrite_unlocked, (void const* p, size_t n, size_t count, FILE* f), (p, n, count, f), (takes, p, n, count)) \
   /* what -D_FORTIFY_SOURCE makes of some; whole: all bytes behind p */                                                \
   X(ssize_t, __read_chk, (int f, void* p, size_t n, size_t whole), (f, p, n, whole), (fills, p, n))                    \
   X(ssize_t, __pread_chk, (int f, void* p, size_t n, off_t at, size_t whole), (f, p, n, at, whole), (fills, p, n))     \
@@ -109,14 +180,21 @@ WEIR_EXPORTED void weir_watch_system_calls(call_watcher* w) {
   X(ssize_t, __recvfrom_chk, (int f, void* p, size_t n, size_t whole, int how, sockaddr* from, socklen_t* m),          \
     (f, p, n, whole, how, from, m), (fills, p, n))                                                                     \
   X(size_t, __fread_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),            \
+    (fills, p, n, count))                                                                                              \
+  X(size_t, __fread_unlocked_chk, (void* p, size_t whole, size_t n, size_t count, FILE* f), (p, whole, n, count, f),   \
     (fills, p, n, count))
 
-#define WEIR_CALL(result, name, parameters, arguments, bytes)                      \
-  static constinit next_one<result parameters> next_##name{#name};                 \
-  WEIR_EXPORTED result name parameters {                                           \
-    if (watchers.load(std::memory_order_relaxed)) [[unlikely]]                     \
-      call(__builtin_extract_return_addr(__builtin_return_address(0))).uses bytes; \
-    return next_##name.find() arguments;                                           \
+#define WEIR_CALL(result, name, parameters, arguments, bytes)             \
+  static constinit next_one<result parameters> next_##name{#name};        \
+  WEIR_EXPORTED result name parameters {                                  \
+    if (!watchers.load(std::memory_order_relaxed)) [[likely]]             \
+      return next_##name.find() arguments;                                \
+    call its(__builtin_extract_return_addr(__builtin_return_address(0))); \
+    its.uses bytes;                                                       \
+    result const returned = next_##name.find() arguments;                 \
+    its.has_returned(static_cast<ssize_t>(returned));                     \
+    its.uses bytes;                                                       \
+    return returned;                                                      \
   }
 WEIR_CALLS(WEIR_CALL)
 

@@ -23,9 +23,7 @@ void* find_symbol(void* library, char const* name) noexcept {
 
 bool watch_calls(call_watcher& w) noexcept {
   auto const watch = reinterpret_cast<watch_function>(::dlsym(RTLD_DEFAULT, name_of_watch));
-  if (watch)
-    watch(&w);
-  return watch;
+  return watch && watch(&w);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 // Threads: any; a fault is explained on its own thread.
 #include "simulator/machine/guard.h"
 
+#include <cxxabi.h>
 #include <sanitizer/asan_interface.h>  // without AddressSanitizer its macros do nothing
 
 #include <algorithm>
@@ -63,36 +64,64 @@ class shown_pins {
 };
 constinit shown_pins shown;
 
-// What a fault would tell, and before the call: the system refuses a closed page without a signal, and a datagram that
-// meets one is lost.
-void see_call(void const* at, std::size_t bytes, bool writes, void const* code) {
+// Returns: the bytes of a system call. Empty: it concerns no pin
+std::optional<touch> call_on_a_pin(void const* at, std::size_t bytes, bool writes) noexcept {
   auto const from = reinterpret_cast<address>(at);
   touch const call{from, std::min(bytes, ~from - os::page_size()), writes};  // the end of its last page is an address
   if (!shown.concern(call)) [[likely]]
+    return {};
+  return call;
+}
+
+// The program calls C functions, which do not throw. Out of memory: a page stays closed, or a use is not reported.
+template <class F>
+void without_throwing(F f) {
+  try {
+    f();
+  } catch (abi::__forced_unwind&) {
+    throw;  // the thread is cancelled
+  } catch (...) {}
+}
+
+// The system refuses a closed page without a signal, and a datagram that meets one is lost.
+void open_to_call(void const* at, std::size_t bytes, bool writes) {
+  auto const call = call_on_a_pin(at, bytes, writes);
+  if (!call) [[likely]]
+    return;
+  without_throwing([&] {
+    auto const w = watching().lock();
+    for (memory* m : w->all)
+      m->open_to_call(*call);
+  });
+}
+
+// Tells what a fault would tell.
+void judge_call(void const* at, std::size_t bytes, bool writes, void const* code) {
+  auto const call = call_on_a_pin(at, bytes, writes);
+  // What a child does races with nothing here.
+  if (!call || process_was_forked()) [[likely]]
     return;
   auto const how = writes ? os::bad_access::kind::write : os::bad_access::kind::read;
-  for (std::uint64_t after = 0;;) {
-    shields::refusal first;
-    onlooker then;
-    {
-      auto const w = watching().lock();
-      then = w->more;
-      for (memory* m : w->all)
-        if (auto const next = m->refuses(call, after); next.shield && (!first.shield || next.shield < first.shield))
-          first = next;
-      // What a child does races with nothing here.
-      if (!first.shield || process_was_forked()) {
+  without_throwing([&] {
+    for (std::uint64_t after = 0;;) {
+      shields::refusal first;
+      onlooker then;
+      {
+        auto const w = watching().lock();
+        then = w->more;
         for (memory* m : w->all)
-          m->open_to_call(call);
-        return;
+          if (auto const next = m->refuses(*call, after); next.shield && (!first.shield || next.shield < first.shield))
+            first = next;
       }
+      if (!first.shield)
+        return;
+      if (then.met_shield)
+        then.met_shield(first.shield, {reinterpret_cast<void const*>(first.at), code, how});
+      after = first.shield;
     }
-    if (then.met_shield)
-      then.met_shield(first.shield, {reinterpret_cast<void const*>(first.at), code, how});
-    after = first.shield;
-  }
+  });
 }
-constinit os::call_watcher watcher{see_call};
+constinit os::call_watcher watcher{open_to_call, judge_call};
 constinit base::atomic<bool> calls_are_told{false};
 
 bool explain(os::bad_access const& a) {

@@ -12,11 +12,30 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "tests/check/programs.h"
 
 extern "C" ssize_t __read_chk(int, void*, size_t, size_t);
+extern "C" size_t __fread_unlocked_chk(void*, size_t, size_t, size_t, FILE*);
+
+static constexpr int enough_memory = 1 << 30;
+static thread_local int memory_left = enough_memory;  // allocations
+void* operator new(std::size_t n) {
+  void* const p = memory_left == 0 ? nullptr : std::malloc(n);
+  if (!p)
+    throw std::bad_alloc();
+  memory_left -= memory_left < enough_memory;
+  return p;
+}
+void operator delete(void* p) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, std::size_t) noexcept {
+  std::free(p);
+}
 
 namespace weir::check_tests {
 namespace {
@@ -58,6 +77,12 @@ struct parts {
   iovec of[2];
   msghdr message{};
 };
+template <class Call>
+ssize_t one_message(void* p, Call call) {
+  parts of(p);
+  mmsghdr one{*of.whole(), 0};
+  return call(&one) == 1 ? static_cast<ssize_t>(one.msg_len) : -1;
+}
 
 struct one_call {
   char const* name;
@@ -71,9 +96,19 @@ constexpr one_call filling[] = {
     {"readv", [](int f, int, void* p) { return ::readv(f, parts(p).of, 2); }},
     {"preadv", [](int f, int, void* p) { return ::preadv(f, parts(p).of, 2, 0); }},
     {"preadv64", [](int f, int, void* p) { return ::preadv64(f, parts(p).of, 2, 0); }},
+    {"preadv2", [](int f, int, void* p) { return ::preadv2(f, parts(p).of, 2, 0, 0); }},
+    {"preadv64v2", [](int f, int, void* p) { return ::preadv64v2(f, parts(p).of, 2, 0, 0); }},
     {"recv", [](int, int s, void* p) { return ::recv(s, p, bytes, 0); }},
     {"recvfrom", [](int, int s, void* p) { return ::recvfrom(s, p, bytes, 0, nullptr, nullptr); }},
     {"recvmsg", [](int, int s, void* p) { return ::recvmsg(s, parts(p).whole(), 0); }},
+    {"recvmmsg",
+     [](int, int s, void* p) { return one_message(p, [s](mmsghdr* m) { return ::recvmmsg(s, m, 1, 0, nullptr); }); }},
+    {"fread_unlocked",
+     [](int f, int, void* p) { return on_stream(f, "r", [p](FILE* s) { return ::fread_unlocked(p, 1, bytes, s); }); }},
+    {"a checked fread_unlocked",
+     [](int f, int, void* p) {
+       return on_stream(f, "r", [p](FILE* s) { return ::__fread_unlocked_chk(p, bytes, 1, bytes, s); });
+     }},
     {"fread",
      [](int f, int, void* p) { return on_stream(f, "r", [p](FILE* s) { return std::fread(p, 1, bytes, s); }); }},
 };
@@ -84,9 +119,15 @@ constexpr one_call taking[] = {
     {"writev", [](int f, int, void* p) { return ::writev(f, parts(p).of, 2); }},
     {"pwritev", [](int f, int, void* p) { return ::pwritev(f, parts(p).of, 2, 0); }},
     {"pwritev64", [](int f, int, void* p) { return ::pwritev64(f, parts(p).of, 2, 0); }},
+    {"pwritev2", [](int f, int, void* p) { return ::pwritev2(f, parts(p).of, 2, 0, 0); }},
+    {"pwritev64v2", [](int f, int, void* p) { return ::pwritev64v2(f, parts(p).of, 2, 0, 0); }},
     {"send", [](int, int s, void* p) { return ::send(s, p, bytes, 0); }},
     {"sendto", [](int, int s, void* p) { return ::sendto(s, p, bytes, 0, nullptr, 0); }},
     {"sendmsg", [](int, int s, void* p) { return ::sendmsg(s, parts(p).whole(), 0); }},
+    {"sendmmsg",
+     [](int, int s, void* p) { return one_message(p, [s](mmsghdr* m) { return ::sendmmsg(s, m, 1, 0); }); }},
+    {"fwrite_unlocked",
+     [](int f, int, void* p) { return on_stream(f, "w", [p](FILE* s) { return ::fwrite_unlocked(p, 1, bytes, s); }); }},
     {"fwrite",
      [](int f, int, void* p) { return on_stream(f, "w", [p](FILE* s) { return std::fwrite(p, 1, bytes, s); }); }},
 };
@@ -141,6 +182,159 @@ TEST(system_calls_seen, from_the_source_of_a_copy_are_right) {
     s.synchronize();
     EXPECT_EQ(::pread(file.is, host.data(), page, 0), ssize_t{page});
   }));
+}
+
+// Pinned memory whose second page is the target of a copy.
+struct half_in_use {
+  half_in_use() {
+    fill(s, x.data(), std::byte{7}, page);
+    copy(s, second, x.data(), page, non_blocking);
+  }
+  ~half_in_use() { s.synchronize(); }
+  half_in_use(half_in_use const&) = delete;
+  stream const s;
+  stream_guard const home{s};
+  buffer const host = pinned(bytes), x{page};
+  char* const second = host.data<char>() + page;
+};
+
+// Each call is given the second page too, and its message of three bytes ends before it.
+TEST(system_calls_seen, use_only_the_bytes_that_they_return) {
+  for (one_call const& c : filling) {
+    SCOPED_TRACE(c.name);
+    expect_none(found_in(by_hand_only, [&] {
+      full_file const file;
+      ends const pair;
+      ASSERT_EQ(::ftruncate(file.is, 3), 0);
+      ASSERT_EQ(::send(pair.of[1], "abc", 3, 0), 3);
+      half_in_use const its;
+      EXPECT_EQ(c.make(file.is, pair.of[0], its.host.data()), 3) << std::strerror(errno);
+    }));
+  }
+}
+
+TEST(system_calls_seen, that_get_nothing_use_nothing) {
+  expect_none(found_in(by_hand_only, [] {
+    full_file const file;
+    ends const pair;
+    half_in_use const its;
+    EXPECT_EQ(::recv(pair.of[0], its.second, page, MSG_DONTWAIT), -1);
+    EXPECT_EQ(errno, EAGAIN);
+    EXPECT_EQ(::write(-1, its.second, page), -1);
+    EXPECT_EQ(::pread(file.is, its.second, page, bytes), 0);
+  }));
+}
+
+// The message's last byte is the first one in use.
+TEST(system_calls_seen, with_one_byte_in_use_are_reported) {
+  for (one_call const& c : filling) {
+    SCOPED_TRACE(c.name);
+    auto const all = found_in(by_hand_only, [&] {
+      full_file const file;
+      ends const pair;
+      std::string const fives(page + 1, 5);
+      ASSERT_EQ(::ftruncate(file.is, page + 1), 0);
+      ASSERT_EQ(::send(pair.of[1], fives.data(), page + 1, 0), ssize_t{page + 1});
+      half_in_use const its;
+      EXPECT_EQ(c.make(file.is, pair.of[0], its.host.data()), ssize_t{page + 1}) << std::strerror(errno);
+    });
+    expect_one(all, "host too early", {"writes them"});
+  }
+}
+
+// A message counts with the bytes that it got, not with those of another one.
+TEST(system_calls_seen, for_many_messages_use_bytes_of_each) {
+  auto const found_after = [](size_t first, size_t second) {
+    return found_in(by_hand_only, [=] {
+      ends const pair;
+      std::string const fives(page, 5);
+      ASSERT_EQ(::send(pair.of[1], fives.data(), first, 0), static_cast<ssize_t>(first));
+      ASSERT_EQ(::send(pair.of[1], fives.data(), second, 0), static_cast<ssize_t>(second));
+      half_in_use const its;
+      iovec of[2] = {{its.host.data(), page}, {its.second - 8, page}};
+      mmsghdr both[2] = {};
+      for (int i : {0, 1})
+        both[i].msg_hdr.msg_iov = &of[i], both[i].msg_hdr.msg_iovlen = 1;
+      EXPECT_EQ(::recvmmsg(pair.of[0], both, 2, 0, nullptr), 2) << std::strerror(errno);
+    });
+  };
+  expect_none(found_after(page, 8));
+  expect_one(found_after(1, 9), "host too early", {"writes them"});
+}
+
+// The system gives EFAULT, where a look at the vector would crash.
+TEST(system_calls_seen, with_a_bad_vector_fail) {
+  (void)found_in(by_hand_only, [] {
+    full_file const file;
+    ends const pair;
+    std::string text(1, 5);
+    iovec* const volatile nowhere = reinterpret_cast<iovec*>(16);  // the compiler must not see it
+    int const volatile negative = -1, too_many = 1025;
+    auto const fails = [](int error, ssize_t n) {
+      EXPECT_EQ(n, -1);
+      EXPECT_EQ(errno, error);
+    };
+    fails(EFAULT, ::readv(file.is, nowhere, 1));
+    fails(EFAULT, ::writev(file.is, nowhere, 1));
+    fails(EFAULT, ::recvmsg(pair.of[0], reinterpret_cast<msghdr*>(nowhere), 0));
+    fails(EFAULT, ::sendmmsg(pair.of[0], reinterpret_cast<mmsghdr*>(nowhere), 1, 0));
+    msghdr message{};
+    message.msg_iov = nowhere, message.msg_iovlen = 1;
+    fails(EFAULT, ::sendmsg(pair.of[0], &message, 0));
+    iovec one{text.data(), 1};
+    fails(EINVAL, ::readv(file.is, &one, negative));
+    fails(EINVAL, ::readv(file.is, &one, too_many));
+    EXPECT_EQ(::pwritev(file.is, &one, 1, 0), 1);
+  });
+}
+
+TEST(system_calls_seen, with_a_vector_in_use_are_reported) {
+  auto const all = found_in(by_hand_only, [] {
+    full_file const file;
+    stream const s;
+    stream_guard const home(s);
+    buffer const host = pinned(page), x(page);
+    char five = 5;
+    *host.data<iovec>() = {&five, 1};
+    copy(s, host.data(), x.data(), page, non_blocking);
+    EXPECT_EQ(::writev(file.is, host.data<iovec>(), 1), 1) << std::strerror(errno);
+    s.synchronize();
+  });
+  expect_one(all, "host too early", {"reads them"});
+}
+
+// A C function throws nothing. The call fails if its pages stay closed.
+TEST(system_calls_seen, throw_nothing_without_memory) {
+  full_file const file;
+  for (int left = 0; left < 64; ++left) {
+    SCOPED_TRACE(left);
+    (void)found_in(by_hand_only, [&] {
+      half_in_use const its;
+      ssize_t n = 0;
+      memory_left = left;
+      try {
+        n = ::pread(file.is, its.second, page, 0);
+      } catch (...) {
+        n = -2;
+      }
+      memory_left = enough_memory;
+      EXPECT_EQ(n, left == 0 ? -1 : ssize_t{page});
+      EXPECT_EQ(::pread(file.is, its.second, page, 0), ssize_t{page});
+    });
+  }
+}
+
+// A callback can neither keep a page closed nor change what the call takes.
+TEST(system_calls_seen, are_made_before_their_report) {
+  (void)found_in(by_hand_only, [] {
+    full_file const file;
+    half_in_use const its;
+    char at_report = 0;
+    on_race([&](race_report const&) { at_report = *its.second; });
+    EXPECT_EQ(::pread(file.is, its.second, page, 0), ssize_t{page});
+    EXPECT_EQ(at_report, 5);
+    on_race({});
+  });
 }
 
 // Each copy is a use of its own, and all its pages open.

@@ -1,10 +1,12 @@
 // System calls with pinned bytes while the checker guards pages. The system gives no signal before it refuses a page.
 // Threads: one, and in one test a second one; the machine's besides.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -102,6 +104,27 @@ TEST(system_calls, with_the_bytes_in_use_are_refused) {
     EXPECT_TRUE(f.take(whole.data(), page));
   });
 }
+
+#ifdef WEIR_SYSTEM_CALLS
+// A plugin brings the library: its functions come after the system's, which the program calls.
+[[noreturn]] void copy_with_the_library_too_late() {
+  if (!::dlopen(WEIR_SYSTEM_CALLS, RTLD_NOW | RTLD_GLOBAL))
+    std::_Exit(1);
+  std::string not_judged;
+  (void)found_without_threads([&] {
+    stream const s;
+    stream_guard const home(s);
+    copied_to(s, pinned(page), 0, page);
+    not_judged = races_not_judged();
+    s.synchronize();
+  });
+  std::_Exit(not_judged.find("system calls") == std::string::npos ? 2 : 7);
+}
+TEST(system_calls, that_the_library_does_not_get_are_not_judged) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(copy_with_the_library_too_late(), ::testing::ExitedWithCode(7), "");
+}
+#endif
 
 // Work of one thread runs, and another thread reads into pinned bytes of its own. No page is closed to it.
 TEST(system_calls, use_pinned_bytes_beside_work_of_another_thread) {
