@@ -86,7 +86,11 @@ bool reducible(dtype type) noexcept {
 }
 
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
-    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)), registered_(devices_.size()) {}
+    : runtime_(owner),
+      devices_(std::move(devices)),
+      backend_(std::move(by)),
+      registered_(devices_.size()),
+      captured_(devices_.size()) {}
 
 bool needs(requests what, int rank) noexcept {
   return what.empty() || std::any_of(what.begin(), what.end(),
@@ -143,6 +147,45 @@ void group::take_back(int rank, std::string const& operation, requests all, sour
     end_broken(rank, why, operation, at);
 }
 
+class group::captured_calls final : public clock::launch_listener {
+ public:
+  captured_calls(std::weak_ptr<group> of, int rank, std::uint64_t capture)
+      : of_(std::move(of)), rank_(rank), capture_(capture) {}
+  void begins() noexcept override {
+    if (auto const all = of_.lock())
+      all->launches(rank_, calls_.load());
+  }
+  void refused() noexcept override {
+    if (auto const all = of_.lock())
+      all->launch_refused(rank_, calls_.load());
+  }
+  bool is_of(std::uint64_t capture) const noexcept { return capture == capture_; }
+  void add(requests all) noexcept {
+    for (collective_request const& r : all)
+      if (!r.between_two())
+        calls_.fetch_add(1);
+  }
+
+ private:
+  std::weak_ptr<group> const of_;
+  int const rank_;
+  std::uint64_t const capture_;
+  base::atomic<std::uint64_t> calls_{0};
+};
+
+group::captured_calls* group::captured_now(int rank, clock::stream_clock& on) {
+  auto const lane = on.lane();
+  if (!lane.ok() || !lane.value)
+    return nullptr;
+  auto& last = captured_[static_cast<std::size_t>(rank)];
+  if (!last || !last->is_of(lane.value->capture())) {
+    auto made = std::make_shared<captured_calls>(weak_from_this(), rank, lane.value->capture());
+    runtime_.part<clock::clocks>().listen(*lane.value, made);
+    last = std::move(made);
+  }
+  return last.get();
+}
+
 clock::stream_clock& group::stream(int rank, std::string_view operation, source_location at) const {
   return streams::current_clock(owner(operation, at), device(rank), at);
 }
@@ -186,7 +229,10 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
     for (collective_request const& r : all)
       bytes += r.part_bytes();
     streams::timed_work const timed(on, name, bytes, at);
+    captured_calls* const captured = on.seen_captured() ? captured_now(rank, on) : nullptr;
     backend_->issue(rank, on, all, at);
+    if (captured)
+      captured->add(all);
   } catch (...) {
     take_back(rank, operation, all, at);
     throw;

@@ -163,7 +163,7 @@ struct seat {  // of a rank in a group
 // What the host knows of a communicator.
 // Invariant: the i-th collective of every rank is the same, except for its addresses. The i-th send of a rank to
 // another fits the other's i-th receive from it.
-class group {
+class group : public std::enable_shared_from_this<group> {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
   virtual ~group() = default;
@@ -193,6 +193,9 @@ class group {
   // many exceptions ended owners of that one first. The rank's next call ends the matter.
   virtual void unwound(int rank, std::string_view owner) noexcept = 0;
   virtual void leave(int rank) noexcept = 0;
+  // A graph that captured so many collectives of the rank is launched now, or could not be.
+  virtual void launches(int /*rank*/, std::uint64_t /*calls*/) noexcept {}
+  virtual void launch_refused(int /*rank*/, std::uint64_t /*calls*/) noexcept {}
   virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
 
@@ -230,6 +233,10 @@ class group {
   void take_back(int rank, std::string const& operation, requests, source_location);
   std::uint64_t placed(int rank, collective_request const&) const noexcept;
   std::vector<std::vector<registered>> registered_;  // by rank, by its thread
+  class captured_calls;
+  // What counts the rank's calls in the capture of that stream, for launches(). Null: there is none. Throws: bad_alloc
+  captured_calls* captured_now(int rank, clock::stream_clock& on);
+  std::vector<std::shared_ptr<captured_calls>> captured_;  // likewise: of the last capture
 };
 
 // All ranks are threads of this process.
@@ -242,6 +249,8 @@ class thread_group final : public group {
   bool waits(int rank) const noexcept override;
   void unwound(int rank, std::string_view owner) noexcept override;
   void leave(int rank) noexcept override;
+  void launches(int rank, std::uint64_t calls) noexcept override;
+  void launch_refused(int rank, std::uint64_t calls) noexcept override;
   void runtime_ends() noexcept override;
   std::string failure() const override;
 
@@ -280,17 +289,25 @@ class thread_group final : public group {
     int aborted_by = -1;
     std::string why;  // empty: its program, or a rank left
     struct exceptions {
-      std::uint64_t count = 0, turn = 0;  // that ended owners of a rank while `turn` was its next
+      std::uint64_t count = 0, turn = 0;  // that ended owners of a rank while `turn` was its next,
+      std::uint64_t calls = 0;            // and so many calls of graphs were launched
       bool silent = false;                // the rank has made no call since
       std::string_view owner{};
     };
-    std::vector<exceptions> unwound;  // by rank
-    int silent = 0;                   // ranks
+    struct launched_calls {
+      std::uint64_t calls = 0;       // of launched graphs
+      std::uint64_t exceptions = 0;  // exceptions_of() at the last launch
+    };
+    std::vector<launched_calls> launched;  // by rank
+    std::vector<exceptions> unwound;       // by rank
+    int silent = 0;                        // ranks
     std::uint64_t exceptions_of(int rank) const noexcept;
     void speaks(int rank) noexcept;
     int awaited() const noexcept;  // a silent rank that another waits for in vain; -1: none
     bool is_awaited(int rank) const noexcept;
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
+    bool has_launched_more(int rank) const noexcept;  // captured calls, than another rank
+    bool has_launched_less(int rank) const noexcept;
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
   void agree(int rank, std::span<collective_request>, source_location) override;

@@ -15,6 +15,7 @@ thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
   s->unwound.resize(devices_.size());
+  s->launched.resize(devices_.size());
 }
 
 void thread_group::refuse_if_over(int rank, std::string const& operation, requests what, source_location at) const {
@@ -358,7 +359,8 @@ void thread_group::abort(int rank, std::string_view why) noexcept {
 
 std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
   auto const r = static_cast<std::size_t>(rank);
-  return unwound[r].turn == next[r] ? unwound[r].count : 0;
+  bool const has_called_since = unwound[r].turn != next[r] || unwound[r].calls != launched[r].calls;
+  return has_called_since ? 0 : unwound[r].count;
 }
 
 void thread_group::shared::speaks(int rank) noexcept {
@@ -388,11 +390,13 @@ bool thread_group::shared::is_awaited(int rank) const noexcept {
     return true;
   // `at_its_call`: the exceptions that had ended owners of the other rank when it called.
   auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
-    // The other has called this rank's next collective, and was judged by it above: both come to their other
-    // calls behind it.
+    if (other == rank)
+      return false;
+    // It has called this rank's next collective, where its count is among those of which the fewest are judged above:
+    // this rank will make that call, and those behind it.
     if (next[static_cast<std::size_t>(other)] > next[r])
       return false;
-    return other != rank && at_its_call < its;
+    return at_its_call < its;
   };
   // In a transfer with it.
   for (auto const& [of, p] : pairs) {
@@ -400,9 +404,16 @@ bool thread_group::shared::is_awaited(int rank) const noexcept {
     if (is_its && !p.open.empty() && waits_in_vain(p.open.front().first_rank, p.open.front().exceptions))
       return true;
   }
+  // In a graph that this rank has not launched.
+  for (int other = 0; other < static_cast<int>(launched.size()); ++other) {
+    launched_calls const& of = launched[static_cast<std::size_t>(other)];
+    if (of.calls > launched[r].calls && waits_in_vain(other, of.exceptions))
+      return true;
+  }
   // In a round, unless this rank has come to it.
   if (!meets || meets->came[r])
     return false;
+  // Those that have come have called nothing since: their counts are those of then.
   for (int other = 0; other < static_cast<int>(unwound.size()); ++other)
     if (meets->came[static_cast<std::size_t>(other)] && waits_in_vain(other, exceptions_of(other)))
       return true;
@@ -427,12 +438,10 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
   {
     auto s = shared_.lock();
     auto& its = s->unwound[static_cast<std::size_t>(rank)];
-    std::uint64_t const turn = s->next[static_cast<std::size_t>(rank)];
-    // Those before its last collective count no more.
-    if (its.turn != turn)
-      its.count = 0;
-    ++its.count;
-    its.turn = turn;
+    // Those before its last call count no more.
+    its.count = s->exceptions_of(rank) + 1;
+    its.turn = s->next[static_cast<std::size_t>(rank)];
+    its.calls = s->launched[static_cast<std::size_t>(rank)].calls;
     its.owner = owner;
     if (!its.silent)
       ++s->silent;
@@ -441,12 +450,45 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
   end_if_awaited();
 }
 
+bool thread_group::shared::has_launched_more(int rank) const noexcept {
+  std::uint64_t const its = launched[static_cast<std::size_t>(rank)].calls;
+  return std::any_of(launched.begin(), launched.end(), [&](launched_calls const& other) { return other.calls < its; });
+}
+
+bool thread_group::shared::has_launched_less(int rank) const noexcept {
+  std::uint64_t const its = launched[static_cast<std::size_t>(rank)].calls;
+  return std::any_of(launched.begin(), launched.end(), [&](launched_calls const& other) { return other.calls > its; });
+}
+
+void thread_group::launches(int rank, std::uint64_t calls) noexcept {
+  int gone = -1;  // a rank that can launch no more, and that this one waits for
+  {
+    auto s = shared_.lock();
+    auto& its = s->launched[static_cast<std::size_t>(rank)];
+    its.exceptions = s->exceptions_of(rank);
+    its.calls += calls;
+    s->speaks(rank);
+    for (std::size_t other = 0; other < s->gone.size(); ++other)
+      if (s->gone[other] && s->launched[other].calls < its.calls)
+        gone = static_cast<int>(other);
+  }
+  if (gone >= 0)
+    abort(gone, "its communicator is destroyed, and another rank launches a graph with its collectives");
+  else
+    end_if_awaited();
+}
+
+void thread_group::launch_refused(int rank, std::uint64_t calls) noexcept {
+  auto s = shared_.lock();
+  s->launched[static_cast<std::size_t>(rank)].calls -= calls;
+}
+
 bool thread_group::waits(int rank) const noexcept {
   auto s = shared_.lock();
   if (s->aborted_by >= 0)
     return false;
   // For a collective.
-  if (s->next[static_cast<std::size_t>(rank)] > s->closed)
+  if (s->next[static_cast<std::size_t>(rank)] > s->closed || s->has_launched_more(rank))
     return true;
   // For a transfer: all open calls of a pair are of one rank.
   return std::any_of(s->pairs.begin(), s->pairs.end(),
@@ -457,7 +499,8 @@ void thread_group::leave(int rank) noexcept {
   bool has_open = false, is_aborted = false;
   {
     auto s = shared_.lock();
-    has_open = s->has_open(rank);  // others wait for this rank, or for ranks that are refused from now on
+    // Others wait for this rank, or for ranks that are refused from now on.
+    has_open = s->has_open(rank) || s->has_launched_more(rank) || s->has_launched_less(rank);
     is_aborted = s->aborted_by >= 0;
     s->gone[static_cast<std::size_t>(rank)] = true;
   }

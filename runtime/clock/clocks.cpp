@@ -179,10 +179,10 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   // The stream is in another capture, so that the one before has ended, with all its lanes.
   if (last) {
     if (auto const before = all->extract(last->capture()))
-      ended = std::move(before.mapped());
+      ended = std::move(before.mapped().lanes);
     state::note_end(ended, &s);
   }
-  auto& lanes = (*all)[capture];
+  auto& lanes = (*all)[capture].lanes;
   base::make_room(lanes);
   stream_clock& its = make(s.device(), s.handle(), life::captured);
   its.stands_for_held_ = s.hold();
@@ -198,8 +198,20 @@ std::vector<stream_clock*> clocks::state::take_lanes(std::uint64_t capture) noex
   auto lanes = all->extract(capture);
   if (!lanes)
     return {};
-  note_end(lanes.mapped());
-  return std::move(lanes.mapped());
+  note_end(lanes.mapped().lanes);
+  return std::move(lanes.mapped().lanes);
+}
+
+void clocks::listen(stream_clock const& lane, std::shared_ptr<launch_listener> l) {
+  auto all = state_->captures.lock();
+  if (auto const in = all->find(lane.capture()); in != all->end())
+    in->second.listeners.push_back(std::move(l));
+}
+
+launch_listeners clocks::take_listeners(std::uint64_t capture) noexcept {
+  auto all = state_->captures.lock();
+  auto const in = all->find(capture);
+  return in == all->end() ? launch_listeners{} : std::exchange(in->second.listeners, {});
 }
 
 void clocks::state::note_end(std::span<stream_clock* const> lanes, stream_clock const* in_another) noexcept {
@@ -217,7 +229,7 @@ stream_clock* clocks::joined_to(stream_clock const& borrowed) const {
   auto const in = all->find(borrowed.last_capture());
   if (in == all->end())
     return nullptr;
-  for (stream_clock const* const lane : in->second) {
+  for (stream_clock const* const lane : in->second.lanes) {
     stream_clock* const its = lane->stands_for();
     if (its->alive() == life::own && its->lane_.load() == lane)
       return its;
@@ -374,8 +386,8 @@ bool clocks::state::is_any_captured(std::span<stream_clock* const> living) {
   return false;
 }
 
-// captured() notes the driver's answer, and ends a capture that is over. Borrowed streams are left out: they
-// may exist no more.
+// captured(over) notes the driver's answer and names a capture that is over; its lanes are ended here. Borrowed
+// streams are left out: they may exist no more.
 void clocks::state::ask_the_captured() noexcept try {
   std::vector<stream_clock const*> seen;
   {
@@ -388,7 +400,7 @@ void clocks::state::ask_the_captured() noexcept try {
     std::uint64_t over = 0;
     if (stream_clock::stay const here(*t); here)
       (void)t->captured(over);
-    // Its other streams are asked here, too.
+    // Not capture_ended(), which would ask the other streams of that capture: they are in `seen`, too.
     if (over)
       runtime.part<clocks>().end_lanes(take_lanes(over));
   }

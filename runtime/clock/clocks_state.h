@@ -95,8 +95,12 @@ struct clocks::state {
   enum class left : std::uint8_t { none, one, last };
   // Ends one registration of that stream. last: the caller finishes the stream, and no other call does
   static left end_one(registrations&, stream_clock&);
-  base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
-  base::guarded<std::map<int, stream_clock*>> rests;                            // by device
+  struct open_capture {
+    std::vector<stream_clock*> lanes;
+    launch_listeners listeners{};
+  };
+  base::guarded<std::map<std::uint64_t, open_capture>> captures;  // by number
+  base::guarded<std::map<int, stream_clock*>> rests;              // by device
 
   // A wait for a device: what it waits for, and who keeps it from one.
   struct awaited {

@@ -318,6 +318,15 @@ class named_in_call {
   stream_clock const* before_;
 };
 
+// Told of each launch by weir of a graph in whose capture it was named. Threads: any
+class launch_listener {
+ public:
+  virtual ~launch_listener() = default;
+  virtual void begins() noexcept = 0;   // before the driver is called
+  virtual void refused() noexcept = 0;  // by the driver: it runs nothing
+};
+using launch_listeners = std::vector<std::shared_ptr<launch_listener>>;
+
 // The stream clocks of one runtime: a part.
 class clocks {
  public:
@@ -368,6 +377,9 @@ class clocks {
   void note_complete(stream_clock&, fence_ref const&);
   // The lane of the stream in the capture of that number. Throws: bad_alloc
   stream_clock& lane_of(stream_clock&, std::uint64_t capture);
+  // Names a listener in the capture of a lane. No effect if it is over. Throws: bad_alloc
+  void listen(stream_clock const& lane, std::shared_ptr<launch_listener>);
+  launch_listeners take_listeners(std::uint64_t capture) noexcept;  // before its end
   // Ends the capture of that number, which the stream began. Ensures: all its streams are known not to be captured
   driver::result<driver::graph_handle> end_capture(stream_clock&, std::uint64_t capture) noexcept;
   // That capture has ended, whole or not: its lanes are retired, their stamps complete. Its borrowed streams are seen

@@ -129,8 +129,10 @@ class capture_under_way {
   }
   capture_under_way(capture_under_way const&) = delete;
 
-  graph_handle end() {
+  // listeners: gets those of the capture
+  graph_handle end(clock::launch_listeners& listeners) {
     graph_book::expected<graph_handle> place(book_);
+    auto named = stream_.owner().part<clock::clocks>().take_listeners(number_);
     auto const kept = close();
     if (!kept.ok())
       require(stream_.note(kept.is), "graph::capture", name_,
@@ -140,6 +142,7 @@ class capture_under_way {
                   : "",
               at_);
     place.made(kept.value);
+    listeners = std::move(named);
     return kept.value;
   }
 
@@ -184,7 +187,8 @@ class capture_under_way {
 };
 
 graph_handle captured(stream_ref on, std::function<void()> const& body, driver::capture_mode mode,
-                      memory::graph_holder const& memory, char const* operation, source_location at) {
+                      memory::graph_holder const& memory, clock::launch_listeners& listeners, char const* operation,
+                      source_location at) {
   clock::stream_clock& s = streams::clock_or_throw(on, operation, at);
   if (!body)
     throw invalid_use(operation, "an empty function", "Pass the function whose work is captured", at, error_id{388});
@@ -192,7 +196,7 @@ graph_handle captured(stream_ref on, std::function<void()> const& body, driver::
   base::call_site const in(s.owner().observer(), operation, at);
   capture_under_way all(s, mode, memory, at);
   body();
-  return all.end();
+  return all.end(listeners);
 }
 
 pool_memory_use use_by_graphs_of(runtime::impl& r, memory::graph_hold const& memory) {
@@ -265,6 +269,7 @@ struct WEIR_LOCAL graph::state {
   memory::graph_holder memory;
   graph_handle kept = graph_handle::none;  // not instantiated yet
   executable_handle ready = executable_handle::none;
+  clock::launch_listeners listeners;
   size_t driver_bytes = 0;
 
   // Makes an executable of `kept`, in place of the one there is.
@@ -300,7 +305,7 @@ graph graph::capture(stream_ref on, std::function<void()> const& body, graph_opt
   clock::stream_clock& s = streams::clock_or_throw(on, "graph::capture", at);
   auto made = std::make_unique<state>(s.owner(), s.device(), in_driver(o.unsafe_calls),
                                       o.memory ? o.memory->state_->hold : std::make_shared<memory::graph_hold const>());
-  made->kept = captured(on, body, made->mode, made->memory, "graph::capture", at);
+  made->kept = captured(on, body, made->mode, made->memory, made->listeners, "graph::capture", at);
   return graph(std::move(made));
 }
 
@@ -331,7 +336,12 @@ void graph::launch(stream_ref on, source_location at) {
   streams::named_work const named(s);
   streams::timed_work const timed(s, "graph", 0, at);
   base::call_site const in(s.owner().observer(), "graph::launch", at);
+  for (auto const& each : g.listeners)
+    each->begins();
   auto const is = s.owner().machine().launch_graph(s.device(), s.handle(), g.ready);
+  for (auto const& each : g.listeners)
+    if (!is.ok())
+      each->refused();
   require(s.note(is), "graph::launch", streams::describe(s),
           is.what == driver::code::not_permitted ? "A captured stream takes no graph: launch it outside of the capture"
                                                  : "",
@@ -351,12 +361,15 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
                       "Capture on a stream of the device and runtime that the graph was captured on", at,
                       error_id{392});
   graph_book& book = g.book;
-  graph_handle const now = captured(on, body, g.mode, g.memory, "graph::update", at);
+  clock::launch_listeners listeners;
+  graph_handle const now = captured(on, body, g.mode, g.memory, listeners, "graph::update", at);
   if (g.ready != executable_handle::none) {
     auto const is = s.owner().machine().update(g.device, g.ready, now);
     s.owner().part<clock::clocks>().note(g.device, is);
-    if (is.ok())
+    if (is.ok()) {
+      g.listeners = std::move(listeners);
       return book.drop(now);
+    }
     // not_supported: the graphs differ too much, and the new one gets an executable of its own.
     if (is.what != driver::code::not_supported) {
       book.drop(now);
@@ -364,12 +377,14 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
     }
   }
   book.drop(std::exchange(g.kept, now));
+  std::swap(g.listeners, listeners);
   if (g.ready == executable_handle::none)
     return;  // the first launch instantiates it
   try {
     g.instantiate(s.owner(), at);
   } catch (...) {
     book.drop(std::exchange(g.kept, graph_handle::none));  // the graph stays what it was
+    std::swap(g.listeners, listeners);
     throw;
   }
 }

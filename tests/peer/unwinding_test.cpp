@@ -28,6 +28,8 @@ enum class place {
   in_group,
   before_group_member,
   in_capture,
+  before_launch,
+  after_launch,
   at_barrier
 };
 constexpr place all_places[] = {place::before_first, place::between,  place::after_own,           place::after_step,
@@ -59,6 +61,7 @@ void train(communicator& c, shape const& how) {
     b.add("w" + std::to_string(i), 1000);
   b.build(s);
   buffer const x = to_device(encode(int32, {1, 2}));
+  std::optional<graph> captured;
   for (int step = 0; c.failure().empty(); ++step) {
     bool const fails = c.rank() == how.rank && step == 2;
     auto const here_is = [&](place p) { return fails && how.at == p; };
@@ -74,10 +77,19 @@ void train(communicator& c, shape const& how) {
         throw bug();
       b.finish(s);
     };
+    bool const launches = how.at == place::before_launch || how.at == place::after_launch;
     if (how.at == place::in_capture)
       graph::capture(s, pass).launch();
-    else
+    else if (!launches)
       pass();
+    else if (!captured)
+      captured = graph::capture(s, pass);
+    if (here_is(place::before_launch))
+      throw bug();
+    if (launches)
+      captured->launch();
+    if (here_is(place::after_launch))
+      throw bug();
     if (how.at == place::in_group || how.at == place::before_group_member)
       grouped(c, x, fails, how.at);
     if (here_is(place::after_step))
@@ -184,8 +196,60 @@ TEST(unwinding, of_a_rank_with_its_communicator_frees_all) {
 TEST(unwinding, of_a_captured_step_frees_every_rank) {
   if (!runtime::current().is_simulated())
     GTEST_SKIP() << "there are GPUs";
-  for (bool const owns : {false, true})
-    expect_end({place::in_capture, false, owns});
+  for (place const at : {place::in_capture, place::before_launch, place::after_launch})
+    for (bool const owns : {false, true})
+      expect_end({at, false, owns});
+}
+TEST(unwinding, of_all_behind_launches_leaves_the_communicator) {
+  if (!runtime::current().is_simulated())
+    GTEST_SKIP() << "there are GPUs";
+  auto all = communicator::create_all(first_devices(std::min(3, device_count())));
+  on_each(runtime::current(), all, [](communicator& c) {
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      try {
+        stream const s;
+        stream_guard const here(s);
+        buffer const x = to_device(encode(int32, {1, 1}));
+        gradient_buckets b(c, {.bucket_bytes = 4096});
+        b.add("w", 1000);
+        b.build(s);
+        auto step = graph::capture(s, [&] {
+          b.mark_ready(0, s);
+          b.finish(s);
+          c.all_reduce({x.data(), 2, int32});
+        });
+        for (int i = 0; i < 3; ++i) {
+          step.launch();
+          s.synchronize();
+        }
+        throw bug();
+      } catch (bug const&) {}
+    }
+    c.barrier();
+    EXPECT_EQ(c.failure(), "");
+  });
+}
+// In a catch block no exception is under way.
+TEST(unwinding, a_communicator_gone_between_launches_frees_all) {
+  if (!runtime::current().is_simulated() || device_count() < 2)
+    GTEST_SKIP() << "there are GPUs, or one device";
+  auto all = communicator::create_all(first_devices(2));
+  on_each(runtime::current(), all, [](communicator& of_rank) {
+    std::optional<communicator> c(std::move(of_rank));
+    stream const s;
+    stream_guard const here(s);
+    buffer const x = to_device(encode(int32, {1}));
+    auto step = graph::capture(s, [&] { c->all_reduce({x.data(), 1, int32}); });
+    step.launch();
+    s.synchronize();
+    if (c->rank() == 1) {
+      c.reset();
+      return;
+    }
+    step.launch();
+    s.synchronize();
+    EXPECT_NE(c->failure().find("rank 1"), std::string::npos) << c->failure();
+  });
 }
 
 // The same exception on all ranks, as the end of the data is: no rank waits for one that has gone.
