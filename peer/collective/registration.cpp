@@ -52,9 +52,9 @@ std::uint64_t group::placed(int rank, collective_request const& r) const noexcep
   };
   bool const whole_is_input = r.what == collective::reduce_scatter;
   place const whole = place_of(whole_is_input ? r.in : r.out);
-  bool const in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
+  bool const has_one_buffer = r.what == collective::all_reduce || r.what == collective::broadcast;
   place other;
-  if (!in_place)
+  if (!has_one_buffer)
     other = place_of(whole_is_input ? r.out : r.in);
   return other.pool << (offset_bits + pool_bits) | whole.pool << offset_bits | whole.offset;
 }

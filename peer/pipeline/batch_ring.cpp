@@ -243,6 +243,7 @@ batch_slot* batch_ring::wait_for_next(std::string const& operation, source_locat
     return found;
   in_next_ = false;
   require_open(operation, at);
+  // The last reason to wake: all_are_held().
   if (taken_ < end_)
     throw invalid_use(operation,
                       "all " + std::to_string(with_.slots) + " slots are held by batches, so " + batch_text(taken_) +

@@ -206,17 +206,18 @@ void close_file(int file) noexcept {
 
 // Opens without waiting: an ordinary open() of a FIFO without a writer does not return.
 file_text read_text(char const* path, std::size_t most_bytes) {
-  auto const unreadable = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
+  auto const unreadable = [](int why) { return file_text{{}, std::string("cannot be read: ") + std::strerror(why)}; };
   owned_file const file(::open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  int const why_not_open = errno;
   struct ::stat about {};
   // What does not open is asked for its kind all the same: a socket is named as such.
   int const failed = file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about);
   if (failed)
-    return unreadable();
+    return unreadable(errno);
   if (!S_ISREG(about.st_mode))
     return {{}, kind_of(about.st_mode)};
   if (!file.is_open())
-    return {{}, "cannot be read: permission denied"};
+    return unreadable(why_not_open);
   std::string text;
   std::array<char, 4096> part;
   for (;;) {
@@ -224,7 +225,7 @@ file_text read_text(char const* path, std::size_t most_bytes) {
     if (got < 0 && errno == EINTR)
       continue;
     if (got < 0)
-      return unreadable();
+      return unreadable(errno);
     if (got == 0)
       return {std::move(text), {}};
     text.append(part.data(), static_cast<std::size_t>(got));

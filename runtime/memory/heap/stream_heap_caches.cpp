@@ -194,8 +194,8 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
   auto const defer = [&] {
-    base::single_writer<std::int64_t> counted_here;  // its unused bytes, which freed_pending() counts
-    if (!out.put(by, *b.from, b.index, state, was, counted_here, c.home))
+    base::single_writer<std::int64_t> not_used;  // put() counts unused bytes here; freed_pending() counts them as well
+    if (!out.put(by, *b.from, b.index, state, was, not_used, c.home))
       return false;
     out.note_published(static_cast<std::int64_t>(size));
     counts_.freed_pending(observe::size_pool::small, size, requested);
@@ -207,14 +207,15 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
   };
   if (defer())
     return true;
-  // What was gathered becomes pending, and from now on frees for these stamps are gathered.
+  // Refused: it gathers for other stamps, or for these and is full or was emptied. What it gathered becomes pending, and
+  // from now on frees for these stamps are gathered.
   bool const were_for_these = out.is_for(its), had_some = out.count() != 0;
   pending_since_fence_ += flush(out);
   if (pending_since_fence_ >= fence_after(8)) {
     due = true;
     pending_since_fence_ = 0;
   }
-  // It has frees for these stamps and took no more: its limit was too low.
+  // It has frees for these stamps and took no more: most likely its limit was too low.
   bool const was_full = were_for_these && had_some;
   out.gather(by, its, was_full);
   // The first one for new stamps is left to the caller, who makes it pending by itself.
