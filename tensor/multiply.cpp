@@ -144,10 +144,10 @@ struct host_functions {
 };
 base::guarded<host_functions> loaded_host_functions;
 
-// OpenBLAS takes a lock in each product, and again as the process exits. A child that is forked while a product holds it
-// would never exit. So a fork waits for the products that run, and none begins until it is over. It does not wait longer
-// for a large product, which holds the lock at its beginning and its end only, nor for one whose page fault needs a lock
-// that the fork has.
+// OpenBLAS takes a lock in each product, and again as the process exits. A child that is forked while a product
+// holds it would never exit. So a fork waits for the products that run, and none begins until it is over. The wait
+// has a limit: a large product holds the lock at its beginning and its end only, and the page fault of another one
+// may need a lock that the fork has.
 // Lock order: door, then running.
 struct product_gate {
   base::mutex door;

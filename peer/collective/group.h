@@ -162,7 +162,8 @@ struct seat {  // of a rank in a group
 
 // What the host knows of a communicator.
 // Invariant: the i-th collective of every rank is the same, except for its addresses. The i-th send of a rank to
-// another fits the other's i-th receive from it.
+// another fits the other's i-th receive from it. Graphs that the ranks launch have as many collectives on each in
+// the end: a rank that has launched fewer is waited for.
 class group : public std::enable_shared_from_this<group> {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);

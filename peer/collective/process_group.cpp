@@ -343,14 +343,14 @@ class process_group final : public group {
       watch().counts(next_.fetch_add(1) + 1, trace_, exceptions);
     }
     try {
-      // After the call is counted: a rank that left before is found here, and this call accuses nobody.
+      // The call is counted by now. This check finds a rank that left before, and accuses nobody.
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
       // From here on others_changed() finds a rank that leaves: it looks at the count and at calling_.
       calling_.store(true);
       // A rank that an exception silenced before is found only now, and may end all ranks.
       if (watch().any_unwound())
         others_changed();
-      // Again: for that verdict, and for a rank that left before calling_ was set.
+      // This check finds that verdict, and a rank that left before calling_ was set.
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
       withdraw(rank_, all, at);

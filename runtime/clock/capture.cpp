@@ -60,7 +60,7 @@ result<stream_clock*> stream_clock::lane() {
       continue;
     if (number.value) {
       stream_clock& its = runtime_.part<clocks>().lane_of(*this, number.value);
-      // Of a borrowed stream the end of the capture before may have been noted until the lane was there.
+      // Another thread may have noted the end of a borrowed stream's last capture until the lane was there.
       if (alive() == life::borrowed)
         saw_captured(true);
       return {{}, &its};

@@ -400,7 +400,7 @@ void clocks::state::ask_the_captured() noexcept try {
     std::uint64_t over = 0;
     if (stream_clock::stay const here(*t); here)
       (void)t->captured(over);
-    // Not capture_ended(), which would ask the other streams of that capture: they are in `seen`, too.
+    // capture_ended() would ask the other streams of that capture once more: they are in `seen`, too.
     if (over)
       runtime.part<clocks>().end_lanes(take_lanes(over));
   }

@@ -37,7 +37,7 @@ TEST_F(handles, a_capture_that_is_over_keeps_nobody_from_a_wait) {
       auto theirs = std::make_unique<simulated_stream>(device(0));
       theirs->begin_capture();
       deallocate(borrow_stream(0, theirs->handle()), allocate(borrow_stream(0, theirs->handle()), small));
-      EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152")) << "the capture goes on";
+      EXPECT_TRUE(has(refused([&] { synchronize(0); }), "weir-152")) << "the capture goes on";
       theirs->end_capture();  // throws if it was spoiled
       if (!exists)
         theirs.reset();
@@ -55,7 +55,7 @@ TEST_F(handles, captures_at_once_are_told_apart) {
     (void)borrow_stream(0, one->handle());
   }
   for (auto& one : theirs) {
-    EXPECT_TRUE(has(refusal([&] { synchronize(0); }), "weir-152"));
+    EXPECT_TRUE(has(refused([&] { synchronize(0); }), "weir-152"));
     one->end_capture();
     one.reset();
   }

@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "tests/interop/handle_watch.h"
+#include "tests/support/refused.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
 
 namespace weir::by_handle {
 
+using test::refused;
 inline constexpr size_t small = 512, large = 2_MiB;
 
 struct handles : testing::Test {
@@ -39,15 +41,6 @@ inline std::uint64_t fences() {
 inline void busy(stream_ref s, void* block, size_t bytes) {
   launch(
       s, {writes(block, bytes)}, [](CUstream_st*) {}, [] {});
-}
-template <class Act>
-std::string refusal(Act act) {
-  try {
-    act();
-  } catch (invalid_use const& e) {
-    return e.what();
-  }
-  return {};
 }
 inline bool has(std::string const& text, std::string_view words) {
   return text.find(words) != text.npos;

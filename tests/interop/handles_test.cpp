@@ -89,7 +89,7 @@ TEST_F(handles, a_registration_is_found_by_its_handle) {
   registered.reset();
   stream_ref const borrowed = borrow_stream(1, theirs.handle());
   EXPECT_NE(borrowed.id(), its.id()) << "the registration has ended";
-  EXPECT_TRUE(has(refusal([&] { (void)allocate(its, large); }), "whose registration has ended"));
+  EXPECT_TRUE(has(refused([&] { (void)allocate(its, large); }), "whose registration has ended"));
   registered.emplace(1, theirs.handle());
   EXPECT_EQ(borrow_stream(1, theirs.handle()), stream_ref(*registered)) << "a registration comes first";
 }
@@ -102,10 +102,10 @@ TEST_F(handles, null_is_the_legacy_stream_of_its_device) {
 
 TEST_F(handles, a_stream_of_another_device_is_refused) {
   simulated_stream theirs(1);
-  EXPECT_TRUE(has(refusal([&] { external_stream const e(0, theirs.handle()); }), "another device"));
-  EXPECT_TRUE(has(refusal([&] { (void)borrow_stream(0, theirs.handle()); }), "another device, named for gpu:0"));
+  EXPECT_TRUE(has(refused([&] { external_stream const e(0, theirs.handle()); }), "another device"));
+  EXPECT_TRUE(has(refused([&] { (void)borrow_stream(0, theirs.handle()); }), "another device, named for gpu:0"));
   EXPECT_EQ(borrow_stream(1, theirs.handle()).device(), device(1));
-  EXPECT_TRUE(has(refusal([&] { (void)borrow_stream(0, theirs.handle()); }), "another device"));
+  EXPECT_TRUE(has(refused([&] { (void)borrow_stream(0, theirs.handle()); }), "another device"));
 }
 
 // ---- borrowed
@@ -369,8 +369,8 @@ TEST_F(handles, what_no_fence_covers_is_still_waited_for) {
 
 TEST_F(handles, a_borrowed_stream_is_never_current) {
   simulated_stream theirs(0);
-  EXPECT_TRUE(has(refusal([&] { set_stream(borrow_stream(0, theirs.handle())); }), "a borrowed stream"));
-  EXPECT_TRUE(has(refusal([&] { stream_guard const g(borrow_stream(0, theirs.handle())); }), "external_stream"));
+  EXPECT_TRUE(has(refused([&] { set_stream(borrow_stream(0, theirs.handle())); }), "a borrowed stream"));
+  EXPECT_TRUE(has(refused([&] { stream_guard const g(borrow_stream(0, theirs.handle())); }), "external_stream"));
 }
 
 // cudaStreamPerThread is 2.

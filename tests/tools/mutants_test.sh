@@ -155,7 +155,8 @@ m.name_all(every := m.all_sites())
 keys, page = {s.key for s in every}, m.ROOT / "docs/lab/mutants.md"
 gone = sorted(set(re.findall(r"\b[0-9a-f]{10}\b", page.read_text())) - keys)
 gone += [f"{path}: {access}" for path, access in m.explanations(page).atomics
-         if not any(s.kind == "default" and fnmatch.fnmatchcase(s.path, path) and fnmatch.fnmatchcase(s.access, access) for s in every)]
+         if not any(s.kind == "default" and fnmatch.fnmatchcase(s.path, path) and
+                    fnmatch.fnmatchcase(s.access, access) for s in every)]
 for name in gone:
     print(f"FAILED: docs/lab/mutants.md: {name} names no change: name the line's new one, or drop it")
 sys.exit(len(gone) > 0)

@@ -71,10 +71,12 @@ foreach(weir weir shared)
   target_link_libraries(${weir}_linked PRIVATE weir::${weir} weir::system_calls)
 endforeach()
 END
-cmake -S "$work/calls" -B "$work/calls/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/calls/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+{ cmake -S "$work/calls" -B "$work/calls/build" "${arguments[@]}" && cmake --build "$work/calls/build"; } > "$work/log" 2>&1 ||
+  { cat "$work/log"; exit 1; }
 preload=$(find "$work/prefix" -name libweir_system_calls.so)
 for weir in weir shared; do
-  for run in "0 0 0:$work/calls/build/${weir}_alone" "1 1 1:$work/calls/build/${weir}_linked" "1 1 1:env LD_PRELOAD=$preload $work/calls/build/${weir}_alone"; do
+  alone=$work/calls/build/${weir}_alone
+  for run in "0 0 0:$alone" "1 1 1:$work/calls/build/${weir}_linked" "1 1 1:env LD_PRELOAD=$preload $alone"; do
     said=$(${run#*:})
     [ "$said" = "${run%%:*}" ] || { echo "${run#*:}: the call works, reports, all was judged: $said, not ${run%%:*}"; exit 1; }
   done

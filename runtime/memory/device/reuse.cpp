@@ -355,8 +355,8 @@ pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request 
     return nullptr;
   if (is_large(r) && enough_fit_beyond(in, r, *fences))
     return oldest;
-  // For slots, of which many are pending here, the only test. Of large blocks those that fit and were examined may
-  // all be before one fence, while the newest are beyond it.
+  // This is the only test for slots, of which many are pending here. The large blocks that fit and were examined
+  // may all be before one fence, while the newest are beyond it.
   if (many && enough_newest_beyond(in, r, *fences))
     return oldest;
   return nullptr;

@@ -207,7 +207,7 @@ bool stream_heap::defer_free(thread_cache& c, slabs::taken b, deferred_frees::us
   };
   if (defer())
     return true;
-  // Refused: it gathers for other stamps, or for these and is full or was emptied. What it gathered becomes pending, and
+  // `out` gathers for other stamps, or for these and is full or was emptied. What it gathered becomes pending, and
   // from now on frees for these stamps are gathered.
   bool const were_for_these = out.is_for(its), had_some = out.count() != 0;
   pending_since_fence_ += flush(out);
