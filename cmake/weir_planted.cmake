@@ -14,7 +14,7 @@ set(by_the_byte OFF)  # AddressSanitizer: only defects with `asan: yes`, which i
 if(WEIR_SANITIZE MATCHES address)
   set(by_the_byte ON)
 endif()
-if((by_the_byte AND WEIR_ASAN_ALL) OR (CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEIR_SANITIZE))  # OR and AND bind alike
+if(by_the_byte OR (CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEIR_SANITIZE))
   set(wanted ON)
 endif()
 option(WEIR_PLANTED "Build the planted defects" ${wanted})
