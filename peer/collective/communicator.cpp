@@ -81,6 +81,10 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
   return t;
 }
 
+bool have_collective(requests all) noexcept {
+  return std::any_of(all.begin(), all.end(), [](collective_request const& r) { return !r.between_two(); });
+}
+
 bool reducible(dtype type) noexcept {
   return type != int16 && type != boolean;
 }
@@ -151,26 +155,44 @@ class group::captured_calls final : public clock::launch_listener {
  public:
   captured_calls(std::weak_ptr<group> of, int rank, std::uint64_t capture)
       : of_(std::move(of)), rank_(rank), capture_(capture) {}
-  void begins() noexcept override {
+  void begins(char const* operation, source_location at) override {
+    auto const all = of_.lock();
+    if (!all)
+      throw invalid_use(operation,
+                        base::text("a graph with collectives of rank ", rank_, ", whose communicator has ended"),
+                        "Keep all ranks' communicators until the last launch", at, error_id{485});
+    all->launches(rank_, all_, operation, at);
+  }
+  void launched(clock::stream_clock& on) noexcept override {
     if (auto const all = of_.lock())
-      all->launches(rank_, calls_.load());
+      all->launched(rank_, on);
   }
   void refused() noexcept override {
     if (auto const all = of_.lock())
-      all->launch_refused(rank_, calls_.load());
+      all->launch_refused(rank_, all_);
   }
   bool is_of(std::uint64_t capture) const noexcept { return capture == capture_; }
-  void add(requests all) noexcept {
+  void make_room(requests all) {
     for (collective_request const& r : all)
-      if (!r.between_two())
-        calls_.fetch_add(1);
+      if (r.between_two())
+        (void)all_.with[r.root];
+  }
+  void add(requests all) noexcept {
+    for (collective_request const& r : all) {
+      if (!r.between_two()) {
+        ++all_.collectives;
+        continue;
+      }
+      rank_watch::transfers& with = all_.with.find(r.root)->second;
+      ++(r.what == collective::send ? with.sent : with.received);
+    }
   }
 
  private:
   std::weak_ptr<group> const of_;
   int const rank_;
   std::uint64_t const capture_;
-  base::atomic<std::uint64_t> calls_{0};
+  captured_requests all_;  // complete when the capture ends
 };
 
 group::captured_calls* group::captured_now(int rank, clock::stream_clock& on) {
@@ -230,6 +252,8 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
       bytes += r.part_bytes();
     streams::timed_work const timed(on, name, bytes, at);
     captured_calls* const captured = on.seen_captured() ? captured_now(rank, on) : nullptr;
+    if (captured)
+      captured->make_room(all);
     backend_->issue(rank, on, all, at);
     if (captured)
       captured->add(all);

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "peer/ranks/rendezvous.h"
+#include "peer/ranks/exceptions.h"
+#include "peer/ranks/launcher.h"
+#include "peer/ranks/watch.h"
 #include "runtime/base/sync.h"
 #include "runtime/clock/stream_clock.h"
 #include "weir/collective.h"
@@ -103,6 +105,8 @@ std::string_view name_of(requests) noexcept;
 std::string text_of(requests);
 bool needs(requests, int rank) noexcept;  // whether the call needs that rank. No request: the operation needs all
 
+bool have_collective(requests) noexcept;  // one of them is not between two ranks alone
+
 std::string placed_text(std::uint64_t placed);  // of collective_request::placed
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
@@ -129,7 +133,10 @@ class collective_backend {
   virtual bool prepare_registration(int /*rank*/, source_location) { return false; }
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
-  // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
+  // A graph with collectives of the rank runs there now. They count as its calls for idle() and leave()
+  virtual void launched(int /*rank*/, clock::stream_clock& /*on*/) noexcept {}
+  // Whether all collectives of a rank are complete. Captured ones are by themselves. Of ranks in several processes.
+  // Threads: any
   virtual bool idle(int /*rank*/) { return true; }
   virtual void abort() noexcept = 0;          // Threads: any. Idempotent. Ensures: no stream waits for a rank
   virtual void leave(int rank) noexcept = 0;  // ends a rank. Requires: the other ranks issued all that it issued
@@ -152,6 +159,12 @@ std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vect
                                                        source_location);
 
 inline constexpr std::string_view by_its_program = "its program aborted the communicator";
+
+// What one rank enqueued in one capture, and each launch of its graph repeats.
+struct captured_requests {
+  std::uint64_t collectives = 0;
+  std::map<int, rank_watch::transfers> with{};  // by the other rank
+};
 
 using color_and_key = std::array<int, 2>;  // of a rank in a split: its color and key
 class group;
@@ -194,9 +207,11 @@ class group : public std::enable_shared_from_this<group> {
   // many exceptions ended owners of that one first. The rank's next call ends the matter.
   virtual void unwound(int rank, std::string_view owner) noexcept = 0;
   virtual void leave(int rank) noexcept = 0;
-  // A graph that captured so many collectives of the rank is launched now, or could not be.
-  virtual void launches(int /*rank*/, std::uint64_t /*calls*/) noexcept {}
-  virtual void launch_refused(int /*rank*/, std::uint64_t /*calls*/) noexcept {}
+  // A graph that captured them for the rank is launched: launched() or launch_refused() follows.
+  // Throws: as a call, if the ranks cannot continue; it is not launched then
+  virtual void launches(int rank, captured_requests const&, char const* operation, source_location) = 0;
+  virtual void launched(int rank, clock::stream_clock& on) noexcept { backend_->launched(rank, on); }
+  virtual void launch_refused(int rank, captured_requests const&) noexcept = 0;
   virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
 
@@ -250,8 +265,8 @@ class thread_group final : public group {
   bool waits(int rank) const noexcept override;
   void unwound(int rank, std::string_view owner) noexcept override;
   void leave(int rank) noexcept override;
-  void launches(int rank, std::uint64_t calls) noexcept override;
-  void launch_refused(int rank, std::uint64_t calls) noexcept override;
+  void launches(int rank, captured_requests const&, char const* operation, source_location) override;
+  void launch_refused(int rank, captured_requests const&) noexcept override;
   void runtime_ends() noexcept override;
   std::string failure() const override;
 
@@ -261,12 +276,22 @@ class thread_group final : public group {
     int first_rank;
     source_location at;
     int ranks = 0;                 // number of ranks that called it
-    std::uint64_t exceptions = 0;  // the fewest of their exceptions_of()
+    std::uint64_t exceptions = 0;  // of a transfer: exceptions_of() the first rank
   };
-  struct pair {                            // what one rank sends to another
-    std::uint64_t sent = 0, received = 0;  // turns that were called
-    std::vector<asked> open;               // called by one of the two
-    std::size_t compared = 0;              // members of the call that is being compared
+  struct pair {                                                    // what one rank sends to another
+    std::uint64_t sent = 0, received = 0;                          // turns that were called
+    std::vector<asked> open;                                       // called by one of the two
+    std::size_t compared = 0;                                      // members of the call that is being compared
+    exceptions_before_steps launched_sent{}, launched_received{};  // each transfer of a launched graph is a step
+    exceptions_before_steps& launched(bool sender) noexcept { return sender ? launched_sent : launched_received; }
+    exceptions_before_steps const& launched(bool sender) const noexcept {
+      return sender ? launched_sent : launched_received;
+    }
+    bool is_ahead(bool sender) const noexcept { return launched(sender).steps() > launched(!sender).steps(); }
+    // Before the first one in which the sender or the receiver waits. Requires: is_ahead(sender)
+    std::uint64_t exceptions_of(bool sender) const noexcept {
+      return launched(sender).before(launched(!sender).steps());
+    }
   };
   struct round {  // a barrier, a split or a registration
     std::string_view operation;
@@ -290,25 +315,27 @@ class thread_group final : public group {
     int aborted_by = -1;
     std::string why;  // empty: its program, or a rank left
     struct exceptions {
-      std::uint64_t count = 0, turn = 0;  // that ended owners of a rank while `turn` was its next,
-      std::uint64_t calls = 0;            // and so many calls of graphs were launched
+      std::uint64_t count = 0, step = 0;  // that ended owners of a rank before `step`
       bool silent = false;                // the rank has made no call since
       std::string_view owner{};
     };
-    struct launched_calls {
-      std::uint64_t calls = 0;       // of launched graphs
-      std::uint64_t exceptions = 0;  // exceptions_of() at the last launch
-    };
-    std::vector<launched_calls> launched;  // by rank
-    std::vector<exceptions> unwound;       // by rank
-    int silent = 0;                        // ranks
+    std::vector<exceptions> unwound;  // by rank, as the next two
+    std::vector<exceptions_before_steps> before;
+    std::vector<std::uint64_t> launched;  // collectives of graphs
+    int silent = 0;                       // ranks
     std::uint64_t exceptions_of(int rank) const noexcept;
     void speaks(int rank) noexcept;
     int awaited() const noexcept;  // a silent rank that another waits for in vain; -1: none
     bool is_awaited(int rank) const noexcept;
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
-    bool has_launched_more(int rank) const noexcept;  // captured calls, than another rank
+    // Of graphs: collectives than another rank, or transfers with it.
+    bool has_launched_more(int rank) const noexcept;
     bool has_launched_less(int rank) const noexcept;
+    bool transfers_are_ahead(int rank, bool its) const noexcept;  // launched ones: its own, or the other ranks'
+    void add_launched(int rank, captured_requests const&) noexcept;
+    void take_back_launched(int rank, captured_requests const&) noexcept;
+    // f: for each pair whose transfers were captured; whether the rank is its sender; how many
+    void each_pair(int rank, captured_requests const&, auto f) noexcept;
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
   void agree(int rank, std::span<collective_request>, source_location) override;
@@ -341,6 +368,11 @@ std::vector<int> members_of(int color, std::span<color_and_key const> colors);
 
 std::shared_ptr<group> group_of_threads(runtime::impl&, std::vector<int> devices, source_location);
 std::shared_ptr<group> shared_by_ranks(std::unique_ptr<group>);
+// An id of a rendezvous, and where its rank 0 listens. Throws: driver_error (no port)
+rendezvous_point new_point(std::string host, source_location);
+// One rank of several processes. Blocks: until all ranks have come
+std::shared_ptr<group> group_at(runtime::impl&, rendezvous_point, membership const&, int device, rank_options const&,
+                                source_location);
 // All communicators of a runtime, which they may outlive.
 void add_to(runtime::impl&, std::shared_ptr<group> const&);
 

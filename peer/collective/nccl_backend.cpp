@@ -173,9 +173,10 @@ class nccl_backend final : public collective_backend {
       base::call_site const in(runtime_.observer(), name_of(all).data(), at);
       for (collective_request const& each : all)
         machine.touched(on.device(), on.handle(), each.touches(devices_.size()));
-      mine.last.store(on.now().n, base::memory_order_relaxed);
-      mine.last_stream.store(on.id(), base::memory_order_relaxed);
-      mine.in_graph.store(on.seen_captured() && on.captured().value, base::memory_order_relaxed);
+      // What is captured runs at a launch.
+      bool const runs = !on.seen_captured() || !on.captured().value;
+      if (runs)
+        launched(rank, on);
       return;
     }
     // A lost device explains NCCL's answer: the driver is asked.
@@ -236,14 +237,16 @@ class nccl_backend final : public collective_backend {
                          "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{451});
   }
 
+  // NCCL lets the work of a communicator begin in the order of the calls and launches, on any streams.
+  void launched(int rank, clock::stream_clock& on) noexcept override {
+    *ranks_[static_cast<std::size_t>(rank)].last.lock() = on.now();
+  }
+
   bool idle(int rank) override {
-    one& mine = ranks_[static_cast<std::size_t>(rank)];
-    std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
-    if (stream == 0)
+    clock::stamp const last = *ranks_[static_cast<std::size_t>(rank)].last.lock();
+    if (last.stream == 0)
       return true;
-    if (mine.in_graph.load(base::memory_order_relaxed))
-      return false;  // the graph may run at any time, and no stamp tells
-    auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
+    auto const done = runtime_.part<clock::clocks>().poll(last);
     return done.ok() && done.value;
   }
 
@@ -297,8 +300,9 @@ class nccl_backend final : public collective_backend {
       return;
     }
     driver::status done;
-    if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed))
-      done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
+    clock::stamp const last = *mine.last.lock();
+    if (last.stream != 0)
+      done = runtime_.part<clock::clocks>().synchronize(last);
     bool const ended_here = end(mine, done.ok());
     if (ended_here)
       return;
@@ -501,14 +505,13 @@ class nccl_backend final : public collective_backend {
   };
 
   struct one {
-    base::mutex calls;                                    // held during every call on comm, but CommAbort
-    base::atomic<ncclComm_t> comm{nullptr};               // null: aborted or left
-    std::string failed;                                   // under calls: the error that ended it
-    std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
-    std::optional<ncclRedOp_t> times_one;                 // likewise; the sum of elements times 1. Ends with comm
-    bool multicasts = false;                              // likewise; all ranks
-    base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
-    base::atomic<bool> in_graph{false};                   // which was captured
+    base::mutex calls;                       // held during every call on comm, but CommAbort
+    base::atomic<ncclComm_t> comm{nullptr};  // null: aborted or left
+    std::string failed;                      // under calls: the error that ended it
+    std::deque<void*> windows;               // likewise; NCCL writes them, also later. Null: unused
+    std::optional<ncclRedOp_t> times_one;    // likewise; the sum of elements times 1. Ends with comm
+    bool multicasts = false;                 // likewise; all ranks
+    base::guarded<clock::stamp> last{};      // after its last collective, or launch of a graph with one
   };
   static constexpr std::int64_t pause_ns = 1'000'000, patience_ns = 2'000'000'000;
   runtime::impl& runtime_;

@@ -1,17 +1,13 @@
-// One rank of several processes: the calls of weir/collective.h that create it, and what it knows of others.
+// One rank of several processes: what it knows of others, and how it meets them.
 // Threads: the rank's; abort and the watch by any.
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <map>
 
 #include "peer/collective/group.h"
-#include "peer/ranks/launcher.h"
 #include "peer/ranks/watch.h"
-#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/core/parts.h"
-#include "streams/stream/context.h"
 
 namespace weir {
 namespace peer {
@@ -28,12 +24,6 @@ void give_up(rank_watch& watch, int rank, std::string_view why) noexcept {
     watch.accuse(rank, why);
   }
 }
-
-// An id of a rendezvous, and where its rank 0 listens. Throws: driver_error (no port)
-rendezvous_point new_point(std::string host, source_location);
-// Blocks: until all ranks have come
-std::shared_ptr<group> group_at(runtime::impl&, rendezvous_point, membership const&, int device, rank_options const&,
-                                source_location);
 
 // A hash of a sequence of requests and one more; ranks that call the same have the same.
 std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noexcept {
@@ -135,10 +125,35 @@ class process_group final : public group {
   bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
 
   void unwound(int, std::string_view) noexcept override {
-    exceptions_.store(exceptions() + 1);  // those before the last collective count no more
-    exceptions_at_.store(next_.load());
-    silent_ = true;
-    watch().unwound(exceptions_.load(), met_, *transfers_.lock());
+    exceptions_.store(exceptions() + 1);  // those before the last collective or launch count no more
+    exceptions_at_.store(called());
+    silent_.store(true);
+    watch().unwound(exceptions_.load(), met_.load(), *transfers_.lock());
+  }
+
+  void launches(int, captured_requests const& all, char const* operation, source_location at) override {
+    if (left_.load() || watch().failed())
+      refuse_if_over(rank_, operation, {}, at);
+    // As agree() does: others_changed() looks at the launches and at calls_under_way_.
+    speaks();
+    std::uint64_t const exceptions = this->exceptions();
+    count_launched_transfers(all, true);
+    watch().launches(launched_.fetch_add(all.collectives) + all.collectives, exceptions);
+    calls_under_way_.fetch_add(1);
+    others_changed();
+    if (!watch().failed())
+      return;
+    launch_refused(rank_, all);
+    refuse_if_over(rank_, operation, {}, at);
+  }
+  void launched(int, clock::stream_clock& on) noexcept override {
+    backend_->launched(rank_, on);
+    calls_under_way_.fetch_sub(1);
+  }
+  void launch_refused(int, captured_requests const& all) noexcept override {
+    calls_under_way_.fetch_sub(1);
+    count_launched_transfers(all, false);
+    watch().launches(launched_.fetch_sub(all.collectives) - all.collectives, 0);
   }
 
   void leave(int) noexcept override {
@@ -174,7 +189,7 @@ class process_group final : public group {
     // A rank that leaves ends the meeting itself; one that an exception silenced does not.
     bool const meets_in_vain = by_exception && waits_in_meet_.load();
     // A rank whose calls are complete waits for no other.
-    if (!calling_.load() && !meets_in_vain && backend_->idle(rank_))
+    if (calls_under_way_.load() == 0 && !meets_in_vain && backend_->idle(rank_))
       return;
     try {
       watch().accuse(other.rank, accusation_of(other, called));
@@ -188,7 +203,7 @@ class process_group final : public group {
   static constexpr std::size_t longest_text = 1000;
 
   struct awaited {  // a rank that never makes the call that this one waits for
-    enum class cause : std::uint8_t { left_before_collective, left_before_transfer, exception };
+    enum class cause : std::uint8_t { left_before_collective, left_before_launch, left_before_transfer, exception };
     int rank = -1;  // -1: there is none
     cause why{};
   };
@@ -196,6 +211,8 @@ class process_group final : public group {
   awaited find_awaited(std::uint64_t called) {
     if (int const r = watch().left_before(called); r >= 0)
       return {r, awaited::cause::left_before_collective};
+    if (int const r = watch().left_before_launch(); r >= 0)
+      return {r, awaited::cause::left_before_launch};
     auto const with = transfers_.lock();
     for (std::size_t r = 0; r < with->size(); ++r)
       if (watch().left_with_less(static_cast<int>(r), (*with)[r]))
@@ -210,6 +227,8 @@ class process_group final : public group {
     switch (other.why) {
       case awaited::cause::left_before_collective:
         return base::text("rank ", other.rank, " has destroyed its communicator", waits, " in collective ", called);
+      case awaited::cause::left_before_launch:
+        return base::text("rank ", other.rank, " has destroyed its communicator", waits, " in a graph");
       case awaited::cause::left_before_transfer:
         return base::text("rank ", other.rank, " has destroyed its communicator", waits, " in a transfer");
       case awaited::cause::exception: break;
@@ -229,7 +248,7 @@ class process_group final : public group {
     speaks();
     auto const end = wait_for_others(why, limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
-      ++met_;
+      met_.fetch_add(1);
       require_same(why, brings, end.brought, at);
       return end.brought;
     }
@@ -247,7 +266,7 @@ class process_group final : public group {
       base::atomic<std::uint64_t>& waits;
       ~until_it_ends() { waits.store(0); }
     } const told{waits_in_meet_};
-    waits_in_meet_.store(met_ + 1);
+    waits_in_meet_.store(met_.load() + 1);
     // The news that an exception silenced a rank may have come before the line above: it is looked at again, and may
     // end all ranks.
     if (watch().any_unwound())
@@ -279,13 +298,12 @@ class process_group final : public group {
     }
   }
 
-  // Exceptions that have ended owners of this rank since its last collective.
-  std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == next_.load() ? exceptions_.load() : 0; }
+  std::uint64_t called() const noexcept { return next_.load() + launched_.load(); }
+  // Exceptions that have ended owners of this rank since its last collective or launch.
+  std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == called() ? exceptions_.load() : 0; }
   void speaks() noexcept {
-    if (!silent_)
-      return;
-    silent_ = false;
-    watch().unwound(0, met_, *transfers_.lock());
+    if (silent_.exchange(false))
+      watch().unwound(0, met_.load(), *transfers_.lock());
   }
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
@@ -342,18 +360,22 @@ class process_group final : public group {
       std::uint64_t const exceptions = this->exceptions();  // before the count changes, which forgets them
       watch().counts(next_.fetch_add(1) + 1, trace_, exceptions);
     }
+    bool is_under_way = false;
     try {
       // The call is counted by now. This check finds a rank that left before, and accuses nobody.
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
-      // From here on others_changed() finds a rank that leaves: it looks at the count and at calling_.
-      calling_.store(true);
+      // From here on others_changed() finds a rank that leaves: it looks at the count and at calls_under_way_.
+      calls_under_way_.fetch_add(1);
+      is_under_way = true;
       // A rank that an exception silenced before is found only now, and may end all ranks.
       if (watch().any_unwound())
         others_changed();
-      // This check finds that verdict, and a rank that left before calling_ was set.
+      // This check finds that verdict, and a rank that left before the call was under way.
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
-      withdraw(rank_, all, at);
+      if (is_under_way)
+        issued(rank_);
+      uncount(all);
       throw;
     }
   }
@@ -363,9 +385,12 @@ class process_group final : public group {
     auto const all = meet(rank_watch::round::register_pool, calls + (mine ? '1' : '0'), options_.start, at);
     return std::ranges::all_of(all, [](rank_watch::offer const& its) { return its.bytes.back() == '1'; });
   }
-  void issued(int) noexcept override { calling_.store(false); }
+  void issued(int) noexcept override { calls_under_way_.fetch_sub(1); }
   void withdraw(int, requests all, source_location) noexcept override {
-    calling_.store(false);
+    issued(rank_);
+    uncount(all);
+  }
+  void uncount(requests all) noexcept {
     {
       auto counts = transfers_.lock();
       for (collective_request const& r : all)
@@ -380,8 +405,17 @@ class process_group final : public group {
     trace_ = before_;
     watch().counts(next_.fetch_sub(1) - 1, trace_);
   }
-  static bool have_collective(requests all) noexcept {
-    return std::any_of(all.begin(), all.end(), [](collective_request const& r) { return !r.between_two(); });
+  // A launch calls them once more.
+  void count_launched_transfers(captured_requests const& all, bool launched) noexcept {
+    auto counts = transfers_.lock();
+    // This rank has left, and told what it had called.
+    if (counts->empty())
+      return;
+    for (auto const& [other, with] : all.with) {
+      rank_watch::transfers& count = (*counts)[static_cast<std::size_t>(other)];
+      count.sent += launched ? with.sent : 0 - with.sent;
+      count.received += launched ? with.received : 0 - with.received;
+    }
   }
   static std::uint64_t& count_of(std::vector<rank_watch::transfers>& all, collective_request const& r) noexcept {
     auto& with = all[static_cast<std::size_t>(r.root)];
@@ -395,12 +429,14 @@ class process_group final : public group {
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;
   rank_options const options_;
-  base::atomic<bool> calling_{false};             // between agree and issued: the backend may wait, and not know it yet
+  base::atomic<std::uint64_t> launched_{0};  // collectives of graphs
+  // Between agree and issued, and while a graph is launched: the backend may wait, and not know it yet.
+  base::atomic<int> calls_under_way_{0};
   base::atomic<std::uint64_t> waits_in_meet_{0};  // met_ + 1 while this rank meets the others
-  std::uint64_t met_ = 0;                         // how often. By the rank's thread
+  base::atomic<std::uint64_t> met_{0};            // how often
   base::atomic<bool> left_{false};
   base::atomic<std::uint64_t> exceptions_{0}, exceptions_at_{0};  // see exceptions(); by the rank's thread
-  bool silent_ = false;                                           // the others know of exceptions, and of no call since
+  base::atomic<bool> silent_{false};                              // the others know of exceptions, and of no call since
   std::shared_ptr<bond> const bond_;
 };
 
@@ -408,6 +444,8 @@ void bond::changed() noexcept {
   if (process_group* const g = of.load())
     g->others_changed();
 }
+
+}  // namespace
 
 rendezvous_point new_point(std::string host, source_location at) {
   os::tcp_socket listener = os::listen_tcp(0);
@@ -417,6 +455,8 @@ rendezvous_point new_point(std::string host, source_location at) {
   rendezvous_id id{host.empty() ? os::own_address() : std::move(host), listener.port, os::random_number()};
   return {std::move(id), std::move(listener), {}};
 }
+
+namespace {
 
 // A failure here ends the others too: they may wait for this rank inside NCCL.
 std::unique_ptr<collective_backend> backend_of(runtime::impl& owner, std::vector<int> const& devices,
@@ -457,6 +497,8 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
   return shared_by_ranks(std::move(all));
 }
 
+}  // namespace
+
 std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, membership const& m, int device,
                                 rank_options const& o, source_location at) {
   if (owner.machine().schedules_threads())
@@ -476,86 +518,5 @@ std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, me
   return all;
 }
 
-}  // namespace
-
 }  // namespace peer
-
-namespace {
-
-// Listeners of ids that no rank 0 has taken yet.
-base::guarded<std::map<std::string, os::tcp_socket>>& waiting_listeners() noexcept {
-  static base::lasting<base::guarded<std::map<std::string, os::tcp_socket>>> all;
-  return *all;
-}
-
-void check_options(rank_options const& o, source_location at) {
-  using namespace std::chrono_literals;
-  for (auto const& [name, span] :
-       {std::pair("start", o.start), std::pair("silence", o.silence), std::pair("behind", o.behind)})
-    if (span <= 0ms)
-      throw invalid_use("communicator", base::text("rank_options{.", name, " = ", span.count(), " ms}"),
-                        "Pass a time above 0", at, error_id{405});
-}
-
-peer::membership membership_of(runtime::impl& owner, int rank, int size, source_location at) {
-  if (size < 1 || rank < 0 || rank >= size)
-    throw invalid_use("communicator", base::text("rank ", rank, " of ", size), "Ranks count from 0 to their number - 1",
-                      at, error_id{406});
-  return {rank, size, owner.machine().simulated()};
-}
-
-}  // namespace
-
-communicator communicator::from_environment(rank_options o, source_location at) {
-  check_options(o, at);
-  launch_info const l = this_launch(at);
-  runtime::impl& owner = streams::current_runtime(at);
-  peer::membership const m = membership_of(owner, l.rank, l.size, at);
-  int device = l.local_rank;
-  int const devices = owner.device_count();
-  // A launcher may show each process its own GPU alone. A simulated process has a machine to itself.
-  if (devices == 1 || m.simulated) {
-    device %= devices;
-  } else if (device >= devices) {
-    throw invalid_use(
-        "communicator::from_environment",
-        base::text("rank ", l.rank, " of ", l.size, ": local rank ", device, ", and there are ", devices, " devices"),
-        "Start at most one process for each device of a machine", at, error_id{408});
-  }
-  auto all = peer::group_at(owner, peer::rendezvous_of(l, o.start, at), m, device, o, at);
-  return communicator(std::unique_ptr<state>(new state{std::move(all), m.rank}));
-}
-
-communicator communicator::create(std::string_view id, int rank, int size, weir::device on, rank_options o,
-                                  source_location at) {
-  check_options(o, at);
-  runtime::impl& owner = streams::current_runtime(at);
-  peer::membership const m = membership_of(owner, rank, size, at);
-  int const device = streams::resolve(on, owner, "communicator::create", at);
-  auto const where = peer::rendezvous_id_of(id);
-  if (!where)
-    throw invalid_use("communicator::create", "\"" + base::visible(id.substr(0, 100)) + "\" is no id",
-                      "Pass what communicator::unique_id() returned on rank 0", at, error_id{409});
-  peer::rendezvous_point point{*where, {}, {}};
-  if (rank == 0) {
-    auto all = waiting_listeners().lock();
-    auto const found = all->find(std::string(id));
-    if (found == all->end())
-      throw invalid_use("communicator::create", "rank 0 with an id that this process did not make, or that is used",
-                        "Call communicator::unique_id() in the process of rank 0, once for each communicator", at,
-                        error_id{410});
-    point.listener = std::move(found->second);
-    all->erase(found);
-  }
-  auto all = peer::group_at(owner, std::move(point), m, device, o, at);
-  return communicator(std::unique_ptr<state>(new state{std::move(all), rank}));
-}
-
-std::string communicator::unique_id(source_location at) {
-  peer::rendezvous_point point = peer::new_point({}, at);
-  std::string const id = peer::text_of(point.id);
-  waiting_listeners().lock()->emplace(id, std::move(point.listener));
-  return id;
-}
-
 }  // namespace weir

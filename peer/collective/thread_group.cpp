@@ -15,6 +15,7 @@ thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
   s->unwound.resize(devices_.size());
+  s->before.resize(devices_.size());
   s->launched.resize(devices_.size());
 }
 
@@ -45,12 +46,6 @@ void thread_group::refuse_if_over(shared const& s, int rank, std::string const& 
     if (s.gone[other] && needs(what, static_cast<int>(other)))
       throw invalid_use(operation, base::text(subject, ": rank ", other, "'s communicator is destroyed"),
                         "Keep all ranks' communicators until the last collective call", at, error_id{255});
-}
-
-bool thread_group::shared::has_open(int rank) const noexcept {
-  return !open.empty() || std::any_of(pairs.begin(), pairs.end(), [&](auto const& p) {
-    return (p.first[0] == rank || p.first[1] == rank) && !p.second.open.empty();
-  });
 }
 
 thread_group::pair& thread_group::pair_of(shared& s, int rank, collective_request const& r) {
@@ -87,6 +82,8 @@ void thread_group::agree(int rank, std::span<collective_request> all, source_loc
     s->speaks(rank);
     for (collective_request& r : all)
       take_part(*s, rank, r, exceptions, at);
+    if (have_collective(all))
+      s->before[static_cast<std::size_t>(rank)].take(exceptions);
     awaited = s->awaited();
   }
   if (awaited < 0)
@@ -161,9 +158,8 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
   std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s.closed);
   if (place == s.open.size())
-    s.open.push_back({.first = r, .first_rank = rank, .at = at, .ranks = 0, .exceptions = exceptions});
+    s.open.push_back({.first = r, .first_rank = rank, .at = at, .ranks = 0});
   ++s.open[place].ranks;
-  s.open[place].exceptions = std::min(s.open[place].exceptions, exceptions);
   r.turn = next++;
   if (s.open.front().ranks == size()) {  // only the front can be complete; this rank was its last
     s.open.erase(s.open.begin());
@@ -173,6 +169,8 @@ void thread_group::take_part(shared& s, int rank, collective_request& r, std::ui
 
 void thread_group::withdraw(int rank, requests all, source_location at) noexcept {
   auto s = shared_.lock();
+  if (have_collective(all))
+    s->before[static_cast<std::size_t>(rank)].take_back();
   for (std::size_t i = all.size(); i-- > 0;)
     undo_part(*s, rank, all[i], at);
 }
@@ -357,69 +355,6 @@ void thread_group::abort(int rank, std::string_view why) noexcept {
     backend_->abort();
 }
 
-std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
-  auto const r = static_cast<std::size_t>(rank);
-  bool const has_called_since = unwound[r].turn != next[r] || unwound[r].calls != launched[r].calls;
-  return has_called_since ? 0 : unwound[r].count;
-}
-
-void thread_group::shared::speaks(int rank) noexcept {
-  bool& is_silent = unwound[static_cast<std::size_t>(rank)].silent;
-  if (is_silent)
-    --silent;
-  is_silent = false;
-}
-
-int thread_group::shared::awaited() const noexcept {
-  if (silent == 0)
-    return -1;
-  for (std::size_t r = 0; r < unwound.size(); ++r) {
-    if (unwound[r].silent && !gone[r] && is_awaited(static_cast<int>(r)))
-      return static_cast<int>(r);
-  }
-  return -1;
-}
-
-// Whether another rank waits for a call of this one that never comes: more exceptions have ended owners of
-// this rank's communicator than had ended the other's when it made its call.
-bool thread_group::shared::is_awaited(int rank) const noexcept {
-  auto const r = static_cast<std::size_t>(rank);
-  std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
-  // In the collective that is its next.
-  if (place < open.size() && open[place].exceptions < its)
-    return true;
-  // `at_its_call`: the exceptions that had ended owners of the other rank when it called.
-  auto const waits_in_vain = [&](int other, std::uint64_t at_its_call) {
-    if (other == rank)
-      return false;
-    // It has called this rank's next collective, where its count is among those of which the fewest are judged above:
-    // this rank will make that call, and those behind it.
-    if (next[static_cast<std::size_t>(other)] > next[r])
-      return false;
-    return at_its_call < its;
-  };
-  // In a transfer with it.
-  for (auto const& [of, p] : pairs) {
-    bool const is_its = of[0] == rank || of[1] == rank;
-    if (is_its && !p.open.empty() && waits_in_vain(p.open.front().first_rank, p.open.front().exceptions))
-      return true;
-  }
-  // In a graph that this rank has not launched.
-  for (int other = 0; other < static_cast<int>(launched.size()); ++other) {
-    launched_calls const& of = launched[static_cast<std::size_t>(other)];
-    if (of.calls > launched[r].calls && waits_in_vain(other, of.exceptions))
-      return true;
-  }
-  // In a round, unless this rank has come to it.
-  if (!meets || meets->came[r])
-    return false;
-  // Those that have come have called nothing since: their counts are those of then.
-  for (int other = 0; other < static_cast<int>(unwound.size()); ++other)
-    if (meets->came[static_cast<std::size_t>(other)] && waits_in_vain(other, exceptions_of(other)))
-      return true;
-  return false;
-}
-
 void thread_group::end_if_awaited() noexcept {
   int rank = -1;
   std::string_view owner;
@@ -440,8 +375,7 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
     auto& its = s->unwound[static_cast<std::size_t>(rank)];
     // Those before its last call count no more.
     its.count = s->exceptions_of(rank) + 1;
-    its.turn = s->next[static_cast<std::size_t>(rank)];
-    its.calls = s->launched[static_cast<std::size_t>(rank)].calls;
+    its.step = s->before[static_cast<std::size_t>(rank)].steps();
     its.owner = owner;
     if (!its.silent)
       ++s->silent;
@@ -450,37 +384,30 @@ void thread_group::unwound(int rank, std::string_view owner) noexcept {
   end_if_awaited();
 }
 
-bool thread_group::shared::has_launched_more(int rank) const noexcept {
-  std::uint64_t const its = launched[static_cast<std::size_t>(rank)].calls;
-  return std::any_of(launched.begin(), launched.end(), [&](launched_calls const& other) { return other.calls < its; });
-}
-
-bool thread_group::shared::has_launched_less(int rank) const noexcept {
-  std::uint64_t const its = launched[static_cast<std::size_t>(rank)].calls;
-  return std::any_of(launched.begin(), launched.end(), [&](launched_calls const& other) { return other.calls > its; });
-}
-
-void thread_group::launches(int rank, std::uint64_t calls) noexcept {
+void thread_group::launches(int rank, captured_requests const& all, char const* operation, source_location at) {
   int gone = -1;  // a rank that can launch no more, and that this one waits for
   {
     auto s = shared_.lock();
-    auto& its = s->launched[static_cast<std::size_t>(rank)];
-    its.exceptions = s->exceptions_of(rank);
-    its.calls += calls;
+    if (s->aborted_by >= 0 || s->gone[static_cast<std::size_t>(rank)])
+      refuse_if_over(*s, rank, operation, {}, at);
+    s->add_launched(rank, all);
     s->speaks(rank);
     for (std::size_t other = 0; other < s->gone.size(); ++other)
-      if (s->gone[other] && s->launched[other].calls < its.calls)
+      if (s->gone[other] && s->has_launched_less(static_cast<int>(other)))
         gone = static_cast<int>(other);
   }
   if (gone >= 0)
     abort(gone, "its communicator is destroyed, and another rank launches a graph with its collectives");
   else
     end_if_awaited();
+  if (failure().empty())
+    return;
+  launch_refused(rank, all);
+  refuse_if_over(rank, operation, {}, at);
 }
 
-void thread_group::launch_refused(int rank, std::uint64_t calls) noexcept {
-  auto s = shared_.lock();
-  s->launched[static_cast<std::size_t>(rank)].calls -= calls;
+void thread_group::launch_refused(int rank, captured_requests const& all) noexcept {
+  shared_.lock()->take_back_launched(rank, all);
 }
 
 bool thread_group::waits(int rank) const noexcept {

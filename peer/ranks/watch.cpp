@@ -63,17 +63,30 @@ void rank_watch::labour() noexcept {
 void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
   // A smaller count withdraws a call, whose place the next call takes.
-  bool const is_new = collectives > s->own.count;
-  if (is_new)
-    s->exceptions[collectives % state::traces_kept] = exceptions;
-  s->own = {collectives, trace};
+  if (collectives > s->own.count)
+    s->before.take(exceptions);
+  if (collectives < s->own.count)
+    s->before.take_back();
+  s->own.count = collectives;
+  s->own.trace = trace;
   s->traces[collectives % state::traces_kept] = trace;
+}
+
+void rank_watch::launches(std::uint64_t collectives, std::uint64_t exceptions) noexcept {
+  auto s = state_->all.lock();
+  // A smaller number withdraws a launch. A graph without collectives is no step.
+  if (collectives > s->own.launched)
+    s->before.take(exceptions);
+  if (collectives < s->own.launched)
+    s->before.take_back();
+  s->own.launched = collectives;
 }
 
 void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept {
   try {
     auto s = state_->all.lock();
-    std::uint64_t const numbers[] = {s->own.count, exceptions, meets};  // the count, and state::marks
+    // state::end_counts, and state::marks
+    std::uint64_t const numbers[] = {s->own.count, s->own.launched, s->before.steps(), exceptions, meets};
     state_->tell_end(*s, state::kind::unwound, rank_, {state::chars_of(numbers).data(), sizeof numbers},
                      {reinterpret_cast<char const*>(by_rank.data()), by_rank.size_bytes()});
   } catch (...) {}  // no host memory: the others wait until this rank ends
@@ -86,12 +99,11 @@ int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers con
     std::uint64_t const its = s->unwound[r].exceptions;
     if (its == 0 || s->gone[r])
       continue;
-    std::uint64_t const next = s->gone_count[r] + 1;  // the collective that it has not called
-    bool const has_called_next = s->own.count >= next;
-    if (has_called_next) {
-      // This rank is judged by that call: both come to their other calls behind it.
-      bool const is_kept = s->own.count - next < state::traces_kept;
-      if (is_kept && s->exceptions[next % state::traces_kept] < its)
+    std::uint64_t const next = s->gone_counts[r].steps;  // the step that it has not taken
+    bool const has_taken_next = s->before.steps() > next;
+    if (has_taken_next) {
+      // This rank is judged by that step: both come to their other calls behind it.
+      if (s->before.before(next) < its)
         return static_cast<int>(r);
       continue;
     }
@@ -130,7 +142,15 @@ bool rank_watch::left_with_less(int rank, transfers own) const {
 int rank_watch::left_before(std::uint64_t collectives) const {
   auto s = state_->all.lock();
   for (int const r : s->gone_in_order)
-    if (s->gone_count[static_cast<std::size_t>(r)] < collectives)
+    if (s->gone_counts[static_cast<std::size_t>(r)].collectives < collectives)
+      return r;
+  return -1;
+}
+
+int rank_watch::left_before_launch() const {
+  auto s = state_->all.lock();
+  for (int const r : s->gone_in_order)
+    if (s->gone_counts[static_cast<std::size_t>(r)].launched < s->own.launched)
       return r;
   return -1;
 }

@@ -43,6 +43,8 @@ class rank_watch {
   // This rank has called that many collectives. `trace`: a hash of all of them, in order. `exceptions`: that ended
   // owners of this rank since the collective before
   void counts(std::uint64_t collectives, std::uint64_t trace = 0, std::uint64_t exceptions = 0) noexcept;
+  // This rank has launched graphs with that many collectives. exceptions: since the call or launch before
+  void launches(std::uint64_t collectives, std::uint64_t exceptions) noexcept;
   // Tells the others that so many exceptions ended owners of this rank since its last call, after it had met that
   // often. 0: it has called since
   void unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept;
@@ -57,6 +59,7 @@ class rank_watch {
   void accuse(int rank, std::string_view why) noexcept;
   std::vector<int> left_in_order() const;            // whose communicators are destroyed: the first to leave first
   int left_before(std::uint64_t collectives) const;  // the first of them that had not called that many; -1: none
+  int left_before_launch() const;  // the first of them that had launched fewer collectives than this rank; -1: none
   // Whether it has left, and this rank has called more transfers with it than it had with this rank.
   bool left_with_less(int rank, transfers own) const;
 

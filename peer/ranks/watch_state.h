@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "peer/ranks/exceptions.h"
 #include "peer/ranks/watch.h"
 #include "runtime/base/text.h"
 
@@ -23,11 +24,16 @@ struct rank_watch::state {
   static constexpr std::size_t most_unsent = 1 << 20;
   static constexpr std::int64_t flush_ns = 1'000'000'000;
 
+  struct end_counts {  // of a rank that has gone, or is unwound: what it had called
+    std::uint64_t collectives = 0, launched = 0, steps = 0;
+  };
   struct marks {  // of a rank's silence
     std::uint64_t exceptions = 0, meets = 0;
   };
   struct called {
-    std::uint64_t count = 0, trace = 0;
+    std::uint64_t count = 0, trace = 0;  // of calls
+    std::uint64_t launched = 0;          // collectives of launched graphs
+    std::uint64_t all() const noexcept { return count + launched; }
   };
   static constexpr std::size_t traces_kept = 1024;
 
@@ -42,17 +48,18 @@ struct rank_watch::state {
     os::owned_file socket{};
     std::string unread{};
     std::int64_t heard_ns = 0;
-    std::uint64_t count = 0, trace = 0;
+    called has{};
     std::int64_t waited_ns = 0;  // since when others wait for this rank; 0: they do not
   };
   struct shared {
     called own;
-    std::array<std::uint64_t, traces_kept> traces{}, exceptions{};  // of this rank, by count
+    std::array<std::uint64_t, traces_kept> traces{};  // of this rank, by count
+    exceptions_before_steps before{};                 // likewise
     std::string failure;
     std::vector<std::string> unsent;  // by rank
     std::vector<bool> gone;
     std::vector<int> gone_in_order;         // the same ranks
-    std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
+    std::vector<end_counts> gone_counts;    // of a rank when it left
     std::vector<transfers> gone_transfers;  // with this rank
     std::vector<marks> unwound;             // after the calls that the two above count
     std::vector<transfers> own_transfers;   // set when this rank ends
@@ -71,7 +78,7 @@ struct rank_watch::state {
 
   explicit state(rank_watch& w) : of(w), lines(static_cast<std::size_t>(w.size_)) {
     auto s = all.lock();
-    s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
+    s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_counts.resize(lines.size());
     s->gone_transfers.resize(lines.size()), s->unwound.resize(lines.size());
     s->places.resize(lines.size()), s->coming.resize(lines.size()), s->brought.resize(lines.size());
   }
@@ -94,7 +101,7 @@ struct rank_watch::state {
       send(s, r, is, about, bytes, of_round);
   }
 
-  // Tells that a rank has gone, or is unwound. `counts`: its count; if it is unwound, its marks follow.
+  // Tells that a rank has gone, or is unwound. `counts`: its end_counts; if it is unwound, its marks follow.
   // `by_rank`: its transfers with each rank; empty: not known.
   // Rank 0 gets the whole table. It tells each other rank one entry: the transfers with that rank.
   void tell_end(shared& s, kind is, int rank, std::string_view counts, std::string_view by_rank) {
@@ -156,7 +163,7 @@ struct rank_watch::state {
 
   std::string counted(int rank) const {
     return base::text("after its collective ",
-                      rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count);
+                      rank == of.rank_ ? own().all() : lines[static_cast<std::size_t>(rank)].has.all());
   }
 
   // Rank 0: all wait at the barrier.
@@ -269,8 +276,8 @@ struct rank_watch::state {
     std::size_t const number = sizeof(std::uint64_t), its_transfers = by_hub ? sizeof(transfers) : all_transfers();
     switch (h.is) {
       case kind::beat: return h.bytes == sizeof(called) && about_a_rank;
-      case kind::gone: return (h.bytes == number || h.bytes == number + its_transfers) && about_a_rank;
-      case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + its_transfers) && about_a_rank;
+      case kind::gone: return (h.bytes == 3 * number || h.bytes == 3 * number + its_transfers) && about_a_rank;
+      case kind::unwound: return (h.bytes == 5 * number || h.bytes == 5 * number + its_transfers) && about_a_rank;
       case kind::arrive: return !by_hub && h.bytes >= number && h.round <= round::connect;
       case kind::withdraw: return !by_hub && h.bytes == number;
       case kind::brought: return by_hub && about_a_rank && h.round <= round::connect;
@@ -305,20 +312,19 @@ struct rank_watch::state {
 
   void heard_beat(int from, std::string const& bytes) {
     peer_line& line = lines[static_cast<std::size_t>(from)];
-    std::uint64_t const count = number_in(bytes);
-    if (line.count != count)
+    std::uint64_t const before = line.has.all();
+    std::memcpy(&line.has, bytes.data(), sizeof line.has);
+    if (line.has.all() != before)
       line.waited_ns = 0;
-    line.count = count;
-    std::memcpy(&line.trace, bytes.data() + sizeof count, sizeof line.trace);
   }
 
-  // A rank is gone, or an exception has unwound its communicators. tell_end() made the bytes: its count, its
+  // A rank is gone, or an exception has unwound its communicators. tell_end() made the bytes: its counts, its
   // marks if it is unwound, and its transfers.
   void heard_end(int from, head const& h, std::string const& bytes) {
     bool const is_gone = h.is == kind::gone;
     // Each rank tells rank 0 of itself; rank 0 tells the others of any.
     std::size_t const about = static_cast<std::size_t>(is_hub() ? from : h.about);
-    std::size_t counts_bytes = sizeof(std::uint64_t);
+    std::size_t counts_bytes = sizeof(end_counts);
     if (!is_gone)
       counts_bytes += sizeof(marks);
     {
@@ -327,7 +333,7 @@ struct rank_watch::state {
         s->gone_in_order.push_back(static_cast<int>(about));
         s->gone[about] = true;
       }
-      s->gone_count[about] = number_in(bytes);
+      std::memcpy(&s->gone_counts[about], bytes.data(), sizeof(end_counts));
       transfers& with_this = s->gone_transfers[about];
       // The most there can be, in case they are not told: then no transfer seems to wait for that rank.
       with_this = {~std::uint64_t{0}, ~std::uint64_t{0}};
@@ -335,7 +341,7 @@ struct rank_watch::state {
       if (bytes.size() > counts_bytes)
         std::memcpy(&with_this, bytes.data() + counts_bytes, sizeof with_this);
       if (!is_gone)
-        std::memcpy(&s->unwound[about], bytes.data() + sizeof(std::uint64_t), sizeof(marks));
+        std::memcpy(&s->unwound[about], bytes.data() + sizeof(end_counts), sizeof(marks));
       of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
       if (is_hub())
         tell_end(*s, h.is, from, bytes.substr(0, counts_bytes), std::string_view(bytes).substr(counts_bytes));
@@ -378,14 +384,15 @@ struct rank_watch::state {
       {
         auto s = all.lock();
         // Nothing to compare: that rank has called nothing, rank 0 less, or rank 0 has dropped that trace.
-        if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept)
+        std::uint64_t const count = line.has.count;
+        if (count == 0 || count > s->own.count || s->own.count - count >= traces_kept)
           continue;
-        if (s->traces[line.count % traces_kept] == line.trace)
+        if (s->traces[count % traces_kept] == line.has.trace)
           continue;
       }
       decide_here(
           r, base::text("rank ", r, " has called other collectives than rank 0, or in another order, among its first ",
-                        line.count));
+                        line.has.count));
       return true;
     }
     return false;
@@ -409,18 +416,19 @@ struct rank_watch::state {
 
   // Rank 0: names a rank that is behind the furthest one for too long.
   void judge_counts(std::int64_t now, std::vector<bool> const& gone) {
-    auto const own = this->own().count;
-    auto most = own;
+    called const own = this->own();
+    auto most = own.all();
     for (peer_line const& line : lines)
-      most = std::max(most, line.count);
+      most = std::max(most, line.has.all());
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
       // Rank 0 sends itself no beat: what heard_beat() does for the others is done here.
-      if (r == 0 && line.count != own) {
-        line.count = own;
-        line.waited_ns = 0;
+      if (r == 0) {
+        if (line.has.all() != own.all())
+          line.waited_ns = 0;
+        line.has = own;
       }
-      if (line.count == most || gone[static_cast<std::size_t>(r)])
+      if (line.has.all() == most || gone[static_cast<std::size_t>(r)])
         line.waited_ns = 0;
       else if (line.waited_ns == 0)
         line.waited_ns = now;
@@ -493,8 +501,9 @@ struct rank_watch::state {
     // Without a table, end() was told none: the transfers are not known.
     if (s->own_transfers.size() == lines.size())
       by_rank = {reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers()};
-    auto const count = chars_of(s->own.count);
-    tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, by_rank);
+    end_counts const own{s->own.count, s->own.launched, s->before.steps()};
+    auto const counts = chars_of(own);
+    tell_end(*s, kind::gone, of.rank_, {counts.data(), counts.size()}, by_rank);
   }
 
   std::vector<bool> ready_;

@@ -322,8 +322,10 @@ class named_in_call {
 class launch_listener {
  public:
   virtual ~launch_listener() = default;
-  virtual void begins() noexcept = 0;   // before the driver is called
-  virtual void refused() noexcept = 0;  // by the driver: it runs nothing
+  // Before the driver is called. Throws: error, if the graph must not run; it was not told then
+  virtual void begins(char const* operation, source_location) = 0;
+  virtual void launched(stream_clock& on) noexcept = 0;  // what it runs is complete at on.now()
+  virtual void refused() noexcept = 0;                   // by the driver or another listener: it runs nothing
 };
 using launch_listeners = std::vector<std::shared_ptr<launch_listener>>;
 

@@ -199,6 +199,39 @@ graph_handle captured(stream_ref on, std::function<void()> const& body, driver::
   return all.end(listeners);
 }
 
+// Tells those that listen to a graph of its launch, and of its refusal unless it was launched.
+class told_of_launch {
+ public:
+  // Throws: what a listener throws, which refuses the launch
+  told_of_launch(clock::launch_listeners const& all, char const* operation, source_location at) : all_(all) {
+    try {
+      for (; told_ < all_.size(); ++told_)
+        all_[told_]->begins(operation, at);
+    } catch (...) {
+      tell_refusal();
+      throw;
+    }
+  }
+  ~told_of_launch() { tell_refusal(); }
+  told_of_launch(told_of_launch const&) = delete;
+  told_of_launch& operator=(told_of_launch const&) = delete;
+
+  void launched(clock::stream_clock& on) noexcept {
+    for (auto const& each : all_)
+      each->launched(on);
+    told_ = 0;
+  }
+
+ private:
+  void tell_refusal() noexcept {
+    for (std::size_t i = 0; i < told_; ++i)
+      all_[i]->refused();
+    told_ = 0;
+  }
+  clock::launch_listeners const& all_;
+  std::size_t told_ = 0;  // of them, from the first: they wait for an answer
+};
+
 pool_memory_use use_by_graphs_of(runtime::impl& r, memory::graph_hold const& memory) {
   pool_memory_use all;
   auto* const devices = r.part_if_made<memory::device_memory>();
@@ -336,12 +369,10 @@ void graph::launch(stream_ref on, source_location at) {
   streams::named_work const named(s);
   streams::timed_work const timed(s, "graph", 0, at);
   base::call_site const in(s.owner().observer(), "graph::launch", at);
-  for (auto const& each : g.listeners)
-    each->begins();
+  told_of_launch told(g.listeners, "graph::launch", at);
   auto const is = s.owner().machine().launch_graph(s.device(), s.handle(), g.ready);
-  for (auto const& each : g.listeners)
-    if (!is.ok())
-      each->refused();
+  if (is.ok())
+    told.launched(s);
   require(s.note(is), "graph::launch", streams::describe(s),
           is.what == driver::code::not_permitted ? "A captured stream takes no graph: launch it outside of the capture"
                                                  : "",

@@ -42,6 +42,9 @@ class groups_program {
       thrower_ = static_cast<int>(of_exceptions() % static_cast<std::uint64_t>(size_));
       throws_at_ = of_exceptions() % steps_.size();
     }
+    for (step& s : steps_)
+      s.launches = 1 + static_cast<int>(of_exceptions() % 3);
+    throws_between_ = of_exceptions() % 2 == 0;
     for (communicator& c : all_) {
       rank& r = ranks_.emplace_back(c, random_());
       device_guard const on(c.device());
@@ -86,8 +89,9 @@ class groups_program {
     std::size_t at;      // in `results`
   };
   struct step {
-    bool captured = false;  // and launched once
-    bool unwinds = false;   // an exception before it, on all ranks
+    bool captured = false;  // and launched
+    bool unwinds = false;   // an exception before it and each later launch, on all ranks
+    int launches = 1;
     std::vector<member> members{};
   };
   struct bug {};
@@ -174,12 +178,10 @@ class groups_program {
     r.results.record_stream(r.lines[1]);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       step const& s = steps_[i];
-      if (s.unwinds) {
-        try {
-          unwind(r, k);
-        } catch (bug const&) {}
-      }
-      if (thrower_ == static_cast<int>(k) && throws_at_ == i)
+      bool const throws_here = thrower_ == static_cast<int>(k) && throws_at_ == i;
+      bool const is_launched_again = s.captured && s.launches > 1;
+      unwind_where_all_do(r, s, k);
+      if (throws_here && !(throws_between_ && is_launched_again))
         unwind(r, k);
       if (!s.captured) {
         enqueue(r, s, static_cast<int>(k));
@@ -187,8 +189,22 @@ class groups_program {
       }
       r.graphs.push_back(graph::capture(home, [&] { enqueue(r, s, static_cast<int>(k)); }));
       r.graphs.back().launch(home);
+      for (int again = 1; again < s.launches; ++again) {
+        unwind_where_all_do(r, s, k);
+        if (throws_here)
+          unwind(r, k);
+        r.graphs.back().launch(home);
+      }
     }
     home.synchronize();
+  }
+
+  void unwind_where_all_do(rank& r, step const& s, std::size_t k) {
+    if (!s.unwinds)
+      return;
+    try {
+      unwind(r, k);
+    } catch (bug const&) {}
   }
 
   unsigned char expected(member const& m, int k, std::size_t i) const {
@@ -220,6 +236,7 @@ class groups_program {
   std::size_t bytes_ = 0;
   int thrower_ = -1;  // the rank that throws for good; -1: none
   std::size_t throws_at_ = 0;
+  bool throws_between_ = false;  // launches of that step, if it has several
   test::machine m_;
   std::vector<communicator> all_;
   std::vector<rank> ranks_;

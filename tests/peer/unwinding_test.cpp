@@ -246,10 +246,33 @@ TEST(unwinding, a_communicator_gone_between_launches_frees_all) {
       c.reset();
       return;
     }
-    step.launch();
-    s.synchronize();
-    EXPECT_NE(c->failure().find("rank 1"), std::string::npos) << c->failure();
+    std::string said;
+    while (said.empty()) {
+      said = refusal<error>([&] {
+        step.launch();
+        s.synchronize();
+      });
+      // A launch that the other rank's end follows is under way.
+      if (said.empty())
+        said = c->failure();
+    }
+    EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+    EXPECT_NE(refusal<driver_error>([&] { step.launch(); }).find("graph::launch: rank 0 of 2: rank 1"),
+              std::string::npos);
   });
+}
+// NCCL would read what it has freed.
+TEST(unwinding, a_graph_of_communicators_that_ended_is_refused) {
+  std::optional<std::vector<communicator>> all(communicator::create_all(first_devices(1)));
+  stream const s;
+  stream_guard const here(s);
+  buffer const x = to_device(encode(int32, {1}));
+  auto step = graph::capture(s, [&] { (*all)[0].all_reduce({x.data(), 1, int32}); });
+  step.launch();
+  s.synchronize();
+  all.reset();
+  EXPECT_NE(refusal<invalid_use>([&] { step.launch(); }).find("of rank 0, whose communicator has ended"),
+            std::string::npos);
 }
 
 // The same exception on all ranks, as the end of the data is: no rank waits for one that has gone.

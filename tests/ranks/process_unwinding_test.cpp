@@ -221,6 +221,55 @@ WEIR_RANK_ROLE(throws_in_a_step) {
   return named && took <= most ? 3 : 4;
 }
 
+// Both ranks throw behind launches that are complete, and go on with their communicator. One leaves then, and the
+// other launches once more.
+WEIR_RANK_ROLE(throws_behind_launches) {
+  std::optional c(communicator::from_environment({.start = 60s}));
+  stream const s;
+  stream_guard const here(s);
+  buffer const x = to_device(encode(int32, {1}));
+  auto step = graph::capture(s, [&] { c->all_reduce({x.data(), 1, int32}); });
+  try {
+    collective_group const g(*c);
+    for (int i = 0; i < 3; ++i)
+      step.launch(), s.synchronize();
+    throw bug();
+  } catch (bug const&) {}
+  c->barrier(10s);
+  step.launch();
+  s.synchronize();
+  if (to_host(x.data(), 4) != encode(int32, {16}) || !c->failure().empty())
+    return 4;
+  if (c->rank() == 1) {
+    c.reset();
+    std::this_thread::sleep_for(3s);
+    return 3;
+  }
+  std::string said;
+  auto const began = clock_of_host::now();
+  while (said.empty()) {
+    try {
+      step.launch();
+      s.synchronize();
+    } catch (error const& e) {
+      said = e.what();
+    }
+  }
+  std::printf("%s\n", said.c_str());
+  bool const named = said.find("rank 1 has destroyed its communicator") != std::string::npos;
+  return named && clock_of_host::now() - began <= most + 2s ? 3 : 5;
+}
+
+TEST(process_unwinding, behind_launches_leaves_the_communicator) {
+  if (runtime::current().is_simulated())
+    GTEST_SKIP() << "simulated processes capture no collectives";
+  rank_processes all("throws_behind_launches", 2, {}, rank_processes::machine::this_one);
+  for (int r = 0; r < 2; ++r) {
+    auto const end = all.end_of(r, 30s);
+    EXPECT_EQ(end.status, 3) << end.said;
+  }
+}
+
 TEST(process_unwinding, of_a_process_frees_the_other) {
   bool const on_gpus = !runtime::current().is_simulated();
   for (bool const registered : {false, true}) {

@@ -19,7 +19,11 @@ std::string message(std::uint32_t kind, std::int32_t about, std::string const& b
   return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(round) + bytes;
 }
 std::string beat(std::uint64_t count, std::uint64_t trace = 0) {
-  return message(1, 0, raw(count) + raw(trace));
+  return message(1, 0, raw(count) + raw(trace) + raw(std::uint64_t{0}));
+}
+// Of a rank that called them in one step.
+std::string gone(int rank, std::uint64_t count, std::string const& transfers = {}) {
+  return message(7, rank, raw(count) + raw(std::uint64_t{0}) + raw(std::uint64_t{1}) + transfers);
 }
 
 struct watched : ::testing::Test {
@@ -173,6 +177,58 @@ TEST_F(watched, a_rank_that_calls_no_collective_is_named) {
   }
 }
 
+// Their calls are equal: a captured step calls nothing more.
+TEST_F(watched, a_rank_that_launches_nothing_is_named) {
+  make_all(3, {400ms, 150ms});
+  for (std::size_t r = 0; r < 3; ++r) {
+    all[r]->counts(5);
+    all[r]->launches(r == 2 ? 0 : 5, 0);
+  }
+  for (auto const& w : all)
+    EXPECT_SAYS(failure_of(*w), "rank 2 has called no collective for ");
+  EXPECT_SAYS(all[0]->failure(), "after its collective 5, while others wait in collective 10");
+}
+
+TEST_F(watched, a_rank_that_left_before_a_launch_is_named) {
+  make_all(2);
+  for (auto const& w : all)
+    w->launches(4, 0);
+  all[1]->end();
+  auto const until = std::chrono::steady_clock::now() + 20s;
+  while (!has_left(*all[0], 1) && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(all[0]->left_before_launch(), -1);
+  all[0]->launches(5, 0);
+  EXPECT_EQ(all[0]->left_before_launch(), 1);
+  all[0]->launches(4, 0);  // which was refused
+  EXPECT_EQ(all[0]->left_before_launch(), -1);
+}
+
+// A rank is judged by the exceptions before the step that the silent one has not taken, not by those before a later one.
+TEST_F(watched, a_launch_waits_for_a_rank_that_an_exception_silenced) {
+  make_all(2);
+  rank_watch::transfers const none[2] = {};
+  auto const hears = [&](bool of_one) {
+    auto const until = std::chrono::steady_clock::now() + 20s;
+    while (all[0]->any_unwound() != of_one && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(all[0]->any_unwound(), of_one);
+  };
+  for (auto const& w : all)
+    w->counts(4), w->launches(4, 0);
+  all[1]->unwound(1, 0, none);
+  hears(true);
+  EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1);
+  all[0]->launches(8, 1), all[0]->launches(12, 0), all[0]->counts(5, 0);
+  EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1) << "as many exceptions were before its launch";
+  all[0]->counts(4), all[0]->launches(8, 0);
+  all[0]->launches(4, 0), all[0]->launches(8, 0);
+  EXPECT_EQ(all[0]->unwound_before(0, none, 0), 1);
+  all[1]->launches(8, 1), all[1]->unwound(0, 0, none);
+  hears(false);
+  EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1);
+}
+
 TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   make_all(3);
   all[1]->counts(9);
@@ -201,7 +257,7 @@ TEST_F(watched, the_first_rank_that_left_is_named) {
   lines[0] = std::move(a);
   all.push_back(make(1, 3, std::move(lines), {20s, 20s}));
   raw_tcp hub(std::move(b));
-  hub.say(message(7, 2, raw(std::uint64_t{9})) + message(7, 0, raw(std::uint64_t{9})));
+  hub.say(gone(2, 9) + gone(0, 9));
   auto const until = std::chrono::steady_clock::now() + 20s;
   while (!has_left(*all[0], 0) && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(1ms);
@@ -218,7 +274,7 @@ TEST_F(watched, what_a_rank_of_thousands_had_called_is_told) {
   raw_tcp other(std::move(b));
   std::string with = raw(std::uint64_t{5}) + raw(std::uint64_t{6});
   with.resize(size * 16, '\0');
-  other.say(message(7, 1, raw(std::uint64_t{9}) + with));
+  other.say(gone(1, 9, with));
   auto const until = std::chrono::steady_clock::now() + 20s;
   while (!has_left(*all[0], 1) && !all[0]->failed() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(1ms);
@@ -242,14 +298,14 @@ TEST_F(watched, a_rank_of_thousands_tells_what_it_had_called) {
   }
   all[0]->counts(9);
   std::thread ends([&] { all[0]->end(called); });
-  std::string const gone = message(7, 1, raw(std::uint64_t{9}) + with);
+  std::string const told = gone(1, 9, with);
   std::string head = hub.hear(16);
   while (head.substr(4, 4) == raw(std::uint32_t{1})) {  // beats
-    (void)hub.hear(16);
+    (void)hub.hear(24);
     head = hub.hear(16);
   }
-  EXPECT_EQ(head, gone.substr(0, 16));
-  EXPECT_TRUE(head != gone.substr(0, 16) || hub.hear(gone.size() - 16) == gone.substr(16));
+  EXPECT_EQ(head, told.substr(0, 16));
+  EXPECT_TRUE(head != told.substr(0, 16) || hub.hear(told.size() - 16) == told.substr(16));
   hub.hang_up();
   ends.join();
 }
@@ -307,7 +363,8 @@ TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
   std::string const bad[] = {message(0, 0, raw(std::uint64_t{1})),
                              message(8, 0, raw(std::uint64_t{1})),
                              message(1, 0, "short"),
-                             message(1, 5, raw(std::uint64_t{1}) + raw(std::uint64_t{1})),
+                             message(1, 5, std::string(24, '\1')),
+                             message(1, 1, raw(std::uint64_t{1}) + raw(std::uint64_t{1})),
                              message(5, -1, "who?"),
                              message(5, 0, ""),
                              standing,
