@@ -94,7 +94,8 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<col
       devices_(std::move(devices)),
       backend_(std::move(by)),
       registered_(devices_.size()),
-      captured_(devices_.size()) {}
+      captured_(devices_.size()),
+      unknown_graphs_(devices_.size()) {}
 
 bool needs(requests what, int rank) noexcept {
   return what.empty() || std::any_of(what.begin(), what.end(),
@@ -155,6 +156,11 @@ class group::captured_calls final : public clock::launch_listener {
  public:
   captured_calls(std::weak_ptr<group> of, int rank, std::uint64_t capture)
       : of_(std::move(of)), rank_(rank), capture_(capture) {}
+  void taken() noexcept override {
+    auto const all = of_.lock();
+    if (all && !is_taken_.exchange(true))
+      all->unknown_graphs_[static_cast<std::size_t>(rank_)].fetch_sub(1);
+  }
   void begins(char const* operation, source_location at) override {
     auto const all = of_.lock();
     if (!all)
@@ -193,6 +199,7 @@ class group::captured_calls final : public clock::launch_listener {
   int const rank_;
   std::uint64_t const capture_;
   captured_requests all_;  // complete when the capture ends
+  base::atomic<bool> is_taken_{false};
 };
 
 group::captured_calls* group::captured_now(int rank, clock::stream_clock& on) {
@@ -203,6 +210,7 @@ group::captured_calls* group::captured_now(int rank, clock::stream_clock& on) {
   if (!last || !last->is_of(lane.value->capture())) {
     auto made = std::make_shared<captured_calls>(weak_from_this(), rank, lane.value->capture());
     runtime_.part<clock::clocks>().listen(*lane.value, made);
+    unknown_graphs_[static_cast<std::size_t>(rank)].fetch_add(1);
     last = std::move(made);
   }
   return last.get();

@@ -217,6 +217,10 @@ class group : public std::enable_shared_from_this<group> {
 
  protected:
   void leave_backend(int rank) noexcept;
+  // Captures with calls of the rank that are under way, or whose graphs weir does not launch.
+  bool has_unknown_graphs(int rank) const noexcept {
+    return unknown_graphs_[static_cast<std::size_t>(rank)].load() > 0;
+  }
   // `what`: empty if the operation needs all ranks.
   virtual void refuse_if_over(int rank, std::string const& operation, requests what, source_location) const = 0;
   // Sets the turns. Throws: invalid_use if another rank calls something else; nothing has changed
@@ -253,6 +257,7 @@ class group : public std::enable_shared_from_this<group> {
   // What counts the rank's calls in the capture of that stream, for launches(). Null: there is none. Throws: bad_alloc
   captured_calls* captured_now(int rank, clock::stream_clock& on);
   std::vector<std::shared_ptr<captured_calls>> captured_;  // likewise: of the last capture
+  std::vector<base::atomic<int>> unknown_graphs_;          // by rank
 };
 
 // All ranks are threads of this process.

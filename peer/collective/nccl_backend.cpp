@@ -3,6 +3,7 @@
 // they wait for a process that has gone. For each group of such calls NCCL starts a thread, so no collective takes it.
 // Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
+#include "peer/collective/nccl_calls.h"
 #include "peer/collective/nccl_library.h"
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
@@ -29,6 +30,7 @@ class nccl_backend final : public collective_backend {
  public:
   nccl_backend(runtime::impl& r, std::vector<int> devices, source_location at)
       : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
+    aborted_.reserve(ranks_.size());
     std::vector<ncclComm_t> made(devices_.size());
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess)
@@ -51,6 +53,7 @@ class nccl_backend final : public collective_backend {
   nccl_backend(runtime::impl& r, std::vector<int> devices, int rank, std::string const& id,
                std::function<std::string()> const& gives_up, source_location at)
       : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
+    aborted_.reserve(ranks_.size());
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     auto const operands = [&] { return base::text("rank ", rank, " of ", devices_.size(), ": "); };
     ncclUniqueId unique;
@@ -156,7 +159,7 @@ class nccl_backend final : public collective_backend {
         throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",
                            "Create a new one with communicator::create_all", at, error_id{284});
       auto const enqueue_one = [&](collective_request const& r) {
-        return enqueue(rank, r, operation_for(r, mine), comm, native.value);
+        return nccl_enqueue(rank, devices_.size(), r, operation_for(r, mine), comm, native.value);
       };
       auto const enqueue_all = [&](auto const& note) {
         for (collective_request const& each : all)
@@ -174,8 +177,9 @@ class nccl_backend final : public collective_backend {
       for (collective_request const& each : all)
         machine.touched(on.device(), on.handle(), each.touches(devices_.size()));
       // What is captured runs at a launch.
-      bool const runs = !on.seen_captured() || !on.captured().value;
-      if (runs)
+      if (on.seen_captured() && on.captured().value)
+        *mine.captured.lock() = on.now();
+      else
         launched(rank, on);
       return;
     }
@@ -268,28 +272,20 @@ class nccl_backend final : public collective_backend {
     return mine.failed;
   }
 
-  // CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. Threads that were
-  // inside NCCL, perhaps connecting to a rank that never comes, have left by then.
+  // Threads that were inside NCCL, perhaps connecting to a rank that never comes, have left when this returns.
   void abort() noexcept override {
     ending_call const call;
     if (!call.may_begin())
       return;
     base::lock_guard const one_by_one(aborts_);
-    nccl().GroupStart();
+    std::vector<ncclComm_t> all;
+    all.swap(aborted_);
     for (one& each : ranks_)
       if (ncclComm_t const comm = each.comm.exchange(nullptr))
-        nccl().CommAbort(comm);
-    std::int64_t const until = base::now_ns() + patience_ns;
-    for (one& each : ranks_) {
-      bool has_left = each.calls.try_lock();
-      while (!has_left && base::now_ns() < until) {
-        base::sleep_ns(pause_ns);
-        has_left = each.calls.try_lock();
-      }
-      if (has_left)
-        each.calls.unlock();
-    }
-    nccl().GroupEnd();
+        all.push_back(comm);  // into room that was made
+    if (all.empty())
+      return aborted_.swap(all);
+    abort_on_a_thread(all, [&] { wait_for_calls(); });
   }
 
   void leave(int rank) noexcept override {
@@ -300,10 +296,13 @@ class nccl_backend final : public collective_backend {
       return;
     }
     driver::status done;
-    clock::stamp const last = *mine.last.lock();
-    if (last.stream != 0)
-      done = runtime_.part<clock::clocks>().synchronize(last);
-    bool const ended_here = end(mine, done.ok());
+    clock::stamp const captured = *mine.captured.lock();
+    for (clock::stamp const behind : {captured, *mine.last.lock()}) {
+      auto const is = behind.stream != 0 ? runtime_.part<clock::clocks>().synchronize(behind) : driver::status();
+      if (!is.ok())
+        done = is;
+    }
+    bool const ended_here = end(mine, done.ok(), captured.stream != 0);
     if (ended_here)
       return;
     // An abort was first: leave() returns when that has freed the communicator.
@@ -318,26 +317,36 @@ class nccl_backend final : public collective_backend {
     mine.failed = nccl_words(answer);
     return mine.failed;
   }
+  void wait_for_calls() noexcept {
+    std::int64_t const until = base::now_ns() + patience_ns;
+    for (one& each : ranks_) {
+      bool has_left = each.calls.try_lock();
+      while (!has_left && base::now_ns() < until) {
+        base::sleep_ns(pause_ns);
+        has_left = each.calls.try_lock();
+      }
+      if (has_left)
+        each.calls.unlock();
+    }
+  }
+
   // Returns: false if an abort was first, which frees the communicator itself
-  static bool end(one& mine, bool complete) noexcept {
+  static bool end(one& mine, bool complete, bool captured) noexcept {
     base::lock_guard const lock(mine.calls);
     ncclComm_t const comm = mine.comm.exchange(nullptr);
     if (!comm)
       return false;
-    if (!complete || !mine.failed.empty()) {
-      nccl().CommAbort(comm);
-      return true;
-    }
+    bool const is_whole = complete && mine.failed.empty();
     for (void* const window : mine.windows)
-      if (window)
+      if (is_whole && window)
         nccl().CommWindowDeregister(comm, window);
-    nccl().CommDestroy(comm);
+    // CommDestroy, too, waits for graphs.
+    if (is_whole && !captured)
+      nccl().CommDestroy(comm);
+    else
+      abort_on_a_thread({comm}, [] {});
     return true;
   }
-  static std::byte* part_of(void const* whole, std::size_t rank, std::size_t bytes) noexcept {
-    return static_cast<std::byte*>(const_cast<void*>(whole)) + rank * bytes;
-  }
-
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
     bool const is_sum_in_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
@@ -345,87 +354,6 @@ class nccl_backend final : public collective_backend {
     if (is_sum_in_windows && is_slower_there && mine.times_one)
       return *mine.times_one;
     return nccl_operation(r.how);
-  }
-
-  // Long: the switch has a line for each collective.
-  ncclResult_t enqueue(int rank, collective_request const& r, ncclRedOp_t how, ncclComm_t comm, CUstream_st* on) const {
-    if (r.count == 0)
-      return ncclSuccess;
-    bool const as_bytes = !r.reduces();  // no arithmetic: element types do not matter
-    std::size_t const count = static_cast<std::size_t>(r.count) * (as_bytes ? size_of(r.type) : 1);
-    ncclDataType_t const type = as_bytes ? ncclUint8 : nccl_type(r.type);
-    switch (r.what) {
-      case collective::all_reduce: return nccl().AllReduce(r.in, r.out, count, type, how, comm, on);
-      case collective::broadcast: return nccl().Broadcast(r.in, r.out, count, type, r.root, comm, on);
-      case collective::all_gather: return nccl().AllGather(r.in, r.out, count, type, comm, on);
-      case collective::reduce_scatter: return nccl().ReduceScatter(r.in, r.out, count, type, how, comm, on);
-      case collective::scatter: return scatter(rank, r, count, comm, on);
-      case collective::gather: return gather(rank, r, count, comm, on);
-      case collective::all_to_all: return exchange(r, count, comm, on);
-      case collective::send: return nccl().Send(r.in, count, type, r.root, comm, on);
-      case collective::receive: return nccl().Recv(r.out, count, type, r.root, comm, on);
-      case collective::register_pool: return ncclSuccess;
-    }
-    return ncclSuccess;
-  }
-
-  // Makes the calls in one NCCL group. NCCL enqueues all or none. Returns: the first error
-  template <class Calls>
-  static ncclResult_t in_a_group(Calls calls) {
-    ncclResult_t worst = nccl().GroupStart();
-    if (worst != ncclSuccess)
-      return worst;
-    auto const note = [&](ncclResult_t answer) {
-      if (worst == ncclSuccess)
-        worst = answer;
-    };
-    calls(note);
-    note(nccl().GroupEnd());
-    return worst;
-  }
-
-  // The root sends all parts, its own too unless that is in place.
-  ncclResult_t scatter(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
-                       CUstream_st* on) const {
-    bool const is_root = rank == r.root;
-    bool const in_place = is_root && part_of(r.in, static_cast<std::size_t>(rank), bytes) == r.out;
-    return in_a_group([&](auto const& note) {
-      if (is_root)
-        for (std::size_t to = 0; to < devices_.size(); ++to) {
-          int const peer = static_cast<int>(to);
-          if (peer != rank || !in_place)
-            note(nccl().Send(part_of(r.in, to, bytes), bytes, ncclUint8, peer, comm, on));
-        }
-      if (!in_place)
-        note(nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on));
-    });
-  }
-
-  // The root receives all parts, its own too unless that is in place.
-  ncclResult_t gather(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
-                      CUstream_st* on) const {
-    bool const is_root = rank == r.root;
-    bool const in_place = is_root && part_of(r.out, static_cast<std::size_t>(rank), bytes) == r.in;
-    return in_a_group([&](auto const& note) {
-      if (is_root)
-        for (std::size_t from = 0; from < devices_.size(); ++from) {
-          int const peer = static_cast<int>(from);
-          if (peer != rank || !in_place)
-            note(nccl().Recv(part_of(r.out, from, bytes), bytes, ncclUint8, peer, comm, on));
-        }
-      if (!in_place)
-        note(nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
-    });
-  }
-
-  ncclResult_t exchange(collective_request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
-    return in_a_group([&](auto const& note) {
-      for (std::size_t other = 0; other < devices_.size(); ++other) {
-        int const peer = static_cast<int>(other);
-        note(nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on));
-        note(nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
-      }
-    });
   }
 
   // For the end of a call that does not block.
@@ -494,7 +422,7 @@ class nccl_backend final : public collective_backend {
         r.out = part;
       else
         r.count *= static_cast<std::int64_t>(by.devices_.size());
-      return by.enqueue(rank, r, ncclSum, of.comm.load(), native);
+      return nccl_enqueue(rank, by.devices_.size(), r, ncclSum, of.comm.load(), native);
     }
 
     one& of;
@@ -511,13 +439,15 @@ class nccl_backend final : public collective_backend {
     std::deque<void*> windows;               // likewise; NCCL writes them, also later. Null: unused
     std::optional<ncclRedOp_t> times_one;    // likewise; the sum of elements times 1. Ends with comm
     bool multicasts = false;                 // likewise; all ranks
+    base::guarded<clock::stamp> captured{};  // of the stream of its last captured collective
     base::guarded<clock::stamp> last{};      // after its last collective, or launch of a graph with one
   };
   static constexpr std::int64_t pause_ns = 1'000'000, patience_ns = 2'000'000'000;
   runtime::impl& runtime_;
   std::vector<int> const devices_;
   std::vector<one> ranks_;
-  base::mutex aborts_;  // held until what was aborted is freed
+  base::mutex aborts_;                 // held until what was aborted is freed, or a graph keeps it
+  std::vector<ncclComm_t> aborted_{};  // room for all, under aborts_
 };
 
 void require_nccl(char const* operation, std::string const& what, source_location at) {

@@ -5,6 +5,7 @@
 
 #include "runtime/base/os_library.h"
 #include "runtime/base/process_end.h"
+#include "runtime/base/sync.h"
 #include "runtime/base/text.h"
 
 namespace weir::peer {
@@ -59,6 +60,59 @@ void ending_call::wait_for_all() noexcept {
   std::int64_t const until = base::now_ns() + longest_wait_ns;
   while (under_way_.load() > 0 && base::now_ns() < until)
     base::sleep_ns(1'000'000);
+}
+
+namespace {
+
+struct aborting {
+  static constexpr std::int64_t patience_ns = 2'000'000'000;
+  static constexpr std::int64_t longest_free_ns = 800'000'000;  // NCCL takes some 500 ms
+  std::vector<ncclComm_t> all;
+  struct reached {
+    bool told = false, may_free = false, freed = false;
+  };
+  base::guarded<reached> is{};
+  base::condition changed{};
+
+  void reach(bool reached::*what) noexcept {
+    (*is.lock()).*what = true;
+    changed.notify_all();
+  }
+  bool wait_for(bool reached::*what, std::int64_t ns) noexcept {
+    auto s = is.lock();
+    return changed.wait_for(s.lock(), std::chrono::nanoseconds(ns), [&] { return (*s).*what; });
+  }
+  void run() noexcept {
+    ending_call const call;
+    nccl().GroupStart();
+    for (ncclComm_t const comm : all)
+      nccl().CommAbort(comm);
+    reach(&reached::told);
+    (void)wait_for(&reached::may_free, 2 * patience_ns);
+    nccl().GroupEnd();
+    reach(&reached::freed);
+  }
+};
+
+}  // namespace
+
+void abort_on_a_thread(std::vector<ncclComm_t> const& all,
+                       std::function<void()> const& before_they_are_freed) noexcept {
+  try {
+    auto const its = std::make_shared<aborting>();
+    its->all = all;
+    base::thread([its] { its->run(); }).detach();
+    (void)its->wait_for(&aborting::reached::told, aborting::patience_ns);
+    before_they_are_freed();
+    its->reach(&aborting::reached::may_free);
+    (void)its->wait_for(&aborting::reached::freed, aborting::longest_free_ns);
+  } catch (...) {  // no host memory, or no thread: a graph must be gone
+    nccl().GroupStart();
+    for (ncclComm_t const comm : all)
+      nccl().CommAbort(comm);
+    before_they_are_freed();
+    nccl().GroupEnd();
+  }
 }
 
 bool nccl_library::has_windows() const noexcept {

@@ -6,7 +6,9 @@
 
 #include <nccl.h>
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "runtime/base/process.h"
 #include "weir/collective.h"
@@ -67,6 +69,11 @@ class ending_call {
  private:
   static constinit base::atomic<int> under_way_;
 };
+
+// CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. It waits for each graph
+// that captured one of their calls to be destroyed, perhaps by the thread that aborts.
+// before_they_are_freed: called once they are told. Blocks: until they are freed, 800 ms at most: a graph may live on
+void abort_on_a_thread(std::vector<ncclComm_t> const&, std::function<void()> const& before_they_are_freed) noexcept;
 
 ncclDataType_t nccl_type(dtype) noexcept;
 ncclRedOp_t nccl_operation(reduce_op) noexcept;

@@ -122,7 +122,7 @@ class process_group final : public group {
   void abort(int, std::string_view why) noexcept override { give_up(watch(), rank_, why); }
 
   // Other processes' calls are not known at once: a collective that is not complete may wait for one.
-  bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
+  bool waits(int) const noexcept override { return !watch().failed() && !is_idle(); }
 
   void unwound(int, std::string_view) noexcept override {
     exceptions_.store(exceptions() + 1);  // those before the last collective or launch count no more
@@ -138,9 +138,11 @@ class process_group final : public group {
     speaks();
     std::uint64_t const exceptions = this->exceptions();
     count_launched_transfers(all, true);
-    watch().launches(launched_.fetch_add(all.collectives) + all.collectives, exceptions);
+    launched_.fetch_add(all.collectives);
+    watch().launches(all.collectives, exceptions);
     calls_under_way_.fetch_add(1);
-    others_changed();
+    if (watch().any_unwound() || watch().any_left())
+      others_changed();
     if (!watch().failed())
       return;
     launch_refused(rank_, all);
@@ -153,7 +155,8 @@ class process_group final : public group {
   void launch_refused(int, captured_requests const& all) noexcept override {
     calls_under_way_.fetch_sub(1);
     count_launched_transfers(all, false);
-    watch().launches(launched_.fetch_sub(all.collectives) - all.collectives, 0);
+    launched_.fetch_sub(all.collectives);
+    watch().launch_refused(all.collectives);
   }
 
   void leave(int) noexcept override {
@@ -189,7 +192,7 @@ class process_group final : public group {
     // A rank that leaves ends the meeting itself; one that an exception silenced does not.
     bool const meets_in_vain = by_exception && waits_in_meet_.load();
     // A rank whose calls are complete waits for no other.
-    if (calls_under_way_.load() == 0 && !meets_in_vain && backend_->idle(rank_))
+    if (!meets_in_vain && is_idle())
       return;
     try {
       watch().accuse(other.rank, accusation_of(other, called));
@@ -301,6 +304,10 @@ class process_group final : public group {
   std::uint64_t called() const noexcept { return next_.load() + launched_.load(); }
   // Exceptions that have ended owners of this rank since its last collective or launch.
   std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == called() ? exceptions_.load() : 0; }
+  // All calls are complete, and all launches. A graph that weir does not launch may run at any time.
+  bool is_idle() const noexcept {
+    return calls_under_way_.load() == 0 && !has_unknown_graphs(rank_) && backend_->idle(rank_);
+  }
   void speaks() noexcept {
     if (silent_.exchange(false))
       watch().unwound(0, met_.load(), *transfers_.lock());

@@ -444,7 +444,7 @@ void thread_group::runtime_ends() noexcept {
     {
       auto s = shared_.lock();
       has_left = s->gone[static_cast<std::size_t>(rank)];
-      has_open = s->has_open(rank);
+      has_open = s->has_open(rank) || s->has_launched_more(rank) || s->has_launched_less(rank);
       is_aborted = s->aborted_by >= 0;
       s->gone[static_cast<std::size_t>(rank)] = true;
     }

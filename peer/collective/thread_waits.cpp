@@ -100,24 +100,15 @@ void thread_group::shared::each_pair(int rank, captured_requests const& all, aut
 
 void thread_group::shared::add_launched(int rank, captured_requests const& all) noexcept {
   std::uint64_t const so_far = exceptions_of(rank);
-  each_pair(rank, all, [&](pair& p, bool sends, std::uint64_t n) {
-    for (std::uint64_t i = 0; i < n; ++i)
-      p.launched(sends).take(so_far);
-  });
+  each_pair(rank, all, [&](pair& p, bool sends, std::uint64_t n) { p.launched(sends).take(so_far, n); });
   launched[static_cast<std::size_t>(rank)] += all.collectives;
-  // A graph without collectives is no step.
-  if (all.collectives > 0)
-    before[static_cast<std::size_t>(rank)].take(so_far);
+  before[static_cast<std::size_t>(rank)].take(so_far, all.collectives);
 }
 
 void thread_group::shared::take_back_launched(int rank, captured_requests const& all) noexcept {
-  each_pair(rank, all, [&](pair& p, bool sends, std::uint64_t n) {
-    for (std::uint64_t i = 0; i < n; ++i)
-      p.launched(sends).take_back();
-  });
+  each_pair(rank, all, [&](pair& p, bool sends, std::uint64_t n) { p.launched(sends).take_back(n); });
   launched[static_cast<std::size_t>(rank)] -= all.collectives;
-  if (all.collectives > 0)
-    before[static_cast<std::size_t>(rank)].take_back();
+  before[static_cast<std::size_t>(rank)].take_back(all.collectives);
 }
 
 }  // namespace weir::peer

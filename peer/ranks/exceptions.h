@@ -1,4 +1,4 @@
-// Which of a rank's steps exceptions came before. A step is a call with collectives, or the launch of a graph with such.
+// Which of a rank's steps exceptions came before. A step is a call with collectives, or a collective of a launched graph.
 // Invariant: the steps of all ranks are the same. So two ranks that did or did not throw before a step can be compared.
 // Threads: none of its own; the owner's lock.
 #pragma once
@@ -10,45 +10,50 @@ namespace weir::peer {
 
 class exceptions_before_steps {
  public:
-  // The step is taken now. exceptions: that ended owners of the rank since the step before
-  void take(std::uint64_t exceptions) noexcept {
-    std::uint64_t const step = steps_;
-    ++steps_;
-    if (exceptions == 0)
+  // So many steps are taken now. exceptions: that ended owners of the rank since the step before
+  void take(std::uint64_t exceptions, std::uint64_t count = 1) noexcept {
+    std::uint64_t const first = steps_;
+    steps_ += count;
+    if (exceptions == 0 || count == 0)
       return;
-    entry& place = kept_[added_ % kept_.size()];
-    // The place of an older step, of which nothing is known from now on.
-    if (added_ >= kept_.size())
-      forgotten_ = place.step + 1;
-    place = {step, exceptions};
+    run& place = kept_[added_ % kept_.size()];
+    // The place of older steps, of which nothing is known from now on.
+    if (place.count > 0)
+      forgotten_ = std::max(forgotten_, place.first + place.count);
+    place = {first, count, exceptions};
     ++added_;
   }
-  // The last step was refused: the next one takes its place.
-  void take_back() noexcept {
-    --steps_;
+  // The last ones were refused: the next ones take their places.
+  void take_back(std::uint64_t count = 1) noexcept {
+    steps_ -= count;
     forgotten_ = std::min(forgotten_, steps_);
-    if (added_ == 0 || kept_[(added_ - 1) % kept_.size()].step != steps_)
-      return;
-    --added_;
-    kept_[added_ % kept_.size()] = {~std::uint64_t{0}, 0};
+    while (added_ > 0 && kept_[(added_ - 1) % kept_.size()].count > 0) {
+      run& last = kept_[(added_ - 1) % kept_.size()];
+      // An older run, or the older part of this one, stays.
+      if (last.first < steps_) {
+        last.count = std::min(last.count, steps_ - last.first);
+        return;
+      }
+      last = {};
+      --added_;
+    }
   }
   std::uint64_t steps() const noexcept { return steps_; }
   // Requires: step < steps(). As many as there can be, if that step is too long ago: then nobody is to blame
   std::uint64_t before(std::uint64_t step) const noexcept {
     if (step < forgotten_)
       return ~std::uint64_t{0};
-    std::uint64_t const first = added_ > kept_.size() ? added_ - kept_.size() : 0;
-    for (std::uint64_t i = added_; i > first; --i)
-      if (entry const& e = kept_[(i - 1) % kept_.size()]; e.step == step)
-        return e.exceptions;
+    for (run const& r : kept_)
+      if (step >= r.first && step - r.first < r.count)
+        return r.exceptions;
     return 0;
   }
 
  private:
-  struct entry {
-    std::uint64_t step = 0, exceptions = 0;
+  struct run {  // of steps behind the same exceptions, which are rare
+    std::uint64_t first = 0, count = 0, exceptions = 0;
   };
-  std::array<entry, 64> kept_{};  // of steps behind an exception, which are rare
+  std::array<run, 64> kept_{};
   std::uint64_t added_ = 0, steps_ = 0;
   std::uint64_t forgotten_ = 0;  // steps before this one
 };

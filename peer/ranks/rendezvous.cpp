@@ -12,7 +12,7 @@
 namespace weir::peer {
 namespace {
 
-constexpr std::uint64_t hello_word = 0x326b6e6172726977;  // "wirrank2": also the version
+constexpr std::uint64_t hello_word = 0x336b6e6172726977;  // "wirrank3": also the version
 constexpr std::size_t most_strangers = 256;               // connections that have not named themselves yet
 constexpr std::int64_t retry_ns = 50'000'000, most_hello_ns = 10'000'000'000;
 constexpr std::size_t most_text = 4096;

@@ -74,12 +74,14 @@ void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uin
 
 void rank_watch::launches(std::uint64_t collectives, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
-  // A smaller number withdraws a launch. A graph without collectives is no step.
-  if (collectives > s->own.launched)
-    s->before.take(exceptions);
-  if (collectives < s->own.launched)
-    s->before.take_back();
-  s->own.launched = collectives;
+  s->own.launched += collectives;
+  s->before.take(exceptions, collectives);
+}
+
+void rank_watch::launch_refused(std::uint64_t collectives) noexcept {
+  auto s = state_->all.lock();
+  s->own.launched -= collectives;
+  s->before.take_back(collectives);
 }
 
 void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept {

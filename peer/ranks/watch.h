@@ -43,12 +43,14 @@ class rank_watch {
   // This rank has called that many collectives. `trace`: a hash of all of them, in order. `exceptions`: that ended
   // owners of this rank since the collective before
   void counts(std::uint64_t collectives, std::uint64_t trace = 0, std::uint64_t exceptions = 0) noexcept;
-  // This rank has launched graphs with that many collectives. exceptions: since the call or launch before
+  // This rank launches a graph with that many collectives. exceptions: since the call or launch before
   void launches(std::uint64_t collectives, std::uint64_t exceptions) noexcept;
+  void launch_refused(std::uint64_t collectives) noexcept;
   // Tells the others that so many exceptions ended owners of this rank since its last call, after it had met that
   // often. 0: it has called since
   void unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept;
   bool any_unwound() const noexcept { return any_unwound_.load(base::memory_order_acquire); }
+  bool any_left() const noexcept { return any_left_.load(base::memory_order_acquire); }
   // A rank for whose call this one waits, and that more exceptions ended than this one before its own; -1: none.
   // `exceptions`: of this rank, now. `meets`: it waits in meet() for that time, from 1; 0: it does not
   int unwound_before(std::uint64_t exceptions, std::span<transfers const> own, std::uint64_t meets) const;
@@ -85,7 +87,7 @@ class rank_watch {
   std::function<void()> const on_change_;
   std::function<void()> turn_away_;
   std::string own_address_;  // since the constructor
-  base::atomic<bool> failed_{false}, ending_{false}, any_unwound_{false};
+  base::atomic<bool> failed_{false}, ending_{false}, any_unwound_{false}, any_left_{false};
   std::unique_ptr<state> state_;
   base::thread thread_;
 };

@@ -332,6 +332,7 @@ struct rank_watch::state {
       if (is_gone && !s->gone[about]) {
         s->gone_in_order.push_back(static_cast<int>(about));
         s->gone[about] = true;
+        of.any_left_.store(true);
       }
       std::memcpy(&s->gone_counts[about], bytes.data(), sizeof(end_counts));
       transfers& with_this = s->gone_transfers[about];

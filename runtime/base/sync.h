@@ -406,6 +406,7 @@ class thread {
       return detail::join_scheduled(std::exchange(scheduled_, nullptr));
     thread_.join();
   }
+  void detach() { thread_.detach(); }  // Requires: no scheduled thread made it
 
  private:
   std::thread thread_;

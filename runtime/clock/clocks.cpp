@@ -211,7 +211,11 @@ void clocks::listen(stream_clock const& lane, std::shared_ptr<launch_listener> l
 launch_listeners clocks::take_listeners(std::uint64_t capture) noexcept {
   auto all = state_->captures.lock();
   auto const in = all->find(capture);
-  return in == all->end() ? launch_listeners{} : std::exchange(in->second.listeners, {});
+  if (in == all->end())
+    return {};
+  for (auto const& each : in->second.listeners)
+    each->taken();
+  return std::exchange(in->second.listeners, {});
 }
 
 void clocks::state::note_end(std::span<stream_clock* const> lanes, stream_clock const* in_another) noexcept {

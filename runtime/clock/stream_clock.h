@@ -322,6 +322,7 @@ class named_in_call {
 class launch_listener {
  public:
   virtual ~launch_listener() = default;
+  virtual void taken() noexcept = 0;  // weir will launch the graph, or drops it
   // Before the driver is called. Throws: error, if the graph must not run; it was not told then
   virtual void begins(char const* operation, source_location) = 0;
   virtual void launched(stream_clock& on) noexcept = 0;  // what it runs is complete at on.now()

@@ -165,6 +165,7 @@ class capture_under_way {
     return kept;
   }
   void abandon() noexcept {
+    (void)stream_.owner().part<clock::clocks>().take_listeners(number_);
     auto const kept = close();
     if (!kept.ok())
       return;

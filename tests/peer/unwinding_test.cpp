@@ -261,6 +261,54 @@ TEST(unwinding, a_communicator_gone_between_launches_frees_all) {
               std::string::npos);
   });
 }
+// One rank captures both collectives in one graph, the other each in its own: their launches are as many collectives.
+TEST(unwinding, of_all_behind_graphs_cut_otherwise_ends_nobody) {
+  if (!runtime::current().is_simulated() || device_count() < 2)
+    GTEST_SKIP() << "there are GPUs, or one device";
+  auto all = communicator::create_all(first_devices(2));
+  on_each(runtime::current(), all, [](communicator& c) {
+    stream const s;
+    stream_guard const here(s);
+    buffer const x = to_device(encode(int32, {1}));
+    auto const reduce = [&] { c.all_reduce({x.data(), 1, int32}); };
+    std::vector<graph> steps;
+    if (c.rank() == 0)
+      steps.push_back(graph::capture(s, [&] { reduce(), reduce(); }));
+    else
+      steps.push_back(graph::capture(s, reduce)), steps.push_back(graph::capture(s, reduce));
+    for (int turn = 0; turn < 20; ++turn) {
+      for (graph& step : steps)
+        step.launch();
+      s.synchronize();
+      try {
+        collective_group const g(c);
+        throw bug();
+      } catch (bug const&) {}
+    }
+    c.barrier();
+    EXPECT_EQ(c.failure(), "");
+  });
+}
+TEST(unwinding, a_runtime_that_ends_frees_a_rank_in_a_launch) {
+  std::optional<runtime> r(std::in_place, simulated{.devices = 2});
+  std::vector<communicator> all;
+  {
+    runtime_guard const in(*r);
+    all = communicator::create_all(first_devices(2));
+    std::vector<graph> steps;
+    for (communicator& c : all) {
+      device_guard const on(c.device());
+      stream const s;
+      stream_guard const here(s);
+      buffer const x(4);
+      steps.push_back(graph::capture(s, [&] { c.all_reduce({x.data(), 1, int32}); }));
+      if (c.rank() == 0)
+        steps.back().launch(s);
+    }
+  }
+  r.reset();
+  EXPECT_NE(all[1].failure().find("aborted this communicator"), std::string::npos) << all[1].failure();
+}
 // NCCL would read what it has freed.
 TEST(unwinding, a_graph_of_communicators_that_ended_is_refused) {
   std::optional<std::vector<communicator>> all(communicator::create_all(first_devices(1)));

@@ -45,7 +45,7 @@ struct rendezvous : ::testing::Test {
 };
 
 std::string hello(std::uint64_t nonce, std::int32_t rank, std::int32_t size, std::uint8_t use = 0,
-                  std::uint8_t simulated = 1, std::string const& word = "wirrank2") {
+                  std::uint8_t simulated = 1, std::string const& word = "wirrank3") {
   return word + raw(nonce) + raw(rank) + raw(size) + raw(use) + raw(simulated) + std::string(6, '\0');
 }
 
@@ -78,7 +78,7 @@ TEST_F(rendezvous, strangers_do_not_keep_ranks_from_meeting) {
   std::uint16_t const port = id.port;
   raw_tcp silent(port), web(port), half(port), gone(port);
   web.say("GET / HTTP/1.1\r\nHost: somebody's machine\r\n\r\n");
-  half.say("wirrank2");
+  half.say("wirrank3");
   gone.hang_up();
   raw_tcp other_nonce(port);
   other_nonce.say(hello(999, 1, 2));

@@ -198,9 +198,9 @@ TEST_F(watched, a_rank_that_left_before_a_launch_is_named) {
   while (!has_left(*all[0], 1) && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(1ms);
   EXPECT_EQ(all[0]->left_before_launch(), -1);
-  all[0]->launches(5, 0);
+  all[0]->launches(1, 0);
   EXPECT_EQ(all[0]->left_before_launch(), 1);
-  all[0]->launches(4, 0);  // which was refused
+  all[0]->launch_refused(1);
   EXPECT_EQ(all[0]->left_before_launch(), -1);
 }
 
@@ -219,12 +219,12 @@ TEST_F(watched, a_launch_waits_for_a_rank_that_an_exception_silenced) {
   all[1]->unwound(1, 0, none);
   hears(true);
   EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1);
-  all[0]->launches(8, 1), all[0]->launches(12, 0), all[0]->counts(5, 0);
+  all[0]->launches(4, 1), all[0]->launches(4, 0), all[0]->counts(5, 0);
   EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1) << "as many exceptions were before its launch";
-  all[0]->counts(4), all[0]->launches(8, 0);
-  all[0]->launches(4, 0), all[0]->launches(8, 0);
+  all[0]->counts(4), all[0]->launch_refused(4);
+  all[0]->launch_refused(4), all[0]->launches(4, 0);
   EXPECT_EQ(all[0]->unwound_before(0, none, 0), 1);
-  all[1]->launches(8, 1), all[1]->unwound(0, 0, none);
+  all[1]->launches(4, 1), all[1]->unwound(0, 0, none);
   hears(false);
   EXPECT_EQ(all[0]->unwound_before(0, none, 0), -1);
 }
