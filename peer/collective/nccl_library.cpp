@@ -106,7 +106,7 @@ void abort_on_a_thread(std::vector<ncclComm_t> const& all,
     before_they_are_freed();
     its->reach(&aborting::reached::may_free);
     (void)its->wait_for(&aborting::reached::freed, aborting::longest_free_ns);
-  } catch (...) {  // no host memory, or no thread: a graph must be gone
+  } catch (...) {  // no host memory, or no thread: GroupEnd blocks this one until no graph is left
     nccl().GroupStart();
     for (ncclComm_t const comm : all)
       nccl().CommAbort(comm);

@@ -17,11 +17,8 @@ clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r, next_
 clocks::~clocks() {
   invalidate_fast_paths();
   auto lines = state_->lines.lock();
-  for (auto& t : *lines) {
+  for (auto& t : *lines)
     detail::leave(t->id());
-    fence_list::dropped dropped;
-    t->fences_.clear(dropped);
-  }
   state_->shared->events->close();
 }
 

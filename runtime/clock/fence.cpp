@@ -28,7 +28,8 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       return {{driver::code::unloading}, h};
     auto& d = c->devices[static_cast<std::size_t>(device)];
     if (!d.doomed.empty()) {
-      doomed.reserve(d.doomed.capacity());  // the vector left in its place has as much room
+      // give_back() allocates nothing: it needs the room that the pool's vector has.
+      doomed.reserve(d.doomed.capacity());
       for (auto gone : d.doomed)
         std::erase(d.made, gone);
       doomed.swap(d.doomed);

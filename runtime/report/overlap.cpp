@@ -147,7 +147,10 @@ std::string overlap(std::span<observe::span const> spans) {
   std::string out;
   for (auto const& [device, d] : devices)
     out += sentences(device, d);
-  return out.empty() ? "Nothing was recorded: call record_timeline() first.\n" : out;
+  if (!out.empty())
+    return out;
+  return spans.empty() ? "Nothing was recorded: call record_timeline() first.\n"
+                       : "Nothing was recorded on a stream.\n";
 }
 
 }  // namespace weir::report

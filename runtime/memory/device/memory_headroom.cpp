@@ -20,6 +20,7 @@ class openings {
   std::size_t whole_bytes = 0;        // of handles without a byte in use
   std::map<address, memory_audit::room::partly_free> stays;
 
+  // Free, unmapped and pending bytes are openings: recovery waits for pending ones.
   void walk() {
     address idle = in_.base;
     auto const used = [&](address from, address to) {

@@ -138,7 +138,7 @@ void session::put_pending(block_ref const& b, std::span<clock::stamp const> stam
   heap_.pending_.push({whole, b.in_slab, b.index, its.rounded, {}, since}, stamps);
   heap_.of_.record_pending(observe::action::free_pending, b.start, its.rounded, stamps.front().stream);
   if (b.in_slab) {
-    b.in_slab->forget(b.index);
+    b.in_slab->forget(b.index);  // its marks: they are among the stamps. The arena forgets a block's when it is free
     heap_.slots_.hold(*b.in_slab, b.index);
   } else {
     b.block->is = state::pending;

@@ -48,5 +48,13 @@ TEST(overlap, says_that_graphs_count_as_kernels) {
             std::string::npos);
 }
 
+// The host's calls are recorded, too.
+TEST(overlap, of_the_host_alone_says_that_no_stream_was_recorded) {
+  observe::span call = work("copy", 0, 20);
+  call.where = observe::span::on::thread;
+  EXPECT_EQ(overlap(std::vector<observe::span>{call}), "Nothing was recorded on a stream.\n");
+  EXPECT_EQ(overlap({}), "Nothing was recorded: call record_timeline() first.\n");
+}
+
 }  // namespace
 }  // namespace weir::report
