@@ -10,11 +10,14 @@
 #include <string_view>
 #include <vector>
 
+#include "weir/launch.h"
 #include "weir/stream.h"
 
 namespace weir WEIR_API {
 
 class pool;
+class shape;   // weir/tensor.h
+class tensor;  // likewise
 
 // average of integers: sum / ranks, rounded towards zero
 enum class reduce_op : std::uint8_t { sum, average, min, max };
@@ -25,6 +28,16 @@ struct device_span {  // elements in the memory of one device
   std::int64_t count = 0;
   weir::dtype dtype = float32;
 };
+// Declares that the work of a launch (weir/launch.h) reads all elements.
+inline memory_use reads(device_span s) noexcept {
+  return {s.count > 0 ? s.data : nullptr, access_mode::read, static_cast<size_t>(s.count) * size_of(s.dtype)};
+}
+inline memory_use writes(device_span s) noexcept {
+  return {reads(s).address, access_mode::write, reads(s).bytes};
+}
+inline memory_use updates(device_span s) noexcept {
+  return {reads(s).address, access_mode::update, reads(s).bytes};
+}
 
 // How this process was started. torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 // Open MPI's mpirun sets OMPI_COMM_WORLD_RANK, …_SIZE and …_LOCAL_RANK.
@@ -224,6 +237,10 @@ class gradient_buckets {
   // Throws: invalid_use (no such index, not built)
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
+  // The same as contiguous tensors of that shape (weir/tensor.h), which own nothing.
+  // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
+  tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
+  tensor gradient_tensor(int, shape const&, source_location = source_location::current()) const;
   // Return all, with gaps (zeros) between: element i of the parameters belongs to element i of the gradients.
   // Throws: invalid_use (types differ, not built)
   device_span parameters(source_location = source_location::current()) const;
@@ -238,6 +255,12 @@ class gradient_buckets {
 
  private:
   struct state;
+  struct place {
+    runtime& in;
+    weir::device on;
+  };
+  place place_of(std::string_view operation, source_location) const;
+  tensor over(device_span, std::string_view operation, shape const&, source_location) const;
   std::unique_ptr<state> state_;
 };
 

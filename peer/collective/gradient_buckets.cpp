@@ -273,6 +273,9 @@ device_span gradient_buckets::gradient(int i, source_location at) const {
   state::one const& o = state_->find(i, "gradient_buckets::gradient", at);
   return {state_->block + state_->half + o.offset, o.count, o.type};
 }
+gradient_buckets::place gradient_buckets::place_of(std::string_view operation, source_location at) const {
+  return {state_->all->owner(operation, at).facade(), weir::device(state_->all->device(state_->rank))};
+}
 device_span gradient_buckets::parameters(source_location at) const {
   state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
   for (state::one const& o : state_->ones)
