@@ -211,8 +211,8 @@ struct bucket_options {
   bool registered = false;
 };
 
-// Keeps all parameters and gradients of one rank in one block. Gradients are reduced in place, a bucket at a
-// time and the last added first, while the backward pass still runs.
+// Keeps all parameters and gradients of one rank in one block, except those that the program owns. Gradients
+// are reduced in place, a bucket at a time and the last added first, while the backward pass still runs.
 // A graph of a step reduces at each launch. Simulated ranks of several processes throw not_supported.
 // Threads: as the communicator. All ranks add the same items in the same order.
 class gradient_buckets {
@@ -224,12 +224,19 @@ class gradient_buckets {
   // for others.
   ~gradient_buckets();
 
-  // Requires: before build(). Returns: 0, 1, 2, …
+  // Requires: before build(). Returns: 0, 1, 2, … Throws: invalid_use, not_supported (an element type)
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
+  // The same over memory that the program owns, in its layout. `parameter` is only handed out again: {} for
+  // none. Neighbours within one block of weir are reduced as one, others in one call for a bucket. Memory
+  // that weir does not know is reduced unregistered.
+  // Requires: on all ranks the same gradients are neighbours within one block. The memory lives until the work
+  // of the step is complete, a block of weir until finish() returns; for a captured step, until its last launch.
+  int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
-  // Throws: invalid_use (built before, nothing added), not_supported (an element type), out_of_memory; if
-  // registered, what register_pool() throws. Blocks: if registered, as register_pool()
+  // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share memory,
+  // registered with memory of the program), out_of_memory; if registered, what register_pool() throws.
+  // Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
@@ -242,12 +249,13 @@ class gradient_buckets {
   tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
   tensor gradient_tensor(int, shape const&, source_location = source_location::current()) const;
   // Return all, with gaps (zeros) between: element i of the parameters belongs to element i of the gradients.
-  // Throws: invalid_use (types differ, not built)
+  // Throws: invalid_use (types differ, memory of the program, not built)
   device_span parameters(source_location = source_location::current()) const;
   device_span gradients(source_location = source_location::current()) const;
 
   // Declares the gradient written by the work enqueued on `writer` so far. Once a bucket and all before it
-  // are ready, their reduction starts on a separate stream. Throws: invalid_use (ready twice in a step).
+  // are ready, their reduction starts on a separate stream.
+  // Throws: invalid_use (ready twice in a step; memory of the program that was freed).
   void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // Makes `reader` wait for all reductions of this step, and begins the next step.
   // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.

@@ -274,6 +274,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
                     CALL(registered.sleep()),
                     CALL(spill({&registered})),
                     CALL(buckets.add("x", -1)),
+                    CALL(buckets.add("x", bad, {})),
                     CALL(buckets.build()),
                     CALL(buckets.parameter(0)),
                     CALL(buckets.gradient(0)),
