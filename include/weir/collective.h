@@ -3,6 +3,7 @@
 // calls in the same order, except for sends and receives.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -209,6 +210,15 @@ struct bucket_options {
   bool average = true;      // false: sum
   // The block lies in a registered pool of its own, which stays until the communicator ends: register_pool()
   bool registered = false;
+  // Enqueues work on gradients that are reduced next: scales them, or a function of one's own. mark_ready() and
+  // finish() call it, in the order of the buckets, with each range of memory that the bucket has, gaps between
+  // gradients included. The stream is weir's, and current. The gradients are written when its work runs, and the
+  // reduction comes behind that work. What it throws passes through: the next call begins again with that range.
+  // Requires: it keeps to the range, and calls neither of the two.
+  std::function<void(device_span, stream_ref)> before_reduction = {};
+  // float16 or bfloat16: gradients of float32 and float64 are cast to memory of the buckets, and reduced there.
+  // There is no cast back: see reduced().
+  std::optional<dtype> reduce_as = {};
 };
 
 // Keeps all parameters and gradients of one rank in one block, except those that the program owns. Gradients
@@ -235,7 +245,7 @@ class gradient_buckets {
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
   // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share memory,
-  // registered with memory of the program), out_of_memory; if registered, what register_pool() throws.
+  // registered with memory of the program, another type in reduce_as), out_of_memory; if registered, what register_pool() throws.
   // Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
@@ -244,7 +254,9 @@ class gradient_buckets {
   // Throws: invalid_use (no such index, not built)
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
-  // The same as contiguous tensors of that shape (weir/tensor.h), which own nothing.
+  // What is reduced: with reduce_as the cast gradient, otherwise the gradient.
+  device_span reduced(int, source_location = source_location::current()) const;
+  // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
   // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
   tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
   tensor gradient_tensor(int, shape const&, source_location = source_location::current()) const;
@@ -255,7 +267,7 @@ class gradient_buckets {
 
   // Declares the gradient written by the work enqueued on `writer` so far. Once a bucket and all before it
   // are ready, their reduction starts on a separate stream.
-  // Throws: invalid_use (ready twice in a step; memory of the program that was freed).
+  // Throws: invalid_use (ready twice in a step; memory of the program that was freed; by before_reduction).
   void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // Makes `reader` wait for all reductions of this step, and begins the next step.
   // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.

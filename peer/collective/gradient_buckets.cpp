@@ -1,23 +1,16 @@
-// Gradient buckets: one block holds [parameters | gradients], both laid out in reverse order of add(), so
-// that gradients that a backward pass finishes together form one range, the bucket. A bucket of gradients in the
-// program's memory has a range for each, or one for neighbours.
+// Gradient buckets: the calls of a step, and the block's beginning and end.
 // Threads: as the communicator.
-//
-// Invariant: every rank reduces the buckets in order of their ranges, each once a step.
 #include <algorithm>
 #include <exception>
-#include <map>
-#include <optional>
 
-#include "peer/collective/group.h"
+#include "peer/collective/bucket_kernels.h"
+#include "peer/collective/gradient_buckets.h"
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
-#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
-#include "streams/api/known_range.h"
 #include "streams/api/refused_free.h"
 #include "streams/stream/context.h"
 #include "weir/memory.h"
@@ -25,9 +18,7 @@
 namespace weir {
 namespace {
 
-constexpr std::size_t gap = 512;  // alignment of each parameter and gradient, bytes
 constexpr std::int64_t most_elements = std::int64_t{1} << 56;
-constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
 
 // Orders the stream behind `s`; inside a capture behind all work so far of the stream that `s` is of.
 driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
@@ -39,92 +30,36 @@ driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
   return joined.ok() ? joined : is;
 }
 
-std::size_t bytes_of(device_span s) {
-  return static_cast<std::size_t>(s.count) * size_of(s.dtype);
-}
-std::byte* end_of(device_span s) {
-  return static_cast<std::byte*>(s.data) + bytes_of(s);
-}
-// of the block that holds the memory; null: weir does not know it
-std::byte* block_of(runtime::impl& owner, device_span s) {
-  auto const range = streams::known_range::of(owner, s.data, bytes_of(s));
-  return range.is == streams::known_range::verdict::inside ? static_cast<std::byte*>(range.block.base) : nullptr;
-}
-
 }  // namespace
 
-struct WEIR_LOCAL gradient_buckets::state {
-  struct one {
-    std::string name;
-    device_span parameter, gradient;
-    bool of_program = false;  // it owns the memory
-    std::size_t offset = 0;   // otherwise: bytes, from the start of the parameters and of the gradients
-    int bucket = 0;
-    bool was_ready = false;
-  };
-  struct bucket {
-    dtype type;
-    bool of_program;
-    std::size_t bytes = 0;
-    int members = 0, missing = 0;
-    std::vector<device_span> ranges{};    // what is reduced: by address, apart
-    std::vector<clock::stamp> written{};  // at most one a stream
-  };
+memory::allocator& gradient_buckets::state::memory(source_location at) const {
+  return all->owner("gradient_buckets", at).part<memory::device_memory>().on(device(), at);
+}
 
-  std::shared_ptr<peer::group> all;
-  int rank;
-  bucket_options options;
-  std::vector<one> ones{};
-  std::vector<bucket> buckets{};
-  std::size_t half = 0;                 // bytes of the block's parameters, gaps included
-  std::byte* block = nullptr;           // null before build()
-  memory::memory_pool* pool = nullptr;  // that the block lies in, if registered
-  std::optional<stream> side{};         // carries the reductions
-  std::size_t started = 0;              // reductions started in this step
-  peer::scope_of_exceptions scope{};
-
-  int device() const { return all->device(rank); }
-  memory::allocator& memory(source_location at) const {
-    return all->owner("gradient_buckets", at).part<memory::device_memory>().on(device(), at);
+gradient_buckets::state::~state() {
+  if (all->ended() || process_is_ending() || process_was_forked())
+    return;
+  // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
+  // must serve, so the ranks end first.
+  constexpr std::string_view why = "an exception ended its gradient_buckets";
+  // If no call of this rank waits, all end only once another rank waits for its next call.
+  if (scope.is_ended()) {
+    if (all->waits(rank))
+      all->abort(rank, why);
+    else
+      all->unwound(rank, why);
   }
-  std::string named(int i) const {
-    return base::text("\"", ones[static_cast<std::size_t>(i)].name, "\" (gradient ", i, ")");
+  if (!block)
+    return;
+  static constexpr char const* its_end = "the end of its gradient_buckets";
+  try {
+    weir::deallocate(block, {its_end, "", 0});
+    if (pool)
+      memory(source_location::current()).end_pool(*pool);
+  } catch (...) {
+    streams::tell_of_refused_free(block, its_end);
   }
-
-  ~state() {
-    if (all->ended() || process_is_ending() || process_was_forked())
-      return;
-    // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
-    // must serve, so the ranks end first.
-    constexpr std::string_view why = "an exception ended its gradient_buckets";
-    // If no call of this rank waits, all end only once another rank waits for its next call.
-    if (scope.is_ended()) {
-      if (all->waits(rank))
-        all->abort(rank, why);
-      else
-        all->unwound(rank, why);
-    }
-    if (!block)
-      return;
-    static constexpr char const* its_end = "the end of its gradient_buckets";
-    try {
-      weir::deallocate(block, {its_end, "", 0});
-      if (pool)
-        memory(source_location::current()).end_pool(*pool);
-    } catch (...) {
-      streams::tell_of_refused_free(block, its_end);
-    }
-  }
-
-  void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
-  void require_new(std::string const& name, std::int64_t count, dtype, source_location) const;
-  void use_memory_of_program(source_location);  // Throws: invalid_use unless the rank's device has it, each byte once
-  void lay_out();
-  void set_ranges(std::byte* own, runtime::impl& owner);                   // own: the block
-  void tell(driver::check::control& checker, runtime::impl& owner) const;  // the gradients of each block
-  void start_full_buckets(source_location);
-  one& find(int i, std::string_view operation, source_location);
-};
+}
 
 gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, source_location at) {
   std::string const op(operation);
@@ -150,96 +85,15 @@ void gradient_buckets::state::require_new(std::string const& name, std::int64_t 
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{274});
 }
 
-void gradient_buckets::state::use_memory_of_program(source_location at) {
-  std::vector<int> by_address;
-  for (int i = 0; i < static_cast<int>(ones.size()); ++i) {
-    one const& o = ones[static_cast<std::size_t>(i)];
-    if (!o.of_program)
-      continue;
-    if (options.registered)
-      throw invalid_use("gradient_buckets::build", named(i) + " lies in the program's memory, which is not registered",
-                        "Leave bucket_options::registered off. Memory of a pool that register_pool() took is reduced "
-                        "as registered memory",
-                        at, error_id{487});
-    peer::use_on(streams::clock_of(*side), o.gradient, "gradient_buckets::build", named(i), at);
-    if (o.gradient.count > 0)
-      by_address.push_back(i);
-  }
-  auto const gradient = [&](int i) { return ones[static_cast<std::size_t>(i)].gradient; };
-  std::ranges::sort(by_address, std::less{}, [&](int i) { return gradient(i).data; });
-  for (std::size_t k = 1; k < by_address.size(); ++k)
-    if (int const i = by_address[k - 1], next = by_address[k]; end_of(gradient(i)) > gradient(next).data)
-      throw invalid_use("gradient_buckets::build", named(i) + " and " + named(next) + " share memory",
-                        "Add each gradient once: it would be reduced twice", at, error_id{488});
-}
-
-void gradient_buckets::state::lay_out() {
-  std::size_t total = 0;
-  for (one const& o : ones)
-    total += bytes_of(o.gradient);
-  std::size_t const full =
-      options.bucket_bytes ? options.bucket_bytes : std::clamp(total / 4, least_bucket, most_bucket);
-  std::size_t at = 0;
-  for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
-    dtype const type = o->gradient.dtype;
-    // A bucket ends where the type or the memory's owner changes, or once it is full.
-    if (buckets.empty() || buckets.back().type != type || buckets.back().of_program != o->of_program ||
-        buckets.back().bytes >= full)
-      buckets.push_back({type, o->of_program});
-    bucket& its = buckets.back();
-    o->bucket = static_cast<int>(buckets.size()) - 1;
-    std::size_t bytes = bytes_of(o->gradient);
-    if (!o->of_program) {
-      bytes = base::round_up(bytes, gap);
-      o->offset = at;
-      at += bytes;
-    }
-    its.bytes += bytes;
-    ++its.members;
-    its.missing = its.members;
-  }
-}
-
-void gradient_buckets::state::set_ranges(std::byte* own, runtime::impl& owner) {
-  std::byte* at = own + half;
-  for (bucket& b : buckets) {
-    if (b.of_program)
-      continue;
-    b.ranges.push_back({at, static_cast<std::int64_t>(b.bytes / size_of(b.type)), b.type});
-    at += b.bytes;
-  }
-  for (one& o : ones) {
-    if (!o.of_program) {
-      o.parameter.data = own + o.offset;
-      o.gradient.data = own + half + o.offset;
-    } else if (o.gradient.count > 0) {
-      buckets[static_cast<std::size_t>(o.bucket)].ranges.push_back(o.gradient);
-    }
-  }
-  for (bucket& b : buckets) {
-    std::ranges::sort(b.ranges, std::less{}, &device_span::data);
-    std::vector<device_span> merged;
-    for (device_span const r : b.ranges) {
-      // Two blocks may be neighbours on this rank alone: only the program's layout within one is equal on all.
-      if (!merged.empty() && end_of(merged.back()) == r.data && block_of(owner, r) &&
-          block_of(owner, r) == block_of(owner, merged.back()))
-        merged.back().count += r.count;
-      else
-        merged.push_back(r);
-    }
-    b.ranges = std::move(merged);
-  }
-}
-
 void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t bytes, source_location at) {
   memory::allocator& from = memory(at);
   if (!options.registered)
-    return from.allocate(home, bytes, gap, at);
+    return from.allocate(home, bytes, peer::bucket_gap, at);
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;  // what enter() returns for leave(); 0: not inside
   try {
     inside = memory::thread_caches::enter(*pool);  // until leave(), this thread allocates from that pool
-    void* const p = from.allocate(home, bytes, gap, at);
+    void* const p = from.allocate(home, bytes, peer::bucket_gap, at);
     memory::thread_caches::leave(inside);
     return p;
   } catch (...) {
@@ -250,24 +104,33 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   }
 }
 
-void gradient_buckets::state::tell(driver::check::control& checker, runtime::impl& owner) const {
-  std::map<std::byte*, driver::check::managed_block> blocks;
-  for (int i = 0; i < static_cast<int>(ones.size()); ++i) {
-    one const& o = ones[static_cast<std::size_t>(i)];
-    std::byte* const its = block_of(owner, o.gradient);
-    if (!its)
-      continue;
-    blocks[its].parts.push_back({static_cast<std::size_t>(static_cast<std::byte*>(o.gradient.data) - its),
-                                 bytes_of(o.gradient), base::text("gradient ", named(i), " in bucket ", o.bucket)});
+void gradient_buckets::state::require_unprepared(std::string const& operation, source_location at) const {
+  if (prepares)
+    throw invalid_use(operation, "a call from before_reduction", "Call it outside of the function", at, error_id{491});
+}
+
+// A refused start comes again: a range that the function has scaled must not be scaled twice.
+void gradient_buckets::state::prepare(bucket& b, source_location at) {
+  stream_ref const on = side->ref();
+  if (options.before_reduction) {
+    stream_guard const here(on, at);
+    prepares = true;
+    try {
+      for (; b.prepared < b.ranges.size(); ++b.prepared)
+        options.before_reduction(b.ranges[b.prepared], on);
+    } catch (...) {
+      prepares = false;
+      throw;
+    }
+    prepares = false;
   }
-  for (auto& [its, what] : blocks) {
-    std::ranges::sort(what.parts, std::less{}, &driver::check::managed_block::part::offset);
-    what.device = device();
-    what.stream = streams::clock_of(*side).handle();
-    what.work = base::text("the reductions of rank ", rank);
-    what.call_before = "gradient_buckets::mark_ready";
-    what.call_after = "gradient_buckets::finish";
-    checker.manages(its, std::move(what));
+  if (!b.sent.data)
+    return;
+  device_span to = b.sent;
+  for (device_span const r : b.ranges) {
+    to.count = r.count;
+    peer::cast(on, to, r, at);
+    to.data = peer::end_of(to);
   }
 }
 
@@ -280,24 +143,30 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
               at);
     reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
     std::vector<peer::collective_request> requests;
-    for (device_span const r : b.ranges) {
+    auto const add = [&](device_span r) {
+      requests.push_back({peer::collective::all_reduce, r.dtype, how, 0, r.count, r.data, r.data});
+    };
+    for (device_span const r : b.ranges)
       peer::use_on(on, r, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
-      requests.push_back({peer::collective::all_reduce, b.type, how, 0, r.count, r.data, r.data});
-    }
+    prepare(b, at);
+    if (b.sent.data)
+      add(b.sent);
+    else
+      std::ranges::for_each(b.ranges, add);
     all->issue(rank, on, requests, at);
     ++started;
   }
 }
 
 gradient_buckets::gradient_buckets(communicator& of, bucket_options o)
-    : state_(new state{of.state_->all, of.state_->rank, o}) {}
+    : state_(new state{of.state_->all, of.state_->rank, std::move(o)}) {}
 gradient_buckets::gradient_buckets(gradient_buckets&&) noexcept = default;
 gradient_buckets& gradient_buckets::operator=(gradient_buckets&&) noexcept = default;
 gradient_buckets::~gradient_buckets() = default;
 
 int gradient_buckets::add(std::string name, std::int64_t count, dtype type, source_location at) {
   state_->require_new(name, count, type, at);
-  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
+  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), peer::bucket_gap);
   if (bytes > ~std::size_t{0} / 2 - state_->half) {
     std::string const what = base::text("\"", name, "\" of ", count, " ", name_of(type), " (", bytes, " B)");
     throw invalid_use("gradient_buckets::add",
@@ -343,10 +212,13 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
                       "Pass a stream of the rank's device", at, error_id{278});
   s.buckets.clear();  // of a build() that was refused below
+  if (s.options.reduce_as && *s.options.reduce_as != float16 && *s.options.reduce_as != bfloat16)
+    throw invalid_use("gradient_buckets::build", "reduce_as is " + std::string(name_of(*s.options.reduce_as)),
+                      "Reduce as float16 or bfloat16", at, error_id{492});
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
   s.use_memory_of_program(at);
-  std::size_t const bytes = std::max(2 * s.half, gap);
+  std::size_t const bytes = s.set_sent(nullptr);
   void* const block = memory::as_called("gradient_buckets::build", [&] { return s.allocate(home, bytes, at); });
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
@@ -381,6 +253,9 @@ device_span gradient_buckets::parameter(int i, source_location at) const {
 device_span gradient_buckets::gradient(int i, source_location at) const {
   return state_->find(i, "gradient_buckets::gradient", at).gradient;
 }
+device_span gradient_buckets::reduced(int i, source_location at) const {
+  return state_->find(i, "gradient_buckets::reduced", at).reduced;
+}
 gradient_buckets::place gradient_buckets::place_of(std::string_view operation, source_location at) const {
   return {state_->all->owner(operation, at).facade(), weir::device(state_->device())};
 }
@@ -407,6 +282,7 @@ device_span gradient_buckets::gradients(source_location at) const {
 void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
+  s.require_unprepared("gradient_buckets::mark_ready", at);
   (void)s.all->owner("gradient_buckets::mark_ready", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
   if (stream.device() != s.device())
@@ -441,6 +317,7 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
 void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
+  s.require_unprepared("gradient_buckets::finish", at);
   (void)s.all->owner("gradient_buckets::finish", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
   constexpr int most_named = 8;
@@ -466,6 +343,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;
     b.written.clear();
+    b.prepared = 0;
   }
   s.started = 0;
 }

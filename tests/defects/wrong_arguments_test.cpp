@@ -278,6 +278,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
                     CALL(buckets.build()),
                     CALL(buckets.parameter(0)),
                     CALL(buckets.gradient(0)),
+                    CALL(buckets.reduced(0)),
                     CALL(two.parameter_tensor(0, {2})),
                     CALL(two.gradient_tensor(0, {2})),
                     CALL(two.parameters()),

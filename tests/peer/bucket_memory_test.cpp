@@ -8,9 +8,9 @@
 #include "weir/sim.h"
 #include "weir/tensor.h"
 
+namespace weir::memory_of_buckets {
 namespace {
 
-using namespace weir;
 using namespace weir::test;
 
 TEST(bucket_tensors, lie_over_parameters_and_gradients) {
@@ -341,3 +341,4 @@ TEST_F(bucket_memory, in_a_registered_pool_has_its_place_there) {
 }
 
 }  // namespace
+}  // namespace weir::memory_of_buckets
