@@ -272,6 +272,13 @@ class gradient_buckets {
   // Makes `reader` wait for all reductions of this step, and begins the next step.
   // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.
   void finish(stream_ref reader, source_location = source_location::current());
+  // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
+  // alone. Numbers of a step whose norm is not finite stay as they are. Gaps count: they are zeros, unless
+  // before_reduction wrote there.
+  // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same bits.
+  // Requires: `on` comes behind a stream that waited by finish(). Throws: invalid_use (a step that is not finished,
+  // a negative norm, a stream of another device), not_supported (gradients of integers), out_of_memory
+  device_span clip(double max_norm, stream_ref on, source_location = source_location::current());
 
  private:
   struct state;

@@ -137,10 +137,11 @@ std::size_t gradient_buckets::state::set_sent(std::byte* own) {
     if (!options.reduce_as || (b.type != float32 && b.type != float64))
       continue;
     b.sent = {own ? own + at : nullptr, static_cast<std::int64_t>(b.bytes / size_of(b.type)), *options.reduce_as};
-    if (__builtin_add_overflow(at, base::round_up(bytes_of(b.sent), gap), &at))
+    if (__builtin_add_overflow(at, base::round_up(bytes_of(b.sent), gap), &at) || at > ~gap - gap)
       return ~gap;
   }
-  return std::max(at, gap);
+  norm = {own ? own + at : nullptr, 1, float32};
+  return at + gap;
 }
 
 void gradient_buckets::state::tell(driver::check::control& checker, runtime::impl& owner) const {

@@ -1,7 +1,7 @@
 // State of gradient_buckets: one block holds [parameters | gradients], both laid out in reverse order of add(), so
 // that gradients that a backward pass finishes together form one range, the bucket. A bucket of gradients in the
 // program's memory has a range for each, or one for neighbours. Behind them lies what is reduced instead, if that is
-// of another type.
+// of another type, and last the norm.
 // Threads: as the communicator.
 //
 // Invariant: every rank reduces the buckets in order of their ranges, each once a step.
@@ -56,6 +56,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   memory::memory_pool* pool = nullptr;  // that the block lies in, if registered
   std::optional<stream> side{};         // carries the reductions
   std::size_t started = 0;              // reductions started in this step
+  device_span norm{};                   // of clip(), and behind it a factor of float64
   bool prepares = false;                // before_reduction runs
   peer::scope_of_exceptions scope{};
 
@@ -77,6 +78,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   device_span reduced_of(one const&) const;
   void prepare(bucket&, source_location);
   void require_unprepared(std::string const& operation, source_location) const;
+  std::vector<device_span> ranges_to_clip(source_location) const;          // Throws: as clip()
   void tell(driver::check::control& checker, runtime::impl& owner) const;  // the gradients of each block
   void start_full_buckets(source_location);
   one& find(int i, std::string_view operation, source_location);

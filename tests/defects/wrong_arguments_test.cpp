@@ -285,6 +285,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
                     CALL(two.gradients()),
                     CALL(buckets.mark_ready(0, default_stream())),
                     CALL(buckets.finish(default_stream())),
+                    CALL(two.clip(-1, default_stream())),
                     CALL(exportable_buffer(0)),
                     CALL(exportable_buffer().record_stream(default_stream())),
                     CALL(pool.allocate(1)),
