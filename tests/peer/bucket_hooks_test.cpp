@@ -86,6 +86,33 @@ TEST(bucket_hooks, scale_every_gradient_once_before_its_reduction) {
   }
 }
 
+// Three passes add to the gradients, and the last one marks them: the function and the reduction see the sums once.
+TEST(bucket_passes, before_the_last_one_reduce_nothing) {
+  int const n = ranks_here();
+  auto ranks = communicator::create_all(first_devices(n));
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    int calls = 0;
+    bucket_options o{.bucket_bytes = 1, .average = false};
+    o.before_reduction = [&](device_span, stream_ref) { ++calls; };
+    gradient_buckets g(c, o);
+    for (int i = 0; i < 3; ++i)
+      g.add("g", 100);
+    g.build();
+    buffer const of_pass(400);
+    for (int pass = 0; pass < 3; ++pass)
+      for (int i = 2; i >= 0; --i) {
+        write({of_pass.data(), 100, float32}, c.rank(), i);
+        g.gradient_tensor(i, {100}).add_(tensor::from_blob(of_pass.data(), {100}, float32, gpu));
+        EXPECT_EQ(calls, pass < 2 ? 0 : 2 - i);
+        if (pass == 2)
+          g.mark_ready(i, current_stream());
+      }
+    g.finish(current_stream());
+    for (int i = 0; i < 3; ++i)
+      expect(g.gradient(i), 3, n, i);
+  });
+}
+
 TEST(bucket_wire_types, reduce_a_cast_and_leave_the_gradient) {
   int const n = ranks_here();
   for (dtype const wire : {bfloat16, float16})
