@@ -241,6 +241,7 @@ class gradient_buckets {
   // that weir does not know is reduced unregistered.
   // Requires: on all ranks the same gradients are neighbours within one block. The memory lives until the work
   // of the step is complete, a block of weir until finish() returns; for a captured step, until its last launch.
+  // Declare it before the buckets: if an exception unwinds, their end lets go of a rank that waits for others.
   int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
