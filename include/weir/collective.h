@@ -212,9 +212,9 @@ struct bucket_options {
   bool registered = false;
   // Enqueues work on gradients that are reduced next: scales them, or a function of one's own. mark_ready() and
   // finish() call it, in the order of the buckets, with each range of memory that the bucket has, gaps between
-  // gradients included. The stream is weir's, and current. The gradients are written when its work runs, and the
-  // reduction comes behind that work. What it throws passes through: the next call begins again with that range.
-  // Requires: it keeps to the range, and calls neither of the two.
+  // gradients included. The stream is weir's, and current. The gradients are written when its work runs, and
+  // the reduction comes behind that work. What it throws passes through: the next call begins again with that
+  // range. Requires: it keeps to the range, and calls neither of the two. Threads: that of the call
   std::function<void(device_span, stream_ref)> before_reduction = {};
   // float16 or bfloat16: gradients of float32 and float64 are cast to memory of the buckets, and reduced there.
   // There is no cast back: see reduced().
@@ -237,17 +237,17 @@ class gradient_buckets {
   // Requires: before build(). Returns: 0, 1, 2, … Throws: invalid_use, not_supported (an element type)
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
   // The same over memory that the program owns, in its layout. `parameter` is only handed out again: {} for
-  // none. Neighbours within one block of weir are reduced as one, others in one call for a bucket. Memory
-  // that weir does not know is reduced unregistered.
+  // none. A bucket has memory of one owner. Of the program's, neighbours within one block of weir are reduced
+  // as one, and all of the bucket in one call. Memory that weir does not know is reduced unregistered.
   // Requires: on all ranks the same gradients are neighbours within one block. The memory lives until the work
-  // of the step is complete, a block of weir until finish() returns; for a captured step, until its last launch.
+  // of the step is complete, a block of weir until finish() returns; of a captured step, until its last launch.
   // Declare it before the buckets: if an exception unwinds, their end lets go of a rank that waits for others.
   int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
-  // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share memory,
-  // registered with memory of the program, another type in reduce_as), out_of_memory; if registered, what register_pool() throws.
-  // Blocks: if registered, as register_pool()
+  // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share
+  // memory, registered with memory of the program, another type in reduce_as), out_of_memory; if registered,
+  // what register_pool() throws. Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
@@ -256,6 +256,7 @@ class gradient_buckets {
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
   // What is reduced: with reduce_as the cast gradient, otherwise the gradient.
+  // Requires: of a cast one, the next step's mark_ready() comes behind the work that reads it.
   device_span reduced(int, source_location = source_location::current()) const;
   // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
   // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
@@ -276,9 +277,10 @@ class gradient_buckets {
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
   // alone. Numbers of a step whose norm is not finite stay as they are. Gaps count: they are zeros, unless
   // before_reduction wrote there.
-  // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same bits.
-  // Requires: `on` comes behind a stream that waited by finish(). Throws: invalid_use (a step that is not finished,
-  // a negative norm, a stream of another device), not_supported (gradients of integers), out_of_memory
+  // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same
+  // bits. Requires: `on` comes behind a stream that waited by finish().
+  // Throws: invalid_use (a step that is not finished, a negative norm, a stream of another device),
+  // not_supported (gradients of integers), out_of_memory
   device_span clip(double max_norm, stream_ref on, source_location = source_location::current());
 
  private:

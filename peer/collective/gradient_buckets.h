@@ -1,7 +1,7 @@
-// State of gradient_buckets: one block holds [parameters | gradients], both laid out in reverse order of add(), so
-// that gradients that a backward pass finishes together form one range, the bucket. A bucket of gradients in the
-// program's memory has a range for each, or one for neighbours. Behind them lies what is reduced instead, if that is
-// of another type, and last the norm.
+// State of gradient_buckets: one block holds [parameters | gradients], both laid out in reverse order of add(),
+// so that gradients that a backward pass finishes together form one range, the bucket. A bucket of gradients in
+// the program's memory has a range for each, or one for neighbours. Behind them lies what is reduced instead, if
+// that is of another type, and last the norm.
 // Threads: as the communicator.
 //
 // Invariant: every rank reduces the buckets in order of their ranges, each once a step.
