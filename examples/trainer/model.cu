@@ -21,10 +21,6 @@ void run(std::int64_t n, std::initializer_list<weir::memory_use> uses, F f,
   weir::parallel_for(weir::current_stream(), static_cast<size_t>(n), uses, f, at);
 }
 
-weir::tensor look_at(weir::device_span span, parameter_row const& row, weir::device on) {
-  return weir::tensor::from_blob(span.data, weir::shape{row.rows, row.columns}, weir::float32, on);
-}
-
 // Calls f with a value of the C++ type that corresponds to the dtype.
 template <class F>
 void with_type(weir::dtype type, F f) {
@@ -94,10 +90,8 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
   std::uint64_t place = 0;
   for (int i = 0; i < loss_; ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
-    parameter p{look_at(buckets_.parameter(i), row, ranks.device()),
-                look_at(buckets_.gradient(i), row, ranks.device()),
-                {},
-                {}};
+    weir::shape const extents{row.rows, row.columns};
+    parameter p{buckets_.parameter_tensor(i, extents), buckets_.gradient_tensor(i, extents), {}, {}};
     std::int64_t const at = p.value.data<float>() - static_cast<float*>(values_.data);
     p.saved.push_back(p.value.view({row.count()}));
     for (weir::tensor const& state : states_)
@@ -183,7 +177,7 @@ weir::tensor model::loss(device_batch const& b) const {
 }
 
 weir::tensor model::step_loss() const {
-  return weir::tensor::from_blob(buckets_.gradient(loss_).data, {}, weir::float32, parameters_[0].value.device());
+  return buckets_.gradient_tensor(loss_, {});
 }
 
 void model::forward_backward(device_batch const& b, float scale, part_of_step part) {
@@ -233,8 +227,7 @@ void model::forward_backward(device_batch const& b, float scale, part_of_step pa
 }
 
 void model::update(std::int64_t step, update_options const& o) {
-  auto const bytes = static_cast<size_t>(values_.count) * sizeof(float);
-  auto const gradients = weir::reads(gradients_.data, bytes);
+  auto const gradients = weir::reads(gradients_);
   auto const* const from = static_cast<float const*>(gradients_.data);
   if (scaling_.defined())
     run(gradients_.count, {gradients, weir::updates(scaling_)}, look_for_overflow{from, scaling()});
@@ -249,7 +242,7 @@ void model::update(std::int64_t step, update_options const& o) {
   }
   read_gradient const read{from, scaling(), square_norm.defined() ? square_norm.data<float>() : nullptr,
                            o.clip > 0 ? o.clip : INFINITY};
-  auto const values = weir::updates(values_.data, bytes);
+  auto const values = weir::updates(values_);
   auto* const value = static_cast<float*>(values_.data);
   if (options_.by == optimizer::sgd) {
     run(values_.count, {values, weir::updates(states_[0]), gradients, weir::reads(scaling_), weir::reads(square_norm)},

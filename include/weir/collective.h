@@ -3,6 +3,7 @@
 // calls in the same order, except for sends and receives.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,11 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "weir/launch.h"
 #include "weir/stream.h"
 
 namespace weir WEIR_API {
 
 class pool;
+class shape;   // weir/tensor.h
+class tensor;  // likewise
 
 // average of integers: sum / ranks, rounded towards zero
 enum class reduce_op : std::uint8_t { sum, average, min, max };
@@ -25,6 +29,16 @@ struct device_span {  // elements in the memory of one device
   std::int64_t count = 0;
   weir::dtype dtype = float32;
 };
+// Declares that the work of a launch (weir/launch.h) reads all elements.
+inline memory_use reads(device_span s) noexcept {
+  return {s.count > 0 ? s.data : nullptr, access_mode::read, static_cast<size_t>(s.count) * size_of(s.dtype)};
+}
+inline memory_use writes(device_span s) noexcept {
+  return {reads(s).address, access_mode::write, reads(s).bytes};
+}
+inline memory_use updates(device_span s) noexcept {
+  return {reads(s).address, access_mode::update, reads(s).bytes};
+}
 
 // How this process was started. torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 // Open MPI's mpirun sets OMPI_COMM_WORLD_RANK, …_SIZE and …_LOCAL_RANK.
@@ -196,10 +210,19 @@ struct bucket_options {
   bool average = true;      // false: sum
   // The block lies in a registered pool of its own, which stays until the communicator ends: register_pool()
   bool registered = false;
+  // Enqueues work on gradients that are reduced next: scales them, or a function of one's own. mark_ready() and
+  // finish() call it, in the order of the buckets, with each range of memory that the bucket has, gaps between
+  // gradients included. The stream is weir's, and current. The gradients are written when its work runs, and
+  // the reduction comes behind that work. What it throws passes through: the next call begins again with that
+  // range. Requires: it keeps to the range, and calls neither of the two. Threads: that of the call
+  std::function<void(device_span, stream_ref)> before_reduction = {};
+  // float16 or bfloat16: gradients of float32 and float64 are cast to memory of the buckets, and reduced there.
+  // There is no cast back: see reduced().
+  std::optional<dtype> reduce_as = {};
 };
 
-// Keeps all parameters and gradients of one rank in one block. Gradients are reduced in place, a bucket at a
-// time and the last added first, while the backward pass still runs.
+// Keeps all parameters and gradients of one rank in one block, except those that the program owns. Gradients
+// are reduced in place, a bucket at a time and the last added first, while the backward pass still runs.
 // A graph of a step reduces at each launch. Simulated ranks of several processes throw not_supported.
 // Threads: as the communicator. All ranks add the same items in the same order.
 class gradient_buckets {
@@ -211,12 +234,20 @@ class gradient_buckets {
   // for others.
   ~gradient_buckets();
 
-  // Requires: before build(). Returns: 0, 1, 2, …
+  // Requires: before build(). Returns: 0, 1, 2, … Throws: invalid_use, not_supported (an element type)
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
+  // The same over memory that the program owns, in its layout. `parameter` is only handed out again: {} for
+  // none. A bucket has memory of one owner. Of the program's, neighbours within one block of weir are reduced
+  // as one, and all of the bucket in one call. Memory that weir does not know is reduced unregistered.
+  // Requires: on all ranks the same gradients are neighbours within one block. The memory lives until the work
+  // of the step is complete, a block of weir until finish() returns; of a captured step, until its last launch.
+  // Declare it before the buckets: if an exception unwinds, their end lets go of a rank that waits for others.
+  int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
-  // Throws: invalid_use (built before, nothing added), not_supported (an element type), out_of_memory; if
-  // registered, what register_pool() throws. Blocks: if registered, as register_pool()
+  // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share
+  // memory, registered with memory of the program, another type in reduce_as), out_of_memory; if registered,
+  // what register_pool() throws. Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
@@ -224,20 +255,42 @@ class gradient_buckets {
   // Throws: invalid_use (no such index, not built)
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
+  // What is reduced: with reduce_as the cast gradient, otherwise the gradient.
+  // Requires: of a cast one, the next step's mark_ready() comes behind the work that reads it.
+  device_span reduced(int, source_location = source_location::current()) const;
+  // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
+  // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
+  tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
+  tensor gradient_tensor(int, shape const&, source_location = source_location::current()) const;
   // Return all, with gaps (zeros) between: element i of the parameters belongs to element i of the gradients.
-  // Throws: invalid_use (types differ, not built)
+  // Throws: invalid_use (types differ, memory of the program, not built)
   device_span parameters(source_location = source_location::current()) const;
   device_span gradients(source_location = source_location::current()) const;
 
   // Declares the gradient written by the work enqueued on `writer` so far. Once a bucket and all before it
-  // are ready, their reduction starts on a separate stream. Throws: invalid_use (ready twice in a step).
+  // are ready, their reduction starts on a separate stream.
+  // Throws: invalid_use (ready twice in a step; memory of the program that was freed; by before_reduction).
   void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // Makes `reader` wait for all reductions of this step, and begins the next step.
   // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.
   void finish(stream_ref reader, source_location = source_location::current());
+  // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
+  // alone. Numbers of a step whose norm is not finite stay as they are. Gaps count: they are zeros, unless
+  // before_reduction wrote there.
+  // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same
+  // bits. Requires: `on` comes behind a stream that waited by finish().
+  // Throws: invalid_use (a step that is not finished, a negative norm, a stream of another device),
+  // not_supported (gradients of integers), out_of_memory
+  device_span clip(double max_norm, stream_ref on, source_location = source_location::current());
 
  private:
   struct state;
+  struct place {
+    runtime& in;
+    weir::device on;
+  };
+  place place_of(std::string_view operation, source_location) const;
+  tensor over(device_span, std::string_view operation, shape const&, source_location) const;
   std::unique_ptr<state> state_;
 };
 

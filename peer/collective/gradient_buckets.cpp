@@ -1,16 +1,12 @@
-// Gradient buckets: one block holds [parameters | gradients], both laid out in reverse order of add(), so
-// that gradients that a backward pass finishes together form one range, the bucket.
+// Gradient buckets: the calls of a step, and the block's beginning and end.
 // Threads: as the communicator.
-//
-// Invariant: every rank reduces the buckets in order of their ranges, each once a step.
 #include <algorithm>
 #include <exception>
-#include <optional>
 
-#include "peer/collective/group.h"
+#include "peer/collective/bucket_kernels.h"
+#include "peer/collective/gradient_buckets.h"
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
-#include "runtime/driver/race_control.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/thread_caches.h"
@@ -22,8 +18,7 @@
 namespace weir {
 namespace {
 
-constexpr std::size_t gap = 512;  // alignment of each parameter and gradient, bytes
-constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
+constexpr std::int64_t most_elements = std::int64_t{1} << 56;
 
 // Orders the stream behind `s`; inside a capture behind all work so far of the stream that `s` is of.
 driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
@@ -37,72 +32,34 @@ driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
 
 }  // namespace
 
-struct WEIR_LOCAL gradient_buckets::state {
-  struct one {
-    std::string name;
-    std::int64_t count;
-    dtype type;
-    std::size_t offset = 0;  // bytes, from the start of the parameters and of the gradients
-    int bucket = 0;
-    bool was_ready = false;
-  };
-  struct bucket {
-    dtype type;
-    std::size_t begin, end;  // bytes
-    int members = 0, missing = 0;
-    std::vector<clock::stamp> written;  // at most one a stream
-  };
+memory::allocator& gradient_buckets::state::memory(source_location at) const {
+  return all->owner("gradient_buckets", at).part<memory::device_memory>().on(device(), at);
+}
 
-  std::shared_ptr<peer::group> all;
-  int rank;
-  bucket_options options;
-  std::vector<one> ones{};
-  std::vector<bucket> buckets{};
-  std::size_t half = 0;                 // bytes of all parameters, gaps included
-  std::byte* block = nullptr;           // null before build()
-  memory::memory_pool* pool = nullptr;  // that the block lies in, if registered
-  std::optional<stream> side{};         // carries the reductions
-  std::size_t started = 0;              // reductions started in this step
-  peer::scope_of_exceptions scope{};
-
-  memory::allocator& memory(source_location at) const {
-    return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
+gradient_buckets::state::~state() {
+  if (all->ended() || process_is_ending() || process_was_forked())
+    return;
+  // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
+  // must serve, so the ranks end first.
+  constexpr std::string_view why = "an exception ended its gradient_buckets";
+  // If no call of this rank waits, all end only once another rank waits for its next call.
+  if (scope.is_ended()) {
+    if (all->waits(rank))
+      all->abort(rank, why);
+    else
+      all->unwound(rank, why);
   }
-  std::string named(int i) const {
-    return base::text("\"", ones[static_cast<std::size_t>(i)].name, "\" (gradient ", i, ")");
+  if (!block)
+    return;
+  static constexpr char const* its_end = "the end of its gradient_buckets";
+  try {
+    weir::deallocate(block, {its_end, "", 0});
+    if (pool)
+      memory(source_location::current()).end_pool(*pool);
+  } catch (...) {
+    streams::tell_of_refused_free(block, its_end);
   }
-
-  ~state() {
-    if (all->ended() || process_is_ending() || process_was_forked())
-      return;
-    // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
-    // must serve, so the ranks end first.
-    constexpr std::string_view why = "an exception ended its gradient_buckets";
-    // If no call of this rank waits, all end only once another rank waits for its next call.
-    if (scope.is_ended()) {
-      if (all->waits(rank))
-        all->abort(rank, why);
-      else
-        all->unwound(rank, why);
-    }
-    if (!block)
-      return;
-    static constexpr char const* its_end = "the end of its gradient_buckets";
-    try {
-      weir::deallocate(block, {its_end, "", 0});
-      if (pool)
-        memory(source_location::current()).end_pool(*pool);
-    } catch (...) {
-      streams::tell_of_refused_free(block, its_end);
-    }
-  }
-
-  void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
-  driver::check::managed_block named_parts(int device) const;  // of the gradients
-  void lay_out();
-  void start_full_buckets(source_location);
-  one& find(int i, std::string_view operation, source_location);
-};
+}
 
 gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, source_location at) {
   std::string const op(operation);
@@ -115,33 +72,28 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
   return ones[static_cast<std::size_t>(i)];
 }
 
-void gradient_buckets::state::lay_out() {
-  std::size_t const full =
-      options.bucket_bytes ? options.bucket_bytes : std::clamp(half / 4, least_bucket, most_bucket);
-  std::size_t at = 0;
-  for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
-    // A bucket ends where the type changes, or once it is full.
-    if (buckets.empty() || buckets.back().type != o->type || buckets.back().end - buckets.back().begin >= full)
-      buckets.push_back({o->type, at, at, 0, 0, {}});
-    o->offset = at;
-    o->bucket = static_cast<int>(buckets.size()) - 1;
-    at += base::round_up(static_cast<std::size_t>(o->count) * size_of(o->type), gap);
-    bucket& its = buckets.back();
-    its.end = at;
-    ++its.members;
-    its.missing = its.members;
-  }
+void gradient_buckets::state::require_new(std::string const& name, std::int64_t count, dtype type,
+                                          source_location at) const {
+  if (block)
+    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Call add() before build()", at,
+                      error_id{272});
+  if (count < 0 || count > most_elements)
+    throw invalid_use("gradient_buckets::add", base::text("\"", name, "\" of ", count, " elements"),
+                      "Pass a number of elements, 0 or more", at, error_id{273});
+  if (!peer::reducible(type))
+    throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{274});
 }
 
 void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t bytes, source_location at) {
   memory::allocator& from = memory(at);
   if (!options.registered)
-    return from.allocate(home, bytes, gap, at);
+    return from.allocate(home, bytes, peer::bucket_gap, at);
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;  // what enter() returns for leave(); 0: not inside
   try {
     inside = memory::thread_caches::enter(*pool);  // until leave(), this thread allocates from that pool
-    void* const p = from.allocate(home, bytes, gap, at);
+    void* const p = from.allocate(home, bytes, peer::bucket_gap, at);
     memory::thread_caches::leave(inside);
     return p;
   } catch (...) {
@@ -152,19 +104,34 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   }
 }
 
-driver::check::managed_block gradient_buckets::state::named_parts(int device) const {
-  driver::check::managed_block out{.parts = {},
-                                   .device = device,
-                                   .stream = streams::clock_of(*side).handle(),
-                                   .work = base::text("the reductions of rank ", rank),
-                                   .call_before = "gradient_buckets::mark_ready",
-                                   .call_after = "gradient_buckets::finish"};
-  for (int i = static_cast<int>(ones.size()) - 1; i >= 0; --i) {  // in order of offsets
-    one const& o = ones[static_cast<std::size_t>(i)];
-    out.parts.push_back({half + o.offset, static_cast<std::size_t>(o.count) * size_of(o.type),
-                         base::text("gradient ", named(i), " in bucket ", o.bucket)});
+void gradient_buckets::state::require_unprepared(std::string const& operation, source_location at) const {
+  if (prepares)
+    throw invalid_use(operation, "a call from before_reduction", "Call it outside of the function", at, error_id{491});
+}
+
+// A refused start comes again: a range that the function has scaled must not be scaled twice.
+void gradient_buckets::state::prepare(bucket& b, source_location at) {
+  stream_ref const on = side->ref();
+  if (options.before_reduction) {
+    stream_guard const here(on, at);
+    prepares = true;
+    try {
+      for (; b.prepared < b.ranges.size(); ++b.prepared)
+        options.before_reduction(b.ranges[b.prepared], on);
+    } catch (...) {
+      prepares = false;
+      throw;
+    }
+    prepares = false;
   }
-  return out;
+  if (!b.sent.data)
+    return;
+  device_span to = b.sent;
+  for (device_span const r : b.ranges) {
+    to.count = r.count;
+    peer::cast(on, to, r, at);
+    to.data = peer::end_of(to);
+  }
 }
 
 void gradient_buckets::state::start_full_buckets(source_location at) {
@@ -174,33 +141,32 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
     for (clock::stamp const s : b.written)
       require(wait_behind(on, s), "gradient_buckets::mark_ready", base::text("bucket ", started, " of rank ", rank), "",
               at);
-    std::byte* const data = block + half + b.begin;
-    std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
-    peer::use_on(on, {data, count, b.type}, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
     reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
-    all->issue(rank, on, {peer::collective::all_reduce, b.type, how, 0, count, data, data}, at);
+    std::vector<peer::collective_request> requests;
+    auto const add = [&](device_span r) {
+      requests.push_back({peer::collective::all_reduce, r.dtype, how, 0, r.count, r.data, r.data});
+    };
+    for (device_span const r : b.ranges)
+      peer::use_on(on, r, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
+    prepare(b, at);
+    if (b.sent.data)
+      add(b.sent);
+    else
+      std::ranges::for_each(b.ranges, add);
+    all->issue(rank, on, requests, at);
     ++started;
   }
 }
 
 gradient_buckets::gradient_buckets(communicator& of, bucket_options o)
-    : state_(new state{of.state_->all, of.state_->rank, o}) {}
+    : state_(new state{of.state_->all, of.state_->rank, std::move(o)}) {}
 gradient_buckets::gradient_buckets(gradient_buckets&&) noexcept = default;
 gradient_buckets& gradient_buckets::operator=(gradient_buckets&&) noexcept = default;
 gradient_buckets::~gradient_buckets() = default;
 
 int gradient_buckets::add(std::string name, std::int64_t count, dtype type, source_location at) {
-  if (state_->block)
-    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Call add() before build()", at,
-                      error_id{272});
-  constexpr std::int64_t most = std::int64_t{1} << 56;
-  if (count < 0 || count > most)
-    throw invalid_use("gradient_buckets::add", base::text("\"", name, "\" of ", count, " elements"),
-                      "Pass a number of elements, 0 or more", at, error_id{273});
-  if (!peer::reducible(type))
-    throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
-                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{274});
-  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
+  state_->require_new(name, count, type, at);
+  std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), peer::bucket_gap);
   if (bytes > ~std::size_t{0} / 2 - state_->half) {
     std::string const what = base::text("\"", name, "\" of ", count, " ", name_of(type), " (", bytes, " B)");
     throw invalid_use("gradient_buckets::add",
@@ -208,9 +174,20 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
                       "Check the product that the count was made from: one block holds all parameters and gradients",
                       at, error_id{275});
   }
-  state_->ones.push_back({std::move(name), count, type});
+  device_span const its{nullptr, count, type};
+  state_->ones.push_back({std::move(name), its, its});
   state_->half += bytes;
-  return static_cast<int>(state_->ones.size()) - 1;
+  return size() - 1;
+}
+
+int gradient_buckets::add(std::string name, device_span parameter, device_span gradient, source_location at) {
+  state_->require_new(name, gradient.count, gradient.dtype, at);
+  if (parameter.count != gradient.count && parameter.count != 0)
+    throw invalid_use("gradient_buckets::add",
+                      base::text("\"", name, "\" of ", parameter.count, " elements, its gradient of ", gradient.count),
+                      "Pass spans of equal counts, or no parameter: {}", at, error_id{489});
+  state_->ones.push_back({std::move(name), parameter, gradient, true});
+  return size() - 1;
 }
 
 void gradient_buckets::build(source_location at) {
@@ -229,20 +206,25 @@ void gradient_buckets::build(stream_ref on, source_location at) {
                       error_id{277});
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
-  int const device = s.all->device(s.rank);
+  int const device = s.device();
   clock::stream_clock& home = streams::clock_or_throw(on, "gradient_buckets::build", at);
   if (&home.owner() != &owner || home.device() != device)
     throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
                       "Pass a stream of the rank's device", at, error_id{278});
   s.buckets.clear();  // of a build() that was refused below
+  if (s.options.reduce_as && *s.options.reduce_as != float16 && *s.options.reduce_as != bfloat16)
+    throw invalid_use("gradient_buckets::build", "reduce_as is " + std::string(name_of(*s.options.reduce_as)),
+                      "Reduce as float16 or bfloat16", at, error_id{492});
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
-  std::size_t const bytes = std::max(2 * s.half, gap);
+  s.use_memory_of_program(at);
+  std::size_t const bytes = s.set_sent(nullptr);
   void* const block = memory::as_called("gradient_buckets::build", [&] { return s.allocate(home, bytes, at); });
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
     s.memory(at).record_use(block, streams::clock_of(*s.side), at);
+    s.set_ranges(static_cast<std::byte*>(block), owner);
     // Last: a registration keeps the memory until the communicator ends.
     if (s.pool)
       s.all->register_pool(s.rank, streams::clock_of(*s.side), s.memory(at), *s.pool, at);
@@ -254,7 +236,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   }
   s.block = static_cast<std::byte*>(block);
   if (auto* const checker = owner.machine().checker())
-    checker->manages(block, s.named_parts(device));
+    s.tell(*checker, owner);
   observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }
 
@@ -266,22 +248,31 @@ int gradient_buckets::bucket_count() const noexcept {
 }
 
 device_span gradient_buckets::parameter(int i, source_location at) const {
-  state::one const& o = state_->find(i, "gradient_buckets::parameter", at);
-  return {state_->block + o.offset, o.count, o.type};
+  return state_->find(i, "gradient_buckets::parameter", at).parameter;
 }
 device_span gradient_buckets::gradient(int i, source_location at) const {
-  state::one const& o = state_->find(i, "gradient_buckets::gradient", at);
-  return {state_->block + state_->half + o.offset, o.count, o.type};
+  return state_->find(i, "gradient_buckets::gradient", at).gradient;
+}
+device_span gradient_buckets::reduced(int i, source_location at) const {
+  return state_->find(i, "gradient_buckets::reduced", at).reduced;
+}
+gradient_buckets::place gradient_buckets::place_of(std::string_view operation, source_location at) const {
+  return {state_->all->owner(operation, at).facade(), weir::device(state_->device())};
 }
 device_span gradient_buckets::parameters(source_location at) const {
   state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
-  for (state::one const& o : state_->ones)
-    if (o.type != first.type)
+  dtype const type = first.gradient.dtype;
+  for (state::one const& o : state_->ones) {
+    if (o.of_program)
+      throw invalid_use("gradient_buckets::parameters", "\"" + o.name + "\" lies in the program's memory",
+                        "Use parameter(i) and gradient(i) instead", at, error_id{490});
+    if (o.gradient.dtype != type)
       throw invalid_use("gradient_buckets::parameters",
-                        "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name +
-                            "\" of " + std::string(name_of(o.type)),
+                        "\"" + first.name + "\" is of " + std::string(name_of(type)) + ", \"" + o.name + "\" of " +
+                            std::string(name_of(o.gradient.dtype)),
                         "Use parameter(i) instead", at, error_id{279});
-  return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
+  }
+  return {state_->block, static_cast<std::int64_t>(state_->half / size_of(type)), type};
 }
 device_span gradient_buckets::gradients(source_location at) const {
   device_span const same = parameters(at);
@@ -291,20 +282,24 @@ device_span gradient_buckets::gradients(source_location at) const {
 void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) {
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
+  s.require_unprepared("gradient_buckets::mark_ready", at);
   (void)s.all->owner("gradient_buckets::mark_ready", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
-  if (stream.device() != s.all->device(s.rank))
-    throw invalid_use("gradient_buckets::mark_ready",
-                      base::text(s.named(i), " from a stream of gpu:", stream.device(),
-                                 ", the rank's device is gpu:", s.all->device(s.rank)),
-                      "Pass the stream that wrote the gradient", at, error_id{280});
+  if (stream.device() != s.device())
+    throw invalid_use(
+        "gradient_buckets::mark_ready",
+        base::text(s.named(i), " from a stream of gpu:", stream.device(), ", the rank's device is gpu:", s.device()),
+        "Pass the stream that wrote the gradient", at, error_id{280});
   if (o.was_ready)
     throw invalid_use(
         "gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
         "Call mark_ready once, after the last write. If a layer is recomputed or gradients accumulate, call it "
         "after the last pass",
         at, error_id{281});
-  s.memory(at).record_use(s.block, stream, at);
+  if (o.of_program)
+    peer::use_on(stream, o.gradient, "gradient_buckets::mark_ready", s.named(i), at);
+  else
+    s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
   // Of each stream the latest stamp covers those before.
   clock::stamp const written = stream.now();
@@ -322,6 +317,7 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
 void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
+  s.require_unprepared("gradient_buckets::finish", at);
   (void)s.all->owner("gradient_buckets::finish", at);  // throws after the runtime has ended
   clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
   constexpr int most_named = 8;
@@ -347,6 +343,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;
     b.written.clear();
+    b.prepared = 0;
   }
   s.started = 0;
 }

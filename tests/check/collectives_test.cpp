@@ -252,6 +252,38 @@ TEST(collectives, a_use_before_finish_names_gradient_and_call) {
        "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
 }
 
+// The program's blocks have names, too: two gradients in one, and other bytes between them.
+TEST(collectives, a_gradient_in_a_block_of_the_program_is_named) {
+  int wrote = 0;
+  for (bool const beside : {false, true}) {
+    auto const all = found([&] {
+      two p;
+      std::vector<gradient_buckets> g;
+      for (int r : {0, 1}) {
+        device_guard const on(r);
+        g.emplace_back(p.ranks[static_cast<size_t>(r)]);
+        g.back().add("first", {}, {p.in[r].data(), count / 4});
+        g.back().add("last", {}, {p.in[r].data<float>() + count / 2, count / 4});
+        g.back().build();
+        for (int which : {1, 0})
+          g.back().mark_ready(which, line(r));
+      }
+      float* const at = p.in[0].data<float>() + (beside ? count / 4 : count / 2);
+      write(line(0), at, bytes / 4), wrote = __LINE__;
+      for (int r : {0, 1})
+        g[static_cast<size_t>(r)].finish(line(r));
+      two::done();
+    });
+    if (beside)
+      expect_none(all);
+    else
+      expect_one(all, "race",
+                 {", gradient \"last\" (gradient 1) in bucket 0: all_reduce at ",
+                  "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 1 of gpu:0",
+                  "run the reductions of rank 0."});
+  }
+}
+
 TEST(collectives, a_write_beside_mark_ready_names_that_call) {
   auto const all = found([&] {
     bucketed p;

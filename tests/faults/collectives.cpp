@@ -109,26 +109,48 @@ std::string collectives_in_a_group() {
 }
 
 namespace {
+bucket_options options_of(bool registered, bool of_program) {
+  bucket_options o{.bucket_bytes = 512, .registered = registered};
+  if (of_program)
+    o.before_reduction = [](device_span g, stream_ref) {
+      tensor::from_blob(g.data, {g.count}, g.dtype, gpu).mul_(0.5);
+    };
+  return o;
+}
+
 // A linear model with two outputs, trained with momentum on two devices that share gradients.
-std::string trained(bool registered) {
+std::string trained(bool registered, bool of_program = false) {
   constexpr int n = 2;
   auto ranks = communicator::create_all(devices(n));
   struct replica {
+    tensor values{}, sums{};  // of the program. They outlive `shared`, whose end lets ranks go that wait for each other
     gradient_buckets shared;
     tensor x, y, velocity{};
     tensor view(device_span s, shape as, int on) const { return tensor::from_blob(s.data, as, float32, device(on)); }
+    device_span whole() const { return values.defined() ? device_span{values.data(), 10} : shared.parameters(); }
+    tensor reduced(int on) const {
+      return values.defined() ? view(shared.reduced(0), {10}, on) : view(shared.gradients(), {whole().count}, on);
+    }
   };
   std::vector<replica> all;
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
-    all.push_back(
-        {gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512, .registered = registered}),
-         arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
+    all.push_back({{},
+                   {},
+                   gradient_buckets(ranks[static_cast<std::size_t>(d)], options_of(registered, of_program)),
+                   arange(24).view({6, 4}).mul_(0.01 * (d + 1)),
+                   ones({6, 2})});
     auto& shared = all.back().shared;
-    shared.add("weight", 8);
-    shared.add("bias", 2);
+    if (of_program) {
+      tensor &values = all.back().values = zeros({10}), &sums = all.back().sums = zeros({10});
+      shared.add("weight", {values.data(), 8}, {sums.data(), 8});
+      shared.add("bias", {values.data<float>() + 8, 2}, {sums.data<float>() + 8, 2});
+    } else {
+      shared.add("weight", 8);
+      shared.add("bias", 2);
+    }
     shared.build();
-    device_span const whole = shared.parameters();
+    device_span const whole = all.back().whole();
     all.back().view(whole, {whole.count}, d).fill_(0.125);
     all.back().velocity = zeros({whole.count});
   }
@@ -148,8 +170,10 @@ std::string trained(bool registered) {
       device_guard const on(d);
       replica& r = all[static_cast<std::size_t>(d)];
       r.shared.finish(current_stream());
-      device_span const values = r.shared.parameters();
-      r.velocity.mul_(0.9).add_(r.view(r.shared.gradients(), {values.count}, d));
+      device_span const values = r.whole();
+      if (of_program)
+        (void)r.shared.clip(0.75, current_stream());
+      r.velocity.mul_(0.9).add_(r.reduced(d));
       tensor parameters = r.view(values, {values.count}, d);
       parameters.add_(r.velocity, -0.1);
     }
@@ -163,6 +187,9 @@ std::string trained(bool registered) {
 
 std::string two_training_steps() {
   return trained(false);
+}
+std::string two_steps_in_memory_of_the_program() {
+  return trained(false, true);
 }
 std::string two_steps_in_registered_pools() {
   return trained(true);

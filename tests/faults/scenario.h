@@ -28,6 +28,7 @@ std::span<scenario const> scenarios();
 
 // Those with a file of their own.
 std::string two_training_steps();
+std::string two_steps_in_memory_of_the_program();  // and a function before the reduction, and clipping
 std::string two_steps_in_registered_pools();
 std::string all_collectives();
 std::string collectives_in_a_group();

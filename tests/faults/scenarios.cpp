@@ -364,6 +364,10 @@ constexpr std::array table{
         "handles_and_places", {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, handles_and_places},
     scenario{
         "two_training_steps", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, two_training_steps},
+    scenario{"gradients_of_the_program",
+             {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
+             {},
+             two_steps_in_memory_of_the_program},
     scenario{"registered_pools",
              {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
              {},

@@ -1,14 +1,20 @@
-// Random steps of gradient_buckets, enqueued or captured and launched, against sums computed here.
+// Random steps of gradient_buckets, enqueued or captured and launched, against sums computed here. Some gradients lie in
+// the program's memory, a function may add 1 to them before their reduction, and float32 may be reduced as a half type.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include "tests/model/verdict.h"
 #include "tests/peer/machine_fixture.h"
 #include "weir/collective.h"
 #include "weir/graph.h"
+#include "weir/half.h"
+#include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 
@@ -27,23 +33,40 @@ class buckets_program {
     for (int k = 0; k < size_; ++k)
       who.emplace_back(k);
     all_ = communicator::create_all(who);
-    std::vector<std::int64_t> counts(1 + random_() % 5);
-    for (auto& n : counts)
-      n = static_cast<std::int64_t>(random_() % 1500);
-    std::size_t const bucket = 1 + random_() % 2000;
+    items_.resize(1 + random_() % 5);
+    for (item& i : items_) {
+      i.count = static_cast<std::int64_t>(random_() % 1500);
+      i.type = random_() % 2 ? uint8 : float32;
+      i.block = static_cast<int>(random_() % 3) - 1;
+      i.result_at = bytes_;
+      bytes_ += static_cast<std::size_t>(i.count) * 4;
+    }
+    bucket_options o{.bucket_bytes = 1 + random_() % 2000, .average = false};
+    if (adds_)
+      o.before_reduction = [](device_span range, stream_ref s) { add_one(s, range); };
+    if (auto const wire = random_() % 3)
+      o.reduce_as = wire == 1 ? bfloat16 : float16;
+    lay_out_blocks();
     for (int i = 0, n = 2 + static_cast<int>(random_() % 5); i < n; ++i)
       steps_.push_back({static_cast<kind>(random_() % 3), random_() % 8});
     ranks_.reserve(all_.size());
     for (communicator& c : all_) {
-      rank& r = ranks_.emplace_back(c, bucket, random_());
+      rank& r = ranks_.emplace_back(c, o, random_());
       device_guard const on(c.device());
       stream_guard const in(r.lines[0]);
-      for (std::int64_t const n : counts)
-        r.buckets.add("", n, uint8);
+      for (std::size_t k = 0; k < 2; ++k) {
+        r.gradients[k] = buffer(std::max(block_bytes_[k], std::size_t{1}));
+        r.parameters[k] = buffer(std::max(block_bytes_[k], std::size_t{1}));
+      }
+      for (item const& i : items_) {
+        if (i.block < 0)
+          r.buckets.add("", i.count, i.type);
+        else
+          r.buckets.add("", i.in(r.parameters), i.in(r.gradients));
+      }
       r.buckets.build();
-      r.bytes = static_cast<std::size_t>(r.buckets.gradients().count);
-      r.result = buffer(std::max(r.bytes, std::size_t{1}));
-      r.results = buffer(std::max(r.bytes * steps_.size(), std::size_t{1}));
+      r.result = buffer(std::max(bytes_, std::size_t{1}));
+      r.results = buffer(std::max(bytes_ * steps_.size(), std::size_t{1}));
     }
   }
 
@@ -78,21 +101,82 @@ class buckets_program {
     kind what;
     std::uint64_t which;
   };
+  struct item {
+    std::int64_t count;
+    dtype type;
+    int block;                          // of the program; -1: none
+    std::size_t at = 0, result_at = 0;  // bytes
+    device_span in(std::array<buffer, 2> const& blocks) const {
+      return {blocks[static_cast<std::size_t>(block)].data<std::byte>() + at, count, type};
+    }
+  };
   struct rank {
-    rank(communicator& c, std::size_t bucket, std::uint64_t seed)
-        : lines{stream(c.device()), stream(c.device())},
-          buckets(c, {.bucket_bytes = bucket, .average = false}),
-          random(seed) {}
+    rank(communicator& c, bucket_options const& o, std::uint64_t seed)
+        : lines{stream(c.device()), stream(c.device())}, buckets(c, o), random(seed) {}
     std::array<stream, 2> lines;
+    std::array<buffer, 2> parameters{}, gradients{};
     gradient_buckets buckets;
     std::mt19937_64 random;  // orders and streams differ from rank to rank
-    std::size_t bytes = 0;
     buffer result{}, results{};
     std::vector<graph> graphs{};
   };
 
-  static unsigned char value(std::size_t k, std::size_t step, int gradient) {
-    return static_cast<unsigned char>(1 + k * 50 + step * 7 + static_cast<std::size_t>(gradient));
+  // In an order of their own, some with a gap in front of them.
+  void lay_out_blocks() {
+    std::vector<std::size_t> order(items_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::shuffle(order, random_);
+    for (std::size_t const k : order) {
+      item& i = items_[k];
+      if (i.block < 0)
+        continue;
+      std::size_t& end = block_bytes_[static_cast<std::size_t>(i.block)];
+      if (i.type == float32)
+        end = (end + 3) / 4 * 4;
+      i.at = end + (random_() % 4 == 0 ? 64 : 0);
+      end = i.at + static_cast<std::size_t>(i.count) * size_of(i.type);
+    }
+  }
+
+  static void never(CUstream_st*) {}
+  static void put(stream_ref s, device_span to, int v) {
+    launch(s, {writes(to)}, never, [to, v] {
+      if (to.dtype == uint8)
+        std::fill_n(static_cast<std::uint8_t*>(to.data), to.count, static_cast<std::uint8_t>(v));
+      else
+        std::fill_n(static_cast<float*>(to.data), to.count, static_cast<float>(v));
+    });
+  }
+  static void add_one(stream_ref s, device_span what) {
+    launch(s, {updates(what)}, never, [what] {
+      if (what.dtype == uint8)
+        for (auto& v : std::span(static_cast<std::uint8_t*>(what.data), static_cast<std::size_t>(what.count)))
+          ++v;
+      else
+        for (auto& v : std::span(static_cast<float*>(what.data), static_cast<std::size_t>(what.count)))
+          ++v;
+    });
+  }
+  static int number_at(dtype type, std::byte const* at) {
+    auto const as = [&]<class T>(T v) {
+      std::memcpy(&v, at, sizeof v);
+      return static_cast<int>(static_cast<float>(v));
+    };
+    return type == uint8     ? as(std::uint8_t())
+           : type == float32 ? as(float())
+           : type == float16 ? as(float16_t())
+                             : as(bfloat16_t());
+  }
+
+  // The sum over three ranks is exact in bfloat16.
+  static int value(std::size_t k, std::size_t step, std::size_t gradient) {
+    return static_cast<int>(1 + k * 30 + step * 4 + gradient);
+  }
+  int sum_of(std::size_t step, std::size_t gradient) const {
+    int sum = 0;
+    for (std::size_t k = 0; k < ranks_.size(); ++k)
+      sum += value(k, step, gradient) + (adds_ ? 1 : 0);
+    return items_[gradient].type == uint8 ? sum % 256 : sum;
   }
 
   void enqueue(rank& r) {
@@ -104,12 +188,17 @@ class buckets_program {
     for (int const i : order) {
       device_span const to = r.buckets.gradient(i);
       stream const& writer = r.random() % 2 ? other : home;
-      copy(writer, to.data, r.buckets.parameter(i).data, static_cast<std::size_t>(to.count), non_blocking);
+      copy(writer, to.data, r.buckets.parameter(i).data, static_cast<std::size_t>(to.count) * size_of(to.dtype),
+           non_blocking);
       r.buckets.mark_ready(i, writer);
     }
     stream const& reader = r.random() % 2 ? other : home;
     r.buckets.finish(reader);
-    copy(reader, r.result.data(), r.buckets.gradients().data, r.bytes, non_blocking);
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      device_span const sums = r.buckets.reduced(static_cast<int>(i));
+      copy(reader, r.result.data<std::byte>() + items_[i].result_at, sums.data,
+           static_cast<std::size_t>(sums.count) * size_of(sums.dtype), non_blocking);
+    }
     home.wait(other);
   }
 
@@ -120,10 +209,8 @@ class buckets_program {
     stream_guard const in(home);
     r.result.record_stream(r.lines[1]);
     for (std::size_t i = 0; i < steps_.size(); ++i) {
-      for (int g = 0; g < r.buckets.size(); ++g) {
-        device_span const p = r.buckets.parameter(g);
-        fill(home, p.data, std::byte{value(k, i, g)}, static_cast<std::size_t>(p.count));
-      }
+      for (int g = 0; g < r.buckets.size(); ++g)
+        put(home, r.buckets.parameter(g), value(k, i, static_cast<std::size_t>(g)));
       step const& s = steps_[i];
       if (s.what == kind::capture_and_launch)
         r.graphs.push_back(graph::capture(home, [&] { enqueue(r); }));
@@ -131,28 +218,28 @@ class buckets_program {
         enqueue(r);
       else
         r.graphs[s.what == kind::launch ? s.which % r.graphs.size() : r.graphs.size() - 1].launch(home);
-      copy(home, r.results.data<std::byte>() + i * r.bytes, r.result.data(), r.bytes, non_blocking);
+      copy(home, r.results.data<std::byte>() + i * bytes_, r.result.data(), bytes_, non_blocking);
     }
     home.synchronize();
   }
 
   void compare(std::size_t k) {
     rank const& r = ranks_[k];
-    auto const got = test::read_back(r.results.data(), r.bytes * steps_.size(), static_cast<int>(k));
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      for (int g = 0; g < r.buckets.size(); ++g) {
-        unsigned char sum = 0;
-        for (std::size_t other = 0; other < ranks_.size(); ++other)
-          sum = static_cast<unsigned char>(sum + value(other, i, g));
-        device_span const of = r.buckets.gradient(g);
-        auto const from = got.begin() +
-                          (static_cast<std::byte*>(of.data) - static_cast<std::byte*>(r.buckets.gradients().data)) +
-                          static_cast<std::ptrdiff_t>(i * r.bytes);
-        if (std::any_of(from, from + of.count, [&](std::byte b) { return b != std::byte{sum}; }))
-          wrong_.note(check::bytes, "gradient " + std::to_string(g) + " of rank " + std::to_string(k) + ", step " +
-                                        std::to_string(i) + ", is not the sum");
+    auto const got = test::read_back(r.results.data(), bytes_ * steps_.size(), static_cast<int>(k));
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      for (std::size_t g = 0; g < items_.size(); ++g) {
+        device_span const sums = r.buckets.reduced(static_cast<int>(g));
+        std::byte const* const from = got.data() + i * bytes_ + items_[g].result_at;
+        for (std::int64_t at = 0; at < sums.count; ++at) {
+          int const is = number_at(sums.dtype, from + static_cast<std::size_t>(at) * size_of(sums.dtype));
+          if (is == sum_of(i, g))
+            continue;
+          wrong_.note(check::bytes, "element " + std::to_string(at) + " of gradient " + std::to_string(g) +
+                                        " of rank " + std::to_string(k) + ", step " + std::to_string(i) + ", is " +
+                                        std::to_string(is) + ", not " + std::to_string(sum_of(i, g)));
+          break;
+        }
       }
-    }
   }
 
   std::mt19937_64 random_;
@@ -161,6 +248,10 @@ class buckets_program {
   std::vector<communicator> all_;
   std::vector<rank> ranks_;
   std::vector<step> steps_;
+  std::vector<item> items_;
+  std::array<std::size_t, 2> block_bytes_{};
+  std::size_t bytes_ = 0;  // of a step's results
+  bool const adds_ = random_() % 2 == 0;
   verdict wrong_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "tests/model/verdict.h"
 #include "tests/peer/machine_fixture.h"
+#include "weir/collective.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 

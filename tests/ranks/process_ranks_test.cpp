@@ -12,6 +12,7 @@
 #include "tests/support/seeds.h"
 #include "weir/graph.h"
 #include "weir/sim.h"
+#include "weir/tensor.h"
 #include "weir/timeline.h"
 
 namespace {
@@ -383,6 +384,35 @@ TEST(process_ranks, gradients_are_reduced_in_buckets) {
       all.finish(current_stream());
       for (int i = 0; i < 6; ++i)
         EXPECT_EQ(to_host(all.gradient(i).data, 4000), encode(float32, std::vector<double>(1000, 2 * (i + round) + 1)));
+    }
+  });
+}
+
+// In the program's memory, apart and beside each other, through a function, and as bfloat16.
+TEST(process_ranks, gradients_of_the_program_are_reduced) {
+  as_ranks(2, [](communicator& c) {
+    for (bool const as_halves : {false, true}) {
+      bucket_options o{.bucket_bytes = 6000, .average = false};
+      if (as_halves)
+        o.reduce_as = bfloat16;
+      o.before_reduction = [](device_span g, stream_ref) {
+        tensor::from_blob(g.data, {g.count}, g.dtype, gpu).mul_(2);
+      };
+      gradient_buckets all(c, o);
+      buffer const memory(4 * 4096), apart(4096);
+      for (int i = 0; i < 4; ++i)
+        all.add("g", {}, {i == 1 ? apart.data() : memory.data<float>() + i * 1024, 1024, float32});
+      all.build();
+      for (int round = 1; round <= 2; ++round) {
+        for (int i = 3; i >= 0; --i) {
+          all.gradient_tensor(i, {1024}).fill_(c.rank() + i + round);
+          all.mark_ready(i, current_stream());
+        }
+        all.finish(current_stream());
+        for (int i = 0; i < 4; ++i)
+          EXPECT_EQ(to_host(all.reduced(i).data, as_halves ? 2048 : 4096),
+                    encode(as_halves ? bfloat16 : float32, std::vector<double>(1024, 4 * (i + round) + 2)));
+      }
     }
   });
 }

@@ -75,14 +75,11 @@ mlp::mlp(model_shape const& s, communicator& ranks, std::size_t bucket_bytes)
   }
   buckets_.build();
   float const scale = 1 / std::sqrt(static_cast<float>(s.width));
-  auto const view = [&](device_span span, std::int64_t rows) {
-    return tensor::from_blob(span.data, weir::shape{rows, s.width}, float32, ranks.device());
-  };
   for (int l = 0; l < s.layers; ++l) {
-    weights_.push_back(view(buckets_.parameter(2 * l), s.width));
-    biases_.push_back(view(buckets_.parameter(2 * l + 1), 1));
-    weight_gradients_.push_back(view(buckets_.gradient(2 * l), s.width));
-    bias_gradients_.push_back(view(buckets_.gradient(2 * l + 1), 1));
+    weights_.push_back(buckets_.parameter_tensor(2 * l, {s.width, s.width}));
+    biases_.push_back(buckets_.parameter_tensor(2 * l + 1, {1, s.width}));
+    weight_gradients_.push_back(buckets_.gradient_tensor(2 * l, {s.width, s.width}));
+    bias_gradients_.push_back(buckets_.gradient_tensor(2 * l + 1, {1, s.width}));
     auto const seed = static_cast<std::uint64_t>(l) * 2;
     run(weights_.back().numel(), {writes(weights_.back())}, draw{weights_.back().data<float>(), seed, scale});
     run(s.width, {writes(biases_.back())}, draw{biases_.back().data<float>(), seed + 1, scale});

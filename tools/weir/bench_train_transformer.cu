@@ -123,13 +123,13 @@ transformer<T>::transformer(model_shape const& s, communicator& ranks, std::size
     row const& r = table[i];
     int const number = static_cast<int>(i);
     weir::shape const extents{r.rows, r.columns};
-    auto* const value = static_cast<float*>(buckets_.parameter(number).data);
-    tensor all = tensor::from_blob(value, extents, float32, ranks.device());
+    tensor all = buckets_.parameter_tensor(number, extents);
+    auto* const value = all.data<float>();
     if (r.drawn > 0)
       run(all.numel(), {writes(all)}, draw{value, i, r.drawn});
     else
       all.fill_(static_cast<double>(r.at));
-    tensor const gradient = tensor::from_blob(buckets_.gradient(number).data, extents, float32, ranks.device());
+    tensor const gradient = buckets_.gradient_tensor(number, extents);
     tensor factor = all;
     if (copies_.defined()) {
       factor = copies_.slice(0, value - values, value - values + all.numel()).view(extents);
