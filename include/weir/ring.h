@@ -20,8 +20,9 @@ class written_ring;
 
 namespace weir WEIR_API {
 
+// Of a ring_writer
 struct ring_options {
-  static constexpr int most_slots = 64;
+  static constexpr int most_slots = 64;                                // that a ring has
   size_t bytes = 0;                                                    // of a slot: the most that an item has
   int slots = 4;                                                       // items under way at most
   device on = gpu;                                                     // whose memory the slots are
@@ -31,24 +32,24 @@ struct ring_options {
 };
 
 // A free slot of the writer, a range of bytes in device memory. Its end without publish() gives it back unused.
-// Throws: invalid_use (moved from, published; the ring is closed, or its runtime has ended)
 class ring_slot {  // move-only
  public:
   ring_slot(ring_slot&&) noexcept = default;
   ring_slot& operator=(ring_slot&&) noexcept;
   ~ring_slot();
   std::uint64_t number() const noexcept { return number_; }  // of the item that it becomes; counts from 0
-  std::byte* data() const noexcept { return data_; }
+  std::byte* data() const noexcept { return data_; }         // for work of next()'s stream
+  // Likewise
   template <class T>
   T* data() const noexcept {
     return reinterpret_cast<T*>(data_);
   }
-  size_t size() const noexcept { return size_; }  // bytes that fit
-  std::byte* begin() const noexcept { return data_; }
-  std::byte* end() const noexcept { return data_ + size_; }
+  size_t size() const noexcept { return size_; }             // bytes that fit
+  std::byte* begin() const noexcept { return data_; }        // data()
+  std::byte* end() const noexcept { return data_ + size_; }  // behind the last byte that fits
   // Makes its first `bytes` the next item, once the work enqueued on next()'s stream, or on `after`, is done.
-  // Blocks: no. Throws: also invalid_use (more bytes than fit; a stream in a capture), device_lost,
-  // driver_error: the slot is not published
+  // Blocks: no. Throws: invalid_use (moved from, published; more bytes than fit; a borrowed stream, or one in a
+  // capture; the ring is closed, or its runtime has ended), device_lost, driver_error: the slot is not published
   void publish(size_t bytes, source_location = source_location::current());
   void publish(size_t bytes, stream_ref after, source_location = source_location::current());
 
@@ -109,17 +110,18 @@ class ring_item {  // move-only
   ring_item& operator=(ring_item&&) noexcept;
   ~ring_item();
   std::uint64_t number() const noexcept { return number_; }  // counts from 0
-  std::byte const* data() const noexcept { return data_; }
+  std::byte const* data() const noexcept { return data_; }   // for work of take()'s stream
+  // Likewise
   template <class T>
   T const* data() const noexcept {
     return reinterpret_cast<T const*>(data_);
   }
-  size_t size() const noexcept { return size_; }  // bytes that were published
-  std::byte const* begin() const noexcept { return data_; }
-  std::byte const* end() const noexcept { return data_ + size_; }
+  size_t size() const noexcept { return size_; }                   // bytes that were published
+  std::byte const* begin() const noexcept { return data_; }        // data()
+  std::byte const* end() const noexcept { return data_ + size_; }  // behind the last byte that was published
   // Lets the writer fill the slot again once the work enqueued on take()'s stream, or on `last_use`, is done.
-  // Blocks: no. Throws: invalid_use (moved from, released; a stream in a capture), device_lost, driver_error: it is
-  // not released
+  // Blocks: no. Throws: invalid_use (moved from, released; a borrowed stream, or one in a capture), device_lost,
+  // driver_error: it is not released
   void release(source_location = source_location::current());
   void release(stream_ref last_use, source_location = source_location::current());
 

@@ -36,7 +36,7 @@ std::optional<ring_item> read_ring::take(std::optional<stream_ref> on, source_lo
     streams::throw_forked(taking, at);
   if (is_open() && !memory_.data())
     throw invalid_use(taking, "a ring whose runtime has ended", "Let the runtime live until the ring has ended", at,
-                      error_id{519});
+                      error_id{490});
   stream_ref const s = on ? *on : current_stream(device_, at);
   require_lasting(taking, s, at);
   if (is_open())
@@ -85,7 +85,7 @@ void read_ring::make_room_for_next(source_location at) {
     throw invalid_use(taking,
                       base::text("item ", next_ - slots_.size(), " is not released, so that item ", next_,
                                  " would never come into its slot"),
-                      "Release an item, or set more slots", at);
+                      "Release an item, or set more slots", at, error_id{491});
   // The writer cannot fill the slot before it hears of the release. So this costs nothing, and no writer is blamed.
   place.released.synchronize(at);
 }
@@ -106,7 +106,7 @@ void read_ring::wait_for_next(std::int64_t end, source_location at) {
   // Its slots serve other items from now on.
   if (dropped_)
     throw peer_disconnected(taking, "the writer has dropped this reader",
-                            "Make both ends anew. The bytes of the last item may have changed", at, error_id{521});
+                            "Make both ends anew. The bytes of the last item may have changed", at, error_id{492});
   if (!has_next())
     throw_nothing_came(at);
 }
@@ -114,9 +114,9 @@ void read_ring::wait_for_next(std::int64_t end, source_location at) {
 void read_ring::throw_nothing_came(source_location at) const {
   if (gone_)
     throw peer_disconnected(taking, base::text("the writer has ended or closed its end before item ", next_),
-                            "Start another writer: all items that it published were taken", at, error_id{522});
+                            "Start another writer: all items that it published were taken", at, error_id{493});
   throw timed_out(taking, base::text("the writer has published nothing for ", timeout_.count(), " ms"),
-                  "Repeat the call, or end the ring: the writer may be stopped", at, error_id{523});
+                  "Repeat the call, or end the ring: the writer may be stopped", at, error_id{494});
 }
 
 // ---- messages -------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ bool read_ring::hear(base::time_limit limit, source_location at) {
     case os::heard::too_late: return false;
     case os::heard::closed: gone_ = true; return true;
     case os::heard::refused:
-      throw driver_error(0, taking, "the system refuses to receive", "Repeat the call", at, error_id{499});
+      throw driver_error(0, taking, "the system refuses to receive", "Repeat the call", at, error_id{495});
     case os::heard::message: break;
   }
   if (!got.wrong.empty())
@@ -174,7 +174,7 @@ void read_ring::give_up() noexcept {
 void read_ring::refuse(std::string const& why, source_location at) {
   give_up();
   throw invalid_use(taking, why, "Let a ring_writer of the same version of weir alone write to the socket", at,
-                    error_id{524});
+                    error_id{496});
 }
 
 // ---- releases -------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ void ring_item::release(source_location at) {
 void ring_item::release(stream_ref last_use, source_location at) {
   if (!ring_)
     throw invalid_use("ring_item::release", "an item that is released, or was moved from", "Release each item once", at,
-                      error_id{501});
+                      error_id{497});
   ring_->release(number_, last_use, at);
   ring_.reset();
 }
@@ -255,7 +255,7 @@ ring_reader& ring_reader::operator=(ring_reader&&) noexcept = default;
 
 peer::read_ring& ring_reader::live(char const* operation, source_location at) const {
   if (!ring_)
-    throw invalid_use(operation, "a ring that was moved from", "Use the ring that it was moved to", at, error_id{502});
+    throw invalid_use(operation, "a ring that was moved from", "Use the ring that it was moved to", at, error_id{498});
   return *ring_;
 }
 

@@ -11,18 +11,18 @@ namespace {
 
 void require_options(std::vector<int> const& sockets, ring_options const& with, source_location at) {
   if (sockets.empty())
-    throw invalid_use("ring_writer", "no socket", "Pass one socket for each reader", at, error_id{503});
+    throw invalid_use("ring_writer", "no socket", "Pass one socket for each reader", at, error_id{499});
   for (int const socket : sockets) {
     require_socket("ring_writer", socket, at);
     if (std::ranges::count(sockets, socket) > 1)
       throw invalid_use("ring_writer", base::text("descriptor ", socket, " twice"), "Pass one socket for each reader",
-                        at, error_id{504});
+                        at, error_id{500});
   }
   if (with.bytes == 0)
-    throw invalid_use("ring_writer", "slots of 0 B", "Set bytes to those of the largest item", at, error_id{505});
+    throw invalid_use("ring_writer", "slots of 0 B", "Set bytes to those of the largest item", at, error_id{501});
   if (with.slots < 1 || with.slots > ring_options::most_slots)
     throw invalid_use("ring_writer", base::text(with.slots, " slots"),
-                      base::text("Set slots to 1 or more, and at most ", ring_options::most_slots), at, error_id{506});
+                      base::text("Set slots to 1 or more, and at most ", ring_options::most_slots), at, error_id{502});
   require_time("ring_writer", with.timeout, at);
 }
 
@@ -54,7 +54,7 @@ written_ring::written_ring(std::vector<int> const& sockets, ring_options with, i
 
 void written_ring::require_open(char const* operation, source_location at) const {
   if (ended_)
-    throw invalid_use(operation, "a ring that is closed", "Make a new ring for more items", at, error_id{507});
+    throw invalid_use(operation, "a ring that is closed", "Make a new ring for more items", at, error_id{503});
   require_alive(operation, at);
 }
 
@@ -63,13 +63,13 @@ void written_ring::require_alive(char const* operation, source_location at) cons
     streams::throw_forked(operation, at);
   if (!memory_.data())
     throw invalid_use(operation, "a ring whose runtime has ended", "Let the runtime live until the ring has ended", at,
-                      error_id{508});
+                      error_id{504});
 }
 
 void written_ring::require_readers(char const* operation, source_location at) const {
   if (readers() == 0)
     throw peer_disconnected(operation, base::text("none of ", readers_.size(), " readers is left"),
-                            "Make a new ring with readers that live", at, error_id{509});
+                            "Make a new ring with readers that live", at, error_id{505});
 }
 
 int written_ring::readers() const noexcept {
@@ -81,7 +81,7 @@ ring_slot written_ring::next(std::optional<stream_ref> on, source_location at) {
   require_open(operation, at);
   if (slot_is_out_)
     throw invalid_use(operation, base::text("a second slot, while that of item ", next_, " is not published"),
-                      "Publish a slot, or let it end, before the next one", at, error_id{510});
+                      "Publish a slot, or let it end, before the next one", at, error_id{506});
   stream_ref const s = on ? *on : current_stream(memory_.device(), at);
   require_lasting(operation, s, at);
   // No reader can have released an item that was not told of. So this costs nothing, and no reader is blamed for it.
@@ -101,7 +101,7 @@ void written_ring::publish(std::uint64_t number, std::size_t bytes, stream_ref a
   require_open(operation, at);
   if (bytes > with_.bytes)
     throw invalid_use(operation, base::text(bytes, " B, and a slot holds ", with_.bytes, " B"),
-                      "Publish the bytes that were written, or set a larger ring_options::bytes", at, error_id{511});
+                      "Publish the bytes that were written, or set a larger ring_options::bytes", at, error_id{507});
   std::vector<std::shared_ptr<ring_link>> to;
   for (reader const& r : readers_)
     if (!r.left)
@@ -182,7 +182,7 @@ void written_ring::wait_for(what all, char const* operation, source_location at)
           operation,
           base::text("reader ", i, readers_[i].opened ? " has released nothing" : " has not opened the ring", " for ",
                      with_.timeout.count(), " ms"),
-          "Repeat the call, or drop() the reader and go on with the others", at, error_id{512});
+          "Repeat the call, or drop() the reader and go on with the others", at, error_id{508});
     }
   }
 }
@@ -194,7 +194,7 @@ bool written_ring::hear(std::size_t i, base::time_limit limit, char const* opera
     case os::heard::too_late: return false;
     case os::heard::closed: lose(i, "has ended or closed its end", operation, at); return true;
     case os::heard::refused:
-      throw driver_error(0, operation, "the system refuses to receive", "Repeat the call", at, error_id{513});
+      throw driver_error(0, operation, "the system refuses to receive", "Repeat the call", at, error_id{509});
     case os::heard::message: break;
   }
   if (!got.wrong.empty())
@@ -221,7 +221,7 @@ void written_ring::lose(std::size_t i, std::string const& why, char const* opera
     throw peer_disconnected(
         operation, base::text("reader ", i, " ", why),
         readers() ? "Repeat the call: the ring goes on with the other readers" : "Make a new ring: no reader is left",
-        at, error_id{514});
+        at, error_id{510});
 }
 
 void written_ring::drop(reader& r) noexcept {
@@ -237,7 +237,7 @@ void written_ring::drop(int which, source_location at) {
     streams::throw_forked("ring_writer::drop", at);
   if (which < 0 || static_cast<std::size_t>(which) >= readers_.size())
     throw invalid_use("ring_writer::drop", base::text("reader ", which, " of ", readers_.size()),
-                      "Pass the index of the reader's socket", at, error_id{515});
+                      "Pass the index of the reader's socket", at, error_id{511});
   drop(readers_[static_cast<std::size_t>(which)]);
 }
 
@@ -275,7 +275,7 @@ void ring_slot::publish(size_t bytes, source_location at) {
 void ring_slot::publish(size_t bytes, stream_ref after, source_location at) {
   if (!ring_)
     throw invalid_use("ring_slot::publish", "a slot that is published, or was moved from", "Take the next slot first",
-                      at, error_id{516});
+                      at, error_id{512});
   ring_->publish(number_, bytes, after, at);
   ring_.reset();
 }
@@ -289,7 +289,7 @@ ring_writer& ring_writer::operator=(ring_writer&&) noexcept = default;
 
 peer::written_ring& ring_writer::live(char const* operation, source_location at) const {
   if (!ring_)
-    throw invalid_use(operation, "a ring that was moved from", "Use the ring that it was moved to", at, error_id{517});
+    throw invalid_use(operation, "a ring that was moved from", "Use the ring that it was moved to", at, error_id{513});
   return *ring_;
 }
 

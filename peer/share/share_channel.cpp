@@ -246,7 +246,7 @@ struct WEIR_LOCAL share_channel::state {
                         at, error_id{315});
     if (peer::is_of_ring(out.what.kind))
       throw invalid_use(operation, "a message of a ring", "Give the ring a socket that no channel uses", at,
-                        error_id{518});
+                        error_id{514});
     out.with = {.memory = std::move(got.files[0]), .life = std::move(got.files[1])};
     return out;
   }
