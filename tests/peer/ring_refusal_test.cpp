@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <optional>
 
 #include "peer/share/ring.h"
@@ -290,6 +291,93 @@ TEST(a_lost_device, is_told_to_its_own_end) {
   EXPECT_THROW(its.writer->close(), device_lost);
   its.writer.reset();
   EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
+}
+
+// Refusals --------------------------------------------------------------------------------------------------------
+
+// The calls of one kind that the system refuses from now on.
+std::atomic<int> refused_call{-1};
+struct system_refuses {
+  explicit system_refuses(os::call which) {
+    refused_call = static_cast<int>(which);
+    os::refuse_by([](os::call c) noexcept { return static_cast<int>(c) == refused_call; });
+  }
+  ~system_refuses() { os::refuse_by(nullptr); }
+};
+
+TEST(a_ring, is_not_made_without_descriptors) {
+  test::machine m(small());
+  auto const [a, b] = os::make_sockets();
+  {
+    system_refuses const it(os::call::duplicate_file);
+    EXPECT_THROW(ring_writer({a}, {.bytes = 100}), driver_error);
+    EXPECT_THROW((void)ring_reader(b), driver_error);
+  }
+  ring_writer writer({a}, {.bytes = 100});
+  ring_reader reader(b);
+  publish(writer, 1, 100);
+  EXPECT_TRUE(holds(*reader.take(), 1, 100));
+}
+
+TEST(a_ring, repeats_what_the_system_has_refused_to_receive) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  (void)its.reader(0).take();
+  {
+    system_refuses const it(os::call::receive_message);
+    EXPECT_THROW((void)its.writer->next(), driver_error);
+    EXPECT_THROW((void)its.reader(0).take(), driver_error);
+  }
+  publish(*its.writer, 2);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 2));
+}
+
+// A message that is lost must not leave the other end to wait.
+TEST(a_ring, ends_for_both_if_the_system_refuses_to_send) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 1));
+  synchronize(1);
+  {
+    system_refuses const it(os::call::send_message);
+    publish(*its.writer, 2);
+    synchronize(0);
+  }
+  EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
+}
+
+TEST(a_ring, repeats_what_the_driver_has_refused) {
+  test::machine m(small());
+  ring_ends its(1);
+  auto& driver = *driver::fault_injector_of(m.driver());
+  ring_slot slot = its.writer->next();
+  driver.refuse({.of = weir::driver::call::host_function});
+  EXPECT_THROW(slot.publish(10), driver_error);
+  slot.publish(11);
+  auto item = its.reader(0).take();
+  driver.refuse({.of = weir::driver::call::host_function});
+  EXPECT_THROW(item->release(), driver_error);
+  driver.refuse({.of = weir::driver::call::host_function});
+  item.reset();
+  its.writer->next().publish(12);
+  EXPECT_EQ(its.reader(0).take()->size(), 12u) << "it has released item 0";
+  its.writer->next().publish(13);
+}
+
+TEST(a_lost_device, of_a_reader_is_told_to_the_reader) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 5000, .slots = 1, .timeout = 20s}, 50ms);
+  publish(*its.writer, 1);
+  stream const s(device(1));
+  test::held gate(m, s);
+  its.reader(0).take(s)->release();
+  m.control().lose_device(1);
+  EXPECT_THROW((void)its.reader(0).take(s), device_lost);
+  its.readers.clear();
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
 }
 
 // Messages ------------------------------------------------------------------------------------------------------

@@ -183,6 +183,55 @@ TEST(items, may_be_held_and_released_in_any_order) {
   EXPECT_TRUE(holds(*held[1], 1));
 }
 
+// Threads of one process, as processes would: the writer is slow at times, and so is each reader.
+TEST(a_ring, joins_threads_of_one_process) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 3, .timeout = 20s});
+  constexpr unsigned items = 100;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] {
+      runtime_guard const in(m.own);
+      stream const s(device(static_cast<int>(i + 1) % 2));
+      for (unsigned n = 0; auto const item = its.reader(i).take(s); ++n) {
+        std::vector<std::byte> seen(item->size());
+        launch(
+            s, {reads(*item)}, [](auto) {},
+            [from = item->begin(), to = seen.data(), bytes = item->size()] { std::copy_n(from, bytes, to); });
+        s.synchronize();
+        EXPECT_EQ(seen, std::vector<std::byte>(n * 50, static_cast<std::byte>(n)));
+        if (n % 17 == i)
+          std::this_thread::sleep_for(1ms);
+      }
+    });
+  }
+  stream const s(device(0));
+  for (unsigned n = 0; n < items; ++n) {
+    publish(*its.writer, n, n * 50, s);
+    if (n % 23 == 0)
+      std::this_thread::sleep_for(1ms);
+  }
+  its.writer->close();
+  for (auto& t : threads)
+    t.join();
+}
+
+TEST(a_ring, keeps_its_memory_while_its_streams_use_it) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 512, .slots = 1});
+  stream const s(device(0));
+  test::held gate(m, s);
+  ring_slot slot = its.writer->next(s);
+  void const* const at = slot.data();
+  slot.publish(1, s);
+  its.readers.clear();
+  its.writer.reset();
+  EXPECT_NE(exportable_buffer(512, 0).data(), at);
+  gate.open();
+  s.synchronize();
+  EXPECT_EQ(exportable_buffer(512, 0).data(), at);
+}
+
 // The end -----------------------------------------------------------------------------------------------------
 
 TEST(a_closed_ring, ends_its_readers_behind_the_last_item) {
