@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "examples/ending.h"
-#include "examples/share/ring.h"
+#include "examples/share/ends.h"
 #include "weir/device.h"
 #include "weir/runtime.h"
 #include "weir/share.h"

@@ -36,14 +36,14 @@ std::string judge(message const& m, std::size_t bytes, std::size_t files, bool c
     return base::text("a message of ", bytes, " B, ", sizeof m, " are whole");
   if (m.checksum != checksum_of(m))
     return "a damaged message: its checksum is wrong";
-  if (m.kind != message_kind::number && m.kind != message_kind::buffer)
+  if (m.kind != message_kind::number && m.kind != message_kind::buffer && !is_of_ring(m.kind))
     return "a message of an unknown kind";
   std::size_t const wanted = m.kind == message_kind::buffer ? 2 : 0;
   if (cut && files <= wanted)
     return "a message without all its descriptors: this process has reached its limit of open files";
   if (files != wanted)
     return base::text("a message with ", files, " descriptors");
-  if (m.kind == message_kind::number)
+  if (m.kind != message_kind::buffer)
     return {};
   bool const fits =
       m.bytes > 0 && m.bytes <= m.handle_bytes && m.offset <= m.handle_bytes - m.bytes && m.offset % granule == 0;

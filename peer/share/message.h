@@ -12,7 +12,20 @@ namespace weir::peer {
 
 using os::owned_file;
 
-enum class message_kind : std::uint32_t { number = 1, buffer = 2 };
+enum class message_kind : std::uint32_t {
+  number = 1,
+  buffer = 2,
+  // Of a ring, with a number and bytes (ring_link.h says of what)
+  ring = 3,
+  opened = 4,
+  item = 5,
+  released = 6,
+  end = 7,
+  dropped = 8,
+};
+constexpr bool is_of_ring(message_kind k) noexcept {
+  return k >= message_kind::ring && k <= message_kind::dropped;
+}
 
 // Native byte order: both processes run on one machine.
 struct message {
@@ -22,8 +35,8 @@ struct message {
   std::uint64_t magic = mark;
   std::uint32_t version = this_version;
   message_kind kind = message_kind::number;
-  std::uint64_t number = 0;        // of message_kind::number
-  std::uint64_t bytes = 0;         // from here on of message_kind::buffer: as requested
+  std::uint64_t number = 0;        // of message_kind::number, and of a ring
+  std::uint64_t bytes = 0;         // of a ring; from here on of message_kind::buffer: as requested
   std::uint64_t handle_bytes = 0;  // whole pages
   std::uint64_t offset = 0;        // of the buffer in the handle, a multiple of `granule`
   std::uint64_t origin = 0;        // the owner's runtime

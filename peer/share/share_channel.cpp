@@ -244,6 +244,9 @@ struct WEIR_LOCAL share_channel::state {
       throw invalid_use(operation, wrong,
                         "Run the same version of weir in both processes, and let no other code write to this socket",
                         at, error_id{315});
+    if (peer::is_of_ring(out.what.kind))
+      throw invalid_use(operation, "a message of a ring", "Give the ring a socket that no channel uses", at,
+                        error_id{525});
     out.with = {.memory = std::move(got.files[0]), .life = std::move(got.files[1])};
     return out;
   }

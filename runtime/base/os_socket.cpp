@@ -193,6 +193,7 @@ received receive_message(int socket, std::span<std::byte> into, base::time_limit
   if (refused(call::receive_message))
     return got;
   std::int64_t const end = end_of(limit);
+  bool was_reset = false;
   while (true) {
     iovec part{into.data(), into.size()};
     control room;
@@ -211,6 +212,9 @@ received receive_message(int socket, std::span<std::byte> into, base::time_limit
       return got;
     }
     if (errno == EINTR)
+      continue;
+    // The other end was closed with messages of this one unread. The system says so once, before those that it sent.
+    if (errno == ECONNRESET && !std::exchange(was_reset, true))
       continue;
     if (errno == ECONNRESET || errno == ENOTCONN || errno == EPIPE)
       got.is = heard::closed;

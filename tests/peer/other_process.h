@@ -23,6 +23,7 @@
 namespace weir::test {
 
 inline constexpr int its_socket = 77;
+inline constexpr int its_ring_socket = 78;  // with_ring: an end for a ring
 
 using role = void (*)(share_channel&);
 inline std::map<std::string, role>& roles() {
@@ -41,9 +42,10 @@ inline bool add_role(char const* name, role r) {
 class other_process {
  public:
   explicit other_process(char const* role, std::vector<std::string> const& more = {},
-                         std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-    int both[2];
+                         std::chrono::milliseconds timeout = std::chrono::seconds(20), bool with_ring = false) {
+    int both[2], for_ring[2] = {-1, -1};
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
+    EXPECT_TRUE(!with_ring || ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, for_ring) == 0);
     std::vector<std::string> words(more);
     for (auto& w : tests::environment_of_a_child())
       words.push_back(std::move(w));
@@ -57,9 +59,14 @@ class other_process {
     posix_spawn_file_actions_t files;
     ::posix_spawn_file_actions_init(&files);
     ::posix_spawn_file_actions_adddup2(&files, both[1], its_socket);
+    if (with_ring)
+      ::posix_spawn_file_actions_adddup2(&files, for_ring[1], its_ring_socket);
     EXPECT_EQ(::posix_spawn(&id_, self, &files, nullptr, arguments, environment.data()), 0);
     ::posix_spawn_file_actions_destroy(&files);
     ::close(both[1]);
+    if (with_ring)
+      ::close(for_ring[1]);
+    ring_ = for_ring[0];
     line_ = std::make_unique<share_channel>(both[0], timeout);
   }
   ~other_process() {
@@ -70,6 +77,7 @@ class other_process {
   other_process& operator=(other_process const&) = delete;
 
   share_channel& line() { return *line_; }
+  int ring() const { return ring_; }  // this process's end; the caller closes it
   void tell(int signal) const { EXPECT_EQ(::kill(id_, signal), 0); }
   void await_stop() const {  // Requires: it stops itself
     int status = 0;
@@ -91,6 +99,7 @@ class other_process {
 
  private:
   pid_t id_ = 0;
+  int ring_ = -1;
   bool over_ = false;
   std::unique_ptr<share_channel> line_;
 };

@@ -126,6 +126,19 @@ TEST(a_pool, and_its_buffers_are_of_the_device_that_was_named) {
   EXPECT_EQ(memory_stats(1).exported_bytes.current, std::int64_t(pool.statistics().reserved));
 }
 
+// Regression: the system reports first that this end's own message was not read.
+TEST(the_other_end, is_heard_to_its_end_though_it_heard_nothing) {
+  test::machine m(small());
+  auto ends = lines();
+  {
+    share_channel goes = std::move(ends.first);
+    ends.second.signal(1, default_stream(0));
+    goes.signal(2, default_stream(0));
+  }
+  EXPECT_EQ(ends.second.wait(), 2u);
+  EXPECT_THROW((void)ends.second.wait(), peer_disconnected);
+}
+
 TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
   test::machine m(small());
   auto [here, there] = lines();

@@ -8,6 +8,7 @@
 #include "peer/share/exports.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
+#include "weir/ring.h"
 
 namespace weir {
 namespace {
@@ -113,6 +114,41 @@ TEST(this_machine, pool_buffers_are_shared_with_another_process) {
   EXPECT_GT(n.lost, 0u);
   copy(default_stream(0), stays.data(), test::pattern(100, 7).data(), 100, blocking::yes);
   EXPECT_EQ(test::read_back(stays.data(), 100, 0), test::pattern(100, 7));
+}
+
+constexpr unsigned of_a_ring = 12;
+std::size_t item_size(unsigned n) {
+  return bytes - n * 300'001;
+}
+
+// Copies each item to another device if there is one, and releases it behind the copy.
+WEIR_ROLE(reads_a_ring_here) {
+  auto const m = machine_here();
+  int const on = device_count() > 1 && reaches(1, 0) ? 1 : 0;
+  ring_reader ring(test::its_ring_socket, on, std::chrono::seconds(20));
+  std::vector<buffer> seen;
+  while (auto const item = ring.take(default_stream(on))) {
+    seen.emplace_back(item->size(), buffer_options{.on = on});
+    copy(default_stream(on), seen.back().data(), item->data(), item->size(), non_blocking);
+  }
+  ASSERT_EQ(seen.size(), of_a_ring);
+  for (unsigned n = 0; n < of_a_ring; ++n)
+    ASSERT_EQ(test::read_back(seen[n].data(), seen[n].size(), on), test::pattern(item_size(n), n)) << n;
+}
+
+TEST(this_machine, another_process_reads_a_ring_in_order) {
+  auto const m = machine_here();
+  test::other_process other("reads_a_ring_here", {}, std::chrono::seconds(20), true);
+  ring_writer ring({other.ring()}, {.bytes = bytes, .slots = 3, .on = 0, .timeout = std::chrono::seconds(20)});
+  for (unsigned n = 0; n < of_a_ring; ++n) {
+    ring_slot slot = ring.next(default_stream(0));
+    buffer const from(item_size(n), {.on = 0});
+    copy(default_stream(0), from.data(), test::pattern(item_size(n), n).data(), item_size(n), blocking::yes);
+    copy(default_stream(0), slot.data(), from.data(), item_size(n), non_blocking);
+    slot.publish(item_size(n));
+  }
+  ring.close();
+  EXPECT_EQ(other.end(), "exit 0");
 }
 
 WEIR_ROLE(lends_and_is_killed) {

@@ -16,6 +16,7 @@
 #include "tests/model/pipeline_program.h"
 #include "tests/model/places_program.h"
 #include "tests/model/pools_program.h"
+#include "tests/model/ring_program.h"
 #include "tests/model/share_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/model/width_program.h"
@@ -57,6 +58,7 @@ std::span<kind_of_program const> programs_by_name() {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
       {"pipelines", [](std::uint64_t seed) { return pipeline_program(seed).run(); }},
+      {"rings", [](std::uint64_t seed) { return ring_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
       {"shared pages", [](std::uint64_t seed) { return memory_program(seed, about::small_blocks).run(); }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},

@@ -1,4 +1,4 @@
-// A ring of buffers in device memory: one process allocates and writes it, another reads it in place.
+// Both ends of a ring of slots in device memory: one process writes it, another reads it in place.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace share {
 
 struct settings {
-  std::size_t bytes = std::size_t{8} << 20;  // per buffer
-  int buffers = 4;
+  std::size_t bytes = std::size_t{8} << 20;  // per slot
+  int buffers = 4;                           // slots of the ring
   std::uint64_t rounds = 100;
   std::chrono::milliseconds timeout{2000};  // longest wait for the other process
   enum class mishap : std::uint8_t { none, killed, stopped } meets = mishap::none;  // a fault halfway
