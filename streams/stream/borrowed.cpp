@@ -199,22 +199,28 @@ void borrowed_streams::retire(streams_gone const& gone) {
     std::optional<clock::named_in_call> named_too;
     if (exists)
       named_too.emplace(*s);  // it is the named stream: retire() may record a last fence there
+    bool fence_covers_its_work = false;
     if (set_aside)
       clocks_.set_aside(*s);
-    else if (clocks_.retire(*s))
-      continue;  // a fence covers its work
+    else
+      fence_covers_its_work = clocks_.retire(*s);
+    if (fence_covers_its_work)
+      continue;
     auto all = contents_.lock();
     std::size_t& uncovered = all->uncovered[static_cast<std::size_t>(s->device())];
-    if (++uncovered < most)
-      continue;
-    uncovered = 0;
-    wait_for |= std::uint64_t{1} << s->device();
+    ++uncovered;
+    if (uncovered >= most)
+      wait_for |= std::uint64_t{1} << s->device();
   }
-  // Streams that ended without a fence leave memory that is free only when all work of the device is done.
+  // Ranks may wait for each other: while collectives are given a wait for the device might not end.
   if (!clocks_.collectives_given().empty())
     return;
-  for (; wait_for; wait_for &= wait_for - 1)
-    (void)clocks_.synchronize_device(std::countr_zero(wait_for));
+  // Streams that ended without a fence leave memory that is free only when all work of the device is done.
+  for (; wait_for; wait_for &= wait_for - 1) {
+    int const device = std::countr_zero(wait_for);
+    if (clocks_.synchronize_device(device).ok())
+      contents_.lock()->uncovered[static_cast<std::size_t>(device)] = 0;
+  }
 }
 
 clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {

@@ -87,9 +87,9 @@ std::size_t stream_heap::revoke_and_empty() noexcept {
 
 void stream_heap::enlist(thread_cache& c) {
   base::biased_lock const hold(lock_);
-  caches_.push_back(&c);  // if this throws, the cache has no heap, and the next call uses it
+  caches_.push_back(&c);  // it may throw: then the cache still has no heap, and this thread's next call takes it again
   {
-    base::no_switch const whatever_it_was_used_for;
+    base::no_switch const one_step;  // what is cleared depends on the cache's heap before: it adds no switch point
     c.forget();
     c.of.store(this);
   }

@@ -32,13 +32,12 @@ std::size_t physical_memory::return_orphans() {
     return gone;
   });
   of_.counts.refund(bytes);
-  // Another thread may have added some meanwhile.
   auto orphans = orphans_.lock();
-  if (orphans->empty()) {
-    orphans->swap(all);
-  } else {
+  orphans->swap(all);
+  // Those that other threads have added meanwhile.
+  try {
     orphans->insert(orphans->end(), all.begin(), all.end());
-  }
+  } catch (std::bad_alloc const&) {}  // no host memory to note them: as in release()
   return bytes;
 }
 
