@@ -239,8 +239,8 @@ class gradient_buckets {
   // The same over memory that the program owns, in its layout. `parameter` is only handed out again: {} for
   // none. A bucket has memory of one owner. Of the program's, neighbours within one block of weir are reduced
   // as one, and all of the bucket in one call. Memory that weir does not know is reduced unregistered.
-  // Requires: on all ranks the same gradients are neighbours within one block. The memory lives until the work
-  // of the step is complete, a block of weir until finish() returns; of a captured step, until its last launch.
+  // Neighbours follow each other in the order of add(). Requires: the same ones on all ranks. The memory lives until
+  // the work of the step is complete, a block of weir until finish() returns; of a captured step, until its last launch.
   // Declare it before the buckets: if an exception unwinds, their end lets go of a rank that waits for others.
   int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
@@ -256,7 +256,7 @@ class gradient_buckets {
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
   // What is reduced: with reduce_as the cast gradient, otherwise the gradient.
-  // Requires: of a cast one, the next step's mark_ready() comes behind the work that reads it.
+  // Requires: of a cast one, the next step's mark_ready() comes behind the work that reads it, and behind clip().
   device_span reduced(int, source_location = source_location::current()) const;
   // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
   // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
@@ -269,14 +269,17 @@ class gradient_buckets {
 
   // Declares the gradient written by the work enqueued on `writer` so far. Once a bucket and all before it
   // are ready, their reduction starts on a separate stream.
+  // Requires: a capture that has calls of a step has all of them, and is not discarded.
   // Throws: invalid_use (ready twice in a step; memory of the program that was freed; by before_reduction).
   void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // Makes `reader` wait for all reductions of this step, and begins the next step.
-  // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.
+  // Throws: invalid_use naming gradients that are not ready: nothing has changed, they may still come. Also what
+  // before_reduction throws
   void finish(stream_ref reader, source_location = source_location::current());
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
-  // alone. Numbers of a step whose norm is not finite stay as they are. Gaps count: they are zeros, unless
-  // before_reduction wrote there.
+  // alone. Squares are summed as float64. Numbers of a step whose norm is not finite stay as they are. Gaps count:
+  // they are zeros, unless before_reduction wrote there. A refused call is repeated before the next step, or never:
+  // then other ranks' numbers differ.
   // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same
   // bits. Requires: `on` comes behind a stream that waited by finish().
   // Throws: invalid_use (a step that is not finished, a negative norm, a stream of another device),

@@ -33,6 +33,26 @@ std::vector<device_span> gradient_buckets::state::ranges_to_clip(source_location
   return all_ranges;
 }
 
+namespace {
+
+void compute_norm(std::vector<device_span> const& ranges, peer::norm_kernels k, double max_norm, stream_ref on,
+                  source_location at) {
+  std::int64_t most = 0;
+  for (device_span const r : ranges)
+    most = std::max(most, r.count);
+  k.all = peer::norm_sums(most);
+  buffer const workspace = memory::as_called("gradient_buckets::clip", [&] {
+    return buffer(on, static_cast<std::size_t>(k.all) * sizeof(double), default_alignment, at);
+  });
+  k.sums = workspace.data<double>();
+  k.add(on, ranges.empty() ? device_span{workspace.data(), 0, float64} : ranges[0], true, at);
+  for (std::size_t i = 1; i < ranges.size(); ++i)
+    k.add(on, ranges[i], false, at);
+  k.finish(on, max_norm, at);
+}
+
+}  // namespace
+
 device_span gradient_buckets::clip(double max_norm, stream_ref on, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::clip", at);
@@ -46,24 +66,15 @@ device_span gradient_buckets::clip(double max_norm, stream_ref on, source_locati
     throw invalid_use("gradient_buckets::clip", base::text("max_norm is ", max_norm), "Pass a norm of 0 or more", at,
                       error_id{496});
   std::vector<device_span> const ranges = s.ranges_to_clip(at);
-  std::int64_t most = 0;
-  for (device_span const r : ranges)
-    most = std::max(most, r.count);
-  std::int64_t const sums = peer::norm_sums(most);
-  buffer const workspace = memory::as_called("gradient_buckets::clip", [&] {
-    return buffer(on, static_cast<std::size_t>(sums) * sizeof(double), default_alignment, at);
-  });
   auto* const factor = static_cast<std::byte*>(s.norm.data) + sizeof(double);
-  peer::norm_kernels const k{workspace.data<double>(), sums, static_cast<float*>(s.norm.data),
-                             reinterpret_cast<double*>(factor)};
-  k.add(on, ranges.empty() ? device_span{workspace.data(), 0, float64} : ranges[0], true, at);
-  for (std::size_t i = 1; i < ranges.size(); ++i)
-    k.add(on, ranges[i], false, at);
-  k.finish(on, max_norm, at);
+  peer::norm_kernels k{nullptr, 0, static_cast<float*>(s.norm.data), reinterpret_cast<double*>(factor)};
+  // A call that was refused behind the first scaling goes on there: the norm is of the numbers before.
+  if (s.clipped == 0)
+    compute_norm(ranges, k, max_norm, on, at);
   // An infinite norm scales nothing: only the norm is asked for.
-  if (std::isfinite(max_norm))
-    for (device_span const r : ranges)
-      k.scale(on, r, at);
+  for (; std::isfinite(max_norm) && s.clipped < ranges.size(); ++s.clipped)
+    k.scale(on, ranges[s.clipped], at);
+  s.clipped = 0;
   return s.norm;
 }
 

@@ -71,9 +71,10 @@ struct last_norm {
     for (std::int64_t k = 0; k < to.all && k < last_sums; ++k)
       total += to.sums[k];
     double const norm = ::sqrt(total);
-    *to.norm = static_cast<float>(norm);
+    float const told = static_cast<float>(norm);
+    *to.norm = told;
     // A number minus itself is 0 unless it is infinite or none.
-    *to.factor = norm - norm == 0 && norm > most ? most / norm : 1;
+    *to.factor = told - told == 0 && norm > most ? most / norm : 1;
   }
 };
 

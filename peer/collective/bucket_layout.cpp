@@ -22,22 +22,19 @@ std::byte* block_of(runtime::impl& owner, device_span s) {
   return range.is == streams::known_range::verdict::inside ? static_cast<std::byte*>(range.block.base) : nullptr;
 }
 
-// Two blocks may be neighbours on this rank alone: only the program's layout within one is equal on all.
+// Two blocks may be neighbours on this rank alone, and gradients lie in another order on another rank: only those in the
+// order of add() within one block are neighbours on all ranks.
 bool are_neighbours(runtime::impl& owner, device_span a, device_span b) {
   std::byte const* const block = block_of(owner, a);
   return end_of(a) == b.data && block && block == block_of(owner, b);
 }
 
-void merge_neighbours(std::vector<device_span>& ranges, runtime::impl& owner) {
-  std::ranges::sort(ranges, std::less{}, &device_span::data);
-  std::vector<device_span> merged;
-  for (device_span const r : ranges) {
-    if (!merged.empty() && are_neighbours(owner, merged.back(), r))
-      merged.back().count += r.count;
-    else
-      merged.push_back(r);
-  }
-  ranges = std::move(merged);
+// In the order of add(), which is equal on all ranks.
+void append(std::vector<device_span>& ranges, device_span next, runtime::impl& owner) {
+  if (!ranges.empty() && are_neighbours(owner, ranges.back(), next))
+    ranges.back().count += next.count;
+  else
+    ranges.push_back(next);
 }
 
 }  // namespace
@@ -68,7 +65,7 @@ void gradient_buckets::state::use_memory_of_program(source_location at) {
 void gradient_buckets::state::lay_out() {
   std::size_t total = 0;
   for (one const& o : ones)
-    total += bytes_of(o.gradient);
+    total += o.of_program ? bytes_of(o.gradient) : base::round_up(bytes_of(o.gradient), gap);
   std::size_t const full =
       options.bucket_bytes ? options.bucket_bytes : std::clamp(total / 4, least_bucket, most_bucket);
   std::size_t at = 0;
@@ -105,11 +102,9 @@ void gradient_buckets::state::set_ranges(std::byte* own, runtime::impl& owner) {
       o.parameter.data = own + o.offset;
       o.gradient.data = own + half + o.offset;
     } else if (o.gradient.count > 0) {
-      buckets[static_cast<std::size_t>(o.bucket)].ranges.push_back(o.gradient);
+      append(buckets[static_cast<std::size_t>(o.bucket)].ranges, o.gradient, owner);
     }
   }
-  for (bucket& b : buckets)
-    merge_neighbours(b.ranges, owner);
   set_sent(own);
   for (one& o : ones)
     o.reduced = reduced_of(o);

@@ -113,11 +113,13 @@ void gradient_buckets::state::require_unprepared(std::string const& operation, s
 void gradient_buckets::state::prepare(bucket& b, source_location at) {
   stream_ref const on = side->ref();
   if (options.before_reduction) {
+    runtime_guard const in(all->owner("gradient_buckets::mark_ready", at).facade());
     stream_guard const here(on, at);
     prepares = true;
     try {
       for (; b.prepared < b.ranges.size(); ++b.prepared)
-        options.before_reduction(b.ranges[b.prepared], on);
+        if (b.ranges[b.prepared].count > 0)
+          options.before_reduction(b.ranges[b.prepared], on);
     } catch (...) {
       prepares = false;
       throw;
@@ -346,6 +348,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
     b.prepared = 0;
   }
   s.started = 0;
+  s.clipped = 0;
 }
 
 }  // namespace weir

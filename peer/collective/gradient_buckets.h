@@ -40,7 +40,7 @@ struct WEIR_LOCAL gradient_buckets::state {
     bool of_program;
     std::size_t bytes = 0;
     int members = 0, missing = 0;
-    std::vector<device_span> ranges{};    // the gradients: by address, apart
+    std::vector<device_span> ranges{};    // the gradients: in the order of add(), neighbours as one
     device_span sent{};                   // what is reduced instead, in the block; null: they are
     std::size_t prepared = 0;             // ranges that before_reduction has seen in this step
     std::vector<clock::stamp> written{};  // at most one a stream
@@ -57,6 +57,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   std::optional<stream> side{};         // carries the reductions
   std::size_t started = 0;              // reductions started in this step
   device_span norm{};                   // of clip(), and behind it a factor of float64
+  std::size_t clipped = 0;              // ranges that a refused clip() has scaled in this step
   bool prepares = false;                // before_reduction runs
   peer::scope_of_exceptions scope{};
 

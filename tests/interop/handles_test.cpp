@@ -12,7 +12,6 @@
 #include "tests/interop/come_and_go.h"
 #include "tests/interop/handles_fixture.h"
 #include "weir/c.h"
-#include "weir/collective.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
@@ -226,32 +225,6 @@ TEST_F(handles, streams_that_end_unfenced_are_waited_for_together) {
   }
   EXPECT_LE(memory_reserved(0), 512_MiB);
   EXPECT_LE(memory_by_stream(0).size(), 300u);
-}
-
-// A wait for the device might not end while ranks wait for each other: the wait comes once they do not.
-TEST_F(handles, unfenced_ends_beside_collectives_are_waited_for_later) {
-  make({.devices = 2, .memory = 4_GiB});
-  auto ranks = communicator::create_all(std::vector<device>{0, 1});
-  std::vector<buffer> x;
-  auto const reduce = [&](int rank) {
-    device_guard const on(rank);
-    x.emplace_back(4);
-    ranks[static_cast<size_t>(rank)].all_reduce({x.back().data(), 1, int32});
-  };
-  auto const come_and_go = [&](int times) {
-    for (int i = 0; i < times; ++i) {
-      simulated_stream theirs(0);
-      deallocate(allocate(borrow_stream(0, theirs.handle()), small));
-    }
-  };
-  reduce(0);
-  come_and_go(100);
-  auto const beside = memory_by_stream(0).size();
-  EXPECT_GE(beside, 100u) << "nothing waited";
-  reduce(1);
-  synchronize(0);
-  come_and_go(2);
-  EXPECT_LE(memory_by_stream(0).size(), 20u);
 }
 
 TEST_F(handles, memory_is_found_behind_a_free_that_names_no_stream) {

@@ -54,7 +54,8 @@ class buckets_program {
       rank& r = ranks_.emplace_back(c, o, random_());
       device_guard const on(c.device());
       stream_guard const in(r.lines[0]);
-      for (std::size_t k = 0; k < 2; ++k) {
+      for (std::size_t j = 0; j < 2; ++j) {
+        std::size_t const k = c.rank() % 2 ? 1 - j : j;  // the addresses' order differs from rank to rank
         r.gradients[k] = buffer(std::max(block_bytes_[k], std::size_t{1}));
         r.parameters[k] = buffer(std::max(block_bytes_[k], std::size_t{1}));
       }

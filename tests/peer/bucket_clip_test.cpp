@@ -157,6 +157,45 @@ TEST(bucket_clip, does_not_wait_on_the_host) {
   EXPECT_FALSE(s.query());
 }
 
+// What the refused call has scaled is not scaled again, and its norm stays.
+TEST(bucket_clip, of_two_buckets_may_be_refused_and_repeated) {
+  for (std::uint64_t call = 1; call <= 6; ++call) {
+    runtime own(simulated{.devices = 1, .memory = 4_MiB});
+    runtime_guard const in(own);
+    auto ranks = communicator::create_all(first_devices(1));
+    gradient_buckets g(ranks[0], {.bucket_bytes = 1});
+    g.add("a", 1), g.add("b", 1);
+    g.build();
+    for (int i : {1, 0}) {
+      elements const e = encode(float32, {i == 0 ? 3. : 4.});
+      copy(g.gradient(i).data, e.data(), e.size());
+      g.mark_ready(i, current_stream());
+    }
+    g.finish(current_stream());
+    simulation::of(own).fail_call("enqueue", call);
+    EXPECT_NE(refusal<error>([&] { (void)g.clip(1, current_stream()); }), "") << call;
+    device_span const norm = g.clip(1, current_stream());
+    EXPECT_EQ(float_at(norm), 5) << call;
+    EXPECT_EQ(bytes_of(g.gradient(0)), encode(float32, {3. / 5})) << call;
+    EXPECT_EQ(bytes_of(g.gradient(1)), encode(float32, {4. / 5})) << call;
+  }
+}
+
+// The norm is told as float32: beyond that it is not finite.
+TEST(bucket_clip, of_a_norm_beyond_its_type_scales_nothing) {
+  auto ranks = communicator::create_all(first_devices(1));
+  device_guard const on(0);
+  gradient_buckets g(ranks[0]);
+  g.add("a", 4);
+  g.build();
+  elements const large = encode(float32, {3e38, 3e38, 3e38, 3e38});
+  copy(g.gradient(0).data, large.data(), large.size());
+  g.mark_ready(0, current_stream());
+  g.finish(current_stream());
+  EXPECT_EQ(float_at(g.clip(1, current_stream())), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(bytes_of(g.gradient(0)), large);
+}
+
 TEST(bucket_clip, during_a_step_or_of_integers_is_refused) {
   auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);

@@ -283,5 +283,28 @@ TEST_F(bucket_preparation, another_type_and_huge_sizes_are_refused) {
   EXPECT_THROW(huge.build(), out_of_memory);
 }
 
+// Marks come from threads of the program, whose current runtime may be another.
+TEST(bucket_hooks_elsewhere, run_in_the_runtime_of_their_ranks) {
+  runtime own(simulated{.devices = 1, .memory = 16_MiB});
+  std::vector<communicator> ranks;
+  std::optional<stream> s;
+  {
+    runtime_guard const in(own);
+    ranks = communicator::create_all(first_devices(1));
+    s.emplace(device(0));
+  }
+  std::vector<std::int64_t> seen;
+  gradient_buckets g(ranks[0], {.bucket_bytes = 1, .before_reduction = [&](device_span range, stream_ref) {
+                                  EXPECT_EQ(&runtime::current(), &own);
+                                  seen.push_back(range.count);
+                                }});
+  g.add("none", 0), g.add("some", 128);
+  g.build(*s);
+  for (int i : {1, 0})
+    g.mark_ready(i, *s);
+  g.finish(*s);
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{128})) << "a range of no elements is not shown";
+}
+
 }  // namespace
 }  // namespace weir::hooks_of_buckets

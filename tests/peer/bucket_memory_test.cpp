@@ -136,7 +136,51 @@ TEST_F(bucket_memory, of_the_program_is_reduced_where_it_lies) {
   EXPECT_NE(said.find("\"first\" lies in the program's memory"), std::string::npos) << said;
 }
 
-// The refusal of another call tells what the buckets have called. The last of a flat buffer is added first here.
+// Which block lies lower differs from rank to rank. Within one block that is refused.
+TEST_F(bucket_memory, in_another_order_on_a_rank_is_reduced_by_item) {
+  struct layout {
+    std::optional<dtype> wire;
+    bool in_one_block;
+  };
+  for (auto const [wire, in_one_block] : {layout{{}, false}, layout{bfloat16, false}, layout{{}, true}}) {
+    std::vector<gradient_buckets> all;
+    std::vector<buffer> blocks;  // a rank has two
+    for (int r : {0, 1}) {
+      blocks.emplace_back(512, buffer_options{.on = device(r)});
+      blocks.emplace_back(512, buffer_options{.on = device(r)});
+      std::byte* low = blocks[blocks.size() - 2].data<std::byte>();
+      std::byte* high = in_one_block ? low + 16 : blocks.back().data<std::byte>();
+      if ((low > high) != (r == 1))
+        std::swap(low, high);
+      all.push_back(summed(r, {.reduce_as = wire}));
+      all.back().add("a", {}, {low, 4, float32});
+      all.back().add("b", {}, {high, 4, float32});
+      build(all.back(), r);
+      for (int i : {0, 1}) {
+        device_guard const on(r);
+        elements const e = of(i == 0 ? 1 : 100, 4, float32);
+        copy(default_stream(device(r)), all.back().gradient(i).data, e.data(), e.size());
+      }
+    }
+    std::string const said = refusal<invalid_use>([&] { step(all); });
+    EXPECT_EQ(said.find("all_reduce of 4 float32 (sum), member 1 of a group of 2") != std::string::npos, in_one_block)
+        << said;
+    if (in_one_block) {
+      ranks_[0].abort();
+      ranks_ = communicator::create_all(first_devices(2));
+      continue;
+    }
+    for (int r : {0, 1})
+      for (int i : {0, 1}) {
+        device_guard const on(r);
+        device_span const sums = all[static_cast<std::size_t>(r)].reduced(i);
+        elements const got = to_host(sums.data, 4 * size_of(sums.dtype));
+        EXPECT_EQ(decode(sums.dtype, got.data()), i == 0 ? 2 : 200) << r << i << in_one_block;
+      }
+  }
+}
+
+// The refusal of another call tells what the buckets have called. Neighbours follow each other in the order of add().
 TEST_F(bucket_memory, neighbours_in_one_block_are_one_collective) {
   struct place {
     int block, first;
@@ -146,8 +190,9 @@ TEST_F(bucket_memory, neighbours_in_one_block_are_one_collective) {
     char const* called;
   };
   layout const layouts[] = {{{{0, 0}, {0, 4}, {0, 8}}, "all_reduce of 12 int32 (sum) "},
-                            {{{0, 8}, {0, 0}, {0, 4}}, "all_reduce of 12 int32 (sum) "},
-                            {{{0, 0}, {0, 8}, {0, 4}}, "all_reduce of 12 int32 (sum) "},
+                            {{{0, 0}, {0, 4}, {1, 8}}, "all_reduce of 8 int32 (sum), member 1 of a group of 2"},
+                            {{{0, 8}, {0, 0}, {0, 4}}, "all_reduce of 4 int32 (sum), member 1 of a group of 2"},
+                            {{{0, 0}, {0, 8}, {0, 4}}, "all_reduce of 4 int32 (sum), member 1 of a group of 3"},
                             {{{0, 0}, {0, 8}}, "all_reduce of 4 int32 (sum), member 1 of a group of 2"},
                             {{{0, 0}, {1, 0}}, "all_reduce of 4 int32 (sum), member 1 of a group of 2"}};
   for (layout const& l : layouts) {
