@@ -73,7 +73,7 @@ class ring_writer {  // move-only
   // caller then still owns them.
   explicit ring_writer(std::vector<int> const& sockets, ring_options, source_location = source_location::current());
   // Closes the sockets once the published items have been told. Readers get peer_disconnected after those items,
-  // unless close() came before. Blocks: no
+  // unless close() came before. A killed process does not tell: its readers get it at once. Blocks: no
   ~ring_writer();
   ring_writer(ring_writer&&) noexcept;
   ring_writer& operator=(ring_writer&&) noexcept;
@@ -92,7 +92,7 @@ class ring_writer {  // move-only
   void close(source_location = source_location::current());
   int readers() const noexcept;           // that are left
   std::vector<int> late_readers() const;  // that have not released the item in the next slot; after close(), any item
-  // Goes on without the reader, which gets peer_disconnected. The bytes of an item that it still has may change.
+  // Goes on without the reader, which gets peer_disconnected. The bytes of all items that it still has may change.
   // Blocks: no. Throws: invalid_use (no such reader)
   void drop(int reader, source_location = source_location::current());
   // Throws: invalid_use (not positive); the timeout is unchanged
@@ -151,10 +151,14 @@ class ring_reader {  // move-only
   ring_reader& operator=(ring_reader&&) noexcept;
   // Returns: the next item, in order, for work of the stream, by default the current one of its device; nullopt once
   // the writer has closed the ring.
-  // Blocks: host, until the writer exists and the item is published, at most the timeout.
-  // Throws: timed_out: repeat the call; peer_disconnected (the writer has ended: after what it has published; it has dropped this
-  // reader: at once, and the last item's bytes may have changed); invalid_use (the item that lay in the slot before
-  // is not released, so that this one would never come; a borrowed stream; damaged messages), device_lost, driver_error;
+  // Blocks: host, for this process's own work on released items; then until the writer exists and the item is published,
+  // at most the timeout.
+  // Throws: timed_out: repeat the call;
+  // peer_disconnected: behind what was published if the ring_writer has ended without close(), else at once. If the
+  // writer lives, it has dropped or lost this reader, and the bytes of all items that are held may change. If it was
+  // killed, they stay;
+  // invalid_use (the item that lay in the slot before is not released, so that this one would never come; a borrowed
+  // stream; damaged messages, and then peer_disconnected), device_lost, driver_error;
   // at first also what share_channel::receive() throws.
   std::optional<ring_item> take(source_location = source_location::current());
   std::optional<ring_item> take(stream_ref, source_location = source_location::current());

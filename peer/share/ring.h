@@ -3,13 +3,16 @@
 //
 // All slots lie in one exportable_buffer. Item n lies in slot n % slots. Messages name items by number, because
 // streams may tell of them in another order:
-//   writer: ring (slots, bytes of a slot); item (its number, its bytes); end (number of items); dropped
+//   writer: ring (slots, bytes of a slot); item (its number, its bytes); dropped;
+//           end or, without close(), unclosed (number of items): no slot is filled again
 //   reader: opened; released (number of the item)
 // `item` and `released` are sent by host functions, behind the work of the stream that was named. No call waits for
 // the device to send them.
 // Invariant: the writer gives out a slot only after each of its readers has sent `released` for the item in it. A
 // reader gives out an item only after the writer has sent it, and sends `released` for it once.
 // A message that would break this is refused, and its sender is given up.
+// A link may end without a word while its writer fills slots again. So a reader gives out items behind the end of a
+// link only after `end` or `unclosed`.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -57,6 +60,7 @@ constexpr std::size_t stride_of(std::size_t slot_bytes) noexcept {
 class written_ring : public std::enable_shared_from_this<written_ring> {
  public:
   written_ring(std::vector<int> const& sockets, ring_options, int device, source_location);
+  ~written_ring();
   ring_slot next(std::optional<stream_ref>, source_location);
   void publish(std::uint64_t number, std::size_t bytes, stream_ref after, source_location);
   void give_back(stream_ref) noexcept;  // the slot that is out; its work so far may still write it
@@ -121,13 +125,16 @@ class read_ring : public std::enable_shared_from_this<read_ring> {
   void open(std::int64_t end, source_location);
   void receive_memory(std::int64_t end, source_location);
   void make_room_for_next(source_location);
-  void listen(source_location);
+  void listen(source_location);  // Throws: peer_disconnected: a slot may be filled again
   void wait_for_next(std::int64_t end, source_location);
+  void require_link(source_location) const;  // Throws: peer_disconnected
+  [[noreturn]] void throw_disconnected(source_location) const;
   [[noreturn]] void throw_nothing_came(source_location) const;
   void release_postponed(source_location);
   bool hear(base::time_limit, source_location);  // Returns: false if nothing came
   bool takes(message const&);                    // Returns: false if no writer of this ring sends it
   bool takes_ring(message const&);               // likewise
+  bool takes_end(message const&);                // likewise
   void give_up() noexcept;
   [[noreturn]] void refuse(std::string const& why, source_location);
 
@@ -139,7 +146,9 @@ class read_ring : public std::enable_shared_from_this<read_ring> {
   std::size_t slot_bytes_ = 0;
   std::vector<slot> slots_;
   std::uint64_t next_ = 0;
-  std::optional<std::uint64_t> end_{};  // the number of items
+  std::uint64_t seen_ = 0;              // behind the last item that has arrived
+  std::optional<std::uint64_t> end_{};  // the number of items: no slot is filled again
+  bool closed_ = false;                 // by close()
   bool dropped_ = false, gone_ = false;
 };
 

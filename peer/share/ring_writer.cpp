@@ -52,6 +52,15 @@ written_ring::written_ring(std::vector<int> const& sockets, ring_options with, i
   }
 }
 
+// Its readers may still take what has arrived: their slots are not filled again.
+written_ring::~written_ring() {
+  if (process_was_forked() || ended_)
+    return;
+  for (reader const& r : readers_)
+    if (!r.left)
+      r.link->send(message_kind::unclosed, next_);
+}
+
 void written_ring::require_open(char const* operation, source_location at) const {
   if (ended_)
     throw invalid_use(operation, "a ring that is closed", "Make a new ring for more items", at, error_id{514});

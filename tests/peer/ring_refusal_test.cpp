@@ -433,6 +433,57 @@ TEST(a_ring_reader, refuses_what_fits_no_slot) {
   }
 }
 
+TEST(a_ring_reader, takes_no_item_behind_a_damaged_message) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  publish(*its.writer, 2);
+  synchronize(0);
+  { auto const first = its.reader(0).take(); }
+  peer::ring_link const raw(os::duplicate_file(its.own[0]));
+  raw.send(message_kind::number);
+  EXPECT_THROW((void)its.reader(0).take(), invalid_use);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_THROW((void)its.reader(0).take(), peer_disconnected) << "item 2 has arrived, and is filled again";
+}
+
+// Messages of an end and of items that contradict each other.
+TEST(a_ring_reader, refuses_items_beyond_the_end) {
+  test::machine m(small());
+  struct said_of {
+    message_kind kind;
+    std::uint64_t number;
+  };
+  auto const is_refused = [](said_of first, said_of second) {
+    auto const [a, b] = os::make_sockets();
+    share_channel line(os::duplicate_file(a));
+    peer::ring_link const raw(a);
+    exportable_buffer const memory(11'000, 0);
+    line.send(memory, default_stream(0));
+    raw.send(message_kind::ring, 2, 5000);
+    ring_reader reader(b);
+    raw.send(first.kind, first.number, 7);
+    raw.send(second.kind, second.number, 7);
+    EXPECT_THROW((void)reader.take(), invalid_use) << static_cast<int>(first.kind);
+  };
+  is_refused({message_kind::end, 1}, {message_kind::item, 1});
+  is_refused({message_kind::unclosed, 0}, {message_kind::item, 0});
+  is_refused({message_kind::item, 1}, {message_kind::end, 1});
+  is_refused({message_kind::unclosed, 1}, {message_kind::end, 1});
+}
+
+// It ends the call, however many messages follow.
+TEST(a_ring_reader, hears_nothing_behind_its_drop) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  { auto const first = its.reader(0).take(); }
+  peer::ring_link const raw(os::duplicate_file(its.own[0]));
+  raw.send(message_kind::dropped);
+  raw.send(message_kind::number);
+  EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
+}
+
 TEST(a_channel, refuses_messages_of_a_ring_and_works_on) {
   test::machine m(small());
   auto const [a, b] = os::make_sockets();

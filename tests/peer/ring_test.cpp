@@ -256,6 +256,17 @@ TEST(a_closed_ring, ends_its_readers_behind_the_last_item) {
             false);
 }
 
+TEST(a_closed_ring, ends_a_reader_that_holds_all_slots) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 5000, .slots = 1, .timeout = 1ms});
+  publish(*its.writer, 1);
+  auto const item = its.reader(0).take();
+  EXPECT_THROW(its.writer->close(), timed_out);
+  EXPECT_FALSE(its.reader(0).take());
+  its.writer->drop(0);
+  EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
+}
+
 TEST(a_closed_ring, may_have_had_no_item) {
   test::machine m(small());
   ring_ends its(1);
@@ -289,6 +300,32 @@ TEST(a_writer, that_ends_unclosed_ends_its_readers_by_an_error) {
   EXPECT_TRUE(holds(*its.reader(0).take(), 1));
   EXPECT_TRUE(holds(*its.reader(0).take(), 2));
   EXPECT_NE(said<peer_disconnected>([&] { (void)its.reader(0).take(); }).find("before item 2"), std::string::npos);
+}
+
+// No message says whether an item's slot is filled again.
+TEST(a_writer, that_vanishes_leaves_only_the_items_held) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  publish(*its.writer, 2);
+  synchronize(0);
+  auto const held = its.reader(0).take();
+  its.break_link(0);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NE(said<peer_disconnected>([&] { (void)its.reader(0).take(); }).find("has ended before item 1"),
+              std::string::npos);
+  EXPECT_TRUE(holds(*held, 1));
+}
+
+TEST(a_writer, that_ends_before_the_first_take_is_named_again) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  its.writer.reset();
+  synchronize(0);
+  (void)share_pool().trim();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
 }
 
 // Regression: the system reports unread messages of the reader first, and only then gives those of the writer.
@@ -350,6 +387,32 @@ TEST(a_late_reader, may_be_dropped_and_learns_of_it) {
   EXPECT_NE(said<peer_disconnected>([&] { (void)its.reader(1).take(); }).find("has dropped this reader"),
             std::string::npos)
       << "item 1 was told of, and is no longer there";
+}
+
+// `dropped` itself may not reach a reader. The items that wait there are filled again.
+TEST(a_lost_reader, gets_no_item_that_has_arrived) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 20s});
+  publish(*its.writer, 1);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 1));
+  its.break_link(1);
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
+  publish(*its.writer, 2);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 2));
+  EXPECT_THROW((void)its.reader(1).take(), peer_disconnected);
+}
+
+TEST(a_dropped_reader, learns_of_it_before_its_own_work_is_done) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 5000, .slots = 1});
+  publish(*its.writer, 1);
+  stream const s(device(1));
+  test::held gate(m, s);
+  its.reader(0).take(s)->release();
+  its.writer->drop(0);
+  EXPECT_THROW((void)its.reader(0).take(s), peer_disconnected);
+  EXPECT_FALSE(s.query());
+  gate.open();
 }
 
 TEST(readers, are_dropped_by_the_ring_if_it_may) {
