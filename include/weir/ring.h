@@ -146,7 +146,9 @@ class ring_reader {  // move-only
   explicit ring_reader(int socket, device reader = gpu,
                        std::chrono::milliseconds timeout = share_channel::default_timeout,
                        source_location = source_location::current());
-  ~ring_reader();  // the writer goes on without this reader. Blocks: as imported_buffer's end
+  // The writer goes on without this reader. Beside a capture it does so once a later imported_buffer is made or ends.
+  // Blocks: as imported_buffer's end
+  ~ring_reader();
   ring_reader(ring_reader&&) noexcept;
   ring_reader& operator=(ring_reader&&) noexcept;
   // Returns: the next item, in order, for work of the stream, by default the current one of its device; nullopt once

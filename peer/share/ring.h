@@ -28,6 +28,7 @@ namespace weir::peer {
 class ring_link {
  public:
   explicit ring_link(int socket) noexcept : socket_(socket) {}
+  ~ring_link();  // sends the owed releases
   // Blocks: no. What cannot be sent ends the connection for both. Threads: any
   void send(message_kind, std::uint64_t number = 0, std::uint64_t bytes = 0) const noexcept;
   struct heard {
@@ -38,9 +39,12 @@ class ring_link {
   heard receive(base::time_limit) const;              // Blocks: up to the limit
   void end() const noexcept;                          // for both; the other end still receives what was sent
   void leave() noexcept { (void)socket_.release(); }  // the caller has it again
+  // The end of the link releases those items: a bit for each, from `first` on.
+  void owe(std::uint64_t first, std::uint64_t items) noexcept { first_owed_ = first, owed_ = items; }
 
  private:
   owned_file socket_;
+  std::uint64_t first_owed_ = 0, owed_ = 0;
 };
 
 // A file that a short share_channel may close. Throws: driver_error (no descriptors left)
@@ -142,7 +146,7 @@ class read_ring : public std::enable_shared_from_this<read_ring> {
   std::chrono::milliseconds timeout_;
   std::optional<share_channel> line_{};  // on the same socket, until the ring is open
   std::shared_ptr<ring_link> link_;
-  imported_buffer memory_;  // ends before link_ does: its end waits for the work that reads it
+  imported_buffer memory_;  // keeps link_ until no work reads it
   std::size_t slot_bytes_ = 0;
   std::vector<slot> slots_;
   std::uint64_t next_ = 0;

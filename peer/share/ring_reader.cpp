@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "peer/share/exports.h"
 #include "peer/share/ring.h"
 #include "runtime/base/text.h"
 #include "streams/stream/context.h"
@@ -21,14 +22,17 @@ read_ring::read_ring(int socket, int device, std::chrono::milliseconds timeout, 
   link_ = std::make_shared<ring_link>(socket);
 }
 
-// The end of the memory has waited for the work of items whose release was postponed.
+// The writer hears of the end once no work of this process can read the slots. Beside a capture that is later.
 read_ring::~read_ring() {
-  memory_.reset();
-  if (process_was_forked())
-    return;
+  std::uint64_t postponed = 0;
   for (std::uint64_t n = first_under_way(); n < next_; ++n)
     if (of(n).is == state::postponed)
-      link_->send(message_kind::released, n);
+      postponed |= std::uint64_t{1} << (n - first_under_way());
+  if (!process_was_forked())
+    link_->owe(first_under_way(), postponed);
+  if (memory_.is_)
+    memory_.is_->until_closed = link_;
+  memory_.reset();
 }
 
 std::optional<ring_item> read_ring::take(std::optional<stream_ref> on, source_location at) {

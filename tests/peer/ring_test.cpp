@@ -475,6 +475,30 @@ TEST(an_item, that_outlives_its_stream_is_kept_for_its_work) {
   opens.join();
 }
 
+// A device cannot be waited for beside a capture.
+TEST(a_reader, that_ends_in_a_capture_keeps_its_slot) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 20ms});
+  publish(*its.writer, 1);
+  { auto const other = its.reader(1).take(); }
+  synchronize(0);
+  std::optional<stream> s(std::in_place, device(1));
+  stream const captured(device(1));
+  test::held gate(m, *s);
+  auto item = its.reader(0).take(*s);
+  s.reset();
+  item.reset();
+  auto const handle = streams::clock_of(captured).handle();
+  ASSERT_TRUE(m.driver().begin_capture(1, handle, driver::capture_mode::relaxed).ok());
+  its.readers[0].reset();
+  EXPECT_THROW((void)its.writer->next(), timed_out) << "its slot came under the work";
+  EXPECT_TRUE(m.driver().end_capture(1, handle).ok());
+  gate.open();
+  its.readers[1].reset();  // a later wait for the devices
+  its.writer->set_timeout(20s);
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
+}
+
 TEST(the_last_item, is_released_by_its_readers_end_at_last) {
   test::machine m(small());
   ring_ends its(1);
