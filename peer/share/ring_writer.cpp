@@ -187,6 +187,10 @@ void written_ring::wait_for(what all, char const* operation, source_location at)
         drop(readers_[i]);
         continue;
       }
+      // Others may have released theirs meanwhile: late_readers() names none of those.
+      listen(all, operation, at);
+      if (!waits_for(readers_[i], all))
+        continue;
       throw timed_out(
           operation,
           base::text("reader ", i, readers_[i].opened ? " has released nothing" : " has not opened the ring", " for ",

@@ -119,6 +119,22 @@ TEST(a_ring, releases_an_item_behind_another_stream_if_named) {
   (void)its.writer->next();
 }
 
+TEST(a_late_reader, is_named_without_those_that_released) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 200ms});
+  publish(*its.writer, 1);
+  auto const late = its.reader(0).take();
+  auto item = its.reader(1).take();
+  std::thread releases([&] {
+    runtime_guard const in(m.own);
+    std::this_thread::sleep_for(20ms);
+    item->release();
+  });
+  EXPECT_THROW((void)its.writer->next(), timed_out);
+  releases.join();
+  EXPECT_EQ(its.writer->late_readers(), std::vector<int>{0});
+}
+
 // The writer's own work is not the reader's fault, whatever the timeout.
 TEST(a_ring, blames_no_reader_for_the_writers_own_work) {
   test::machine m(small());
