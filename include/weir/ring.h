@@ -49,7 +49,7 @@ class ring_slot {  // move-only
   std::byte* end() const noexcept { return data_ + size_; }  // behind the last byte that fits
   // Makes its first `bytes` the next item, once the work enqueued on next()'s stream, or on `after`, is done.
   // Blocks: no. Throws: invalid_use (moved from, published; more bytes than fit; a borrowed stream, or one in a
-  // capture; the ring is closed, or its runtime has ended), device_lost, driver_error: the slot is not published
+  // capture; the ring's runtime has ended), device_lost, driver_error: the slot is not published
   void publish(size_t bytes, source_location = source_location::current());
   void publish(size_t bytes, stream_ref after, source_location = source_location::current());
 
@@ -88,7 +88,7 @@ class ring_writer {  // move-only
   ring_slot next(source_location = source_location::current());
   ring_slot next(stream_ref, source_location = source_location::current());
   // The end: no item follows. Blocks: until all published items are done, and all readers have released them, at
-  // most the timeout for readers. Throws: as next(). Repeatable
+  // most the timeout for readers. Throws: as next(), also invalid_use while a slot is not published. Repeatable
   void close(source_location = source_location::current());
   int readers() const noexcept;           // that are left
   std::vector<int> late_readers() const;  // that have not released the item in the next slot; after close(), any item

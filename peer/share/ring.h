@@ -86,6 +86,7 @@ class written_ring : public std::enable_shared_from_this<written_ring> {
   std::uint64_t bit(std::uint64_t number) const noexcept { return std::uint64_t{1} << number % stamps_.size(); }
   void require_alive(char const* operation, source_location) const;
   void require_open(char const* operation, source_location) const;
+  void require_no_slot(char const* operation, source_location) const;
   void require_readers(char const* operation, source_location) const;
   void listen(what, char const* operation, source_location);
   void wait_for(what, char const* operation, source_location);

@@ -67,6 +67,12 @@ void written_ring::require_open(char const* operation, source_location at) const
   require_alive(operation, at);
 }
 
+void written_ring::require_no_slot(char const* operation, source_location at) const {
+  if (slot_is_out_)
+    throw invalid_use(operation, base::text("the slot of item ", next_, " is not published"),
+                      "Publish the slot, or let it end, before this call", at, error_id{517});
+}
+
 void written_ring::require_alive(char const* operation, source_location at) const {
   if (process_was_forked())
     streams::throw_forked(operation, at);
@@ -88,9 +94,7 @@ int written_ring::readers() const noexcept {
 ring_slot written_ring::next(std::optional<stream_ref> on, source_location at) {
   constexpr char const* operation = "ring_writer::next";
   require_open(operation, at);
-  if (slot_is_out_)
-    throw invalid_use(operation, base::text("a second slot, while that of item ", next_, " is not published"),
-                      "Publish a slot, or let it end, before the next one", at, error_id{517});
+  require_no_slot(operation, at);
   stream_ref const s = on ? *on : current_stream(memory_.device(), at);
   require_lasting(operation, s, at);
   // No reader can have released an item that was not told of. So this costs nothing, and no reader is blamed for it.
@@ -107,7 +111,7 @@ ring_slot written_ring::next(std::optional<stream_ref> on, source_location at) {
 
 void written_ring::publish(std::uint64_t number, std::size_t bytes, stream_ref after, source_location at) {
   constexpr char const* operation = "ring_slot::publish";
-  require_open(operation, at);
+  require_alive(operation, at);
   if (bytes > with_.bytes)
     throw invalid_use(operation, base::text(bytes, " B, and a slot holds ", with_.bytes, " B"),
                       "Publish the bytes that were written, or set a larger ring_options::bytes", at, error_id{518});
@@ -135,6 +139,7 @@ void written_ring::close(source_location at) {
   if (closed_)
     return;
   require_alive(operation, at);
+  require_no_slot(operation, at);
   for (stamp const& s : stamps_)
     s.synchronize(at);
   if (!ended_) {
