@@ -68,9 +68,11 @@ class ring_slot {  // move-only
 class ring_writer {  // move-only
  public:
   // One socket for each reader, as a share_channel takes; reader i has sockets[i]. Takes ownership of them.
-  // Blocks: until the device's default stream is there. Throws: invalid_use (no or wrong sockets, no bytes, slots or
-  // time), not_supported (the device cannot share), peer_disconnected, out_of_memory, device_lost, driver_error. The
-  // caller then still owns them.
+  // Blocks: until the work of the device's default stream is done; then, for each reader, at most the timeout for room
+  // in the queue to it.
+  // Throws: invalid_use (no or wrong sockets, no bytes, slots or time), not_supported (the device cannot share),
+  // peer_disconnected, timed_out, out_of_memory, device_lost, driver_error. The caller then still owns the sockets, but
+  // those that a message went to are shut down: their readers get peer_disconnected.
   explicit ring_writer(std::vector<int> const& sockets, ring_options, source_location = source_location::current());
   // Closes the sockets once the published items have been told. Readers get peer_disconnected after those items,
   // unless close() came before. A killed process does not tell: its readers get it at once. Blocks: no

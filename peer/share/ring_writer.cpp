@@ -38,14 +38,26 @@ std::size_t bytes_of_all(ring_options const& with) noexcept {
 written_ring::written_ring(std::vector<int> const& sockets, ring_options with, int device, source_location at)
     : with_((require_options(sockets, with, at), with)), memory_(bytes_of_all(with), device, at) {
   stamps_.resize(static_cast<std::size_t>(with.slots));
+  std::size_t sent = 0;
   try {
+    std::vector<share_channel> lines;
     for (int const socket : sockets) {
       readers_.push_back({std::make_shared<ring_link>(socket)});
-      share_channel line(duplicate_of(socket, "ring_writer", at), with.timeout, at);
-      line.send(memory_, default_stream(device, at), at);
-      readers_.back().link->send(message_kind::ring, static_cast<std::uint64_t>(with.slots), with.bytes);
+      lines.emplace_back(duplicate_of(socket, "ring_writer", at), with.timeout, at);
+    }
+    default_stream(device, at).synchronize(at);
+    // Before the first message: a reader that hears of this ring cannot join another one.
+    for (int const socket : sockets)
+      if (os::has_hung_up(socket))
+        throw peer_disconnected("ring_writer", base::text("the other end of descriptor ", socket, " is closed"),
+                                "Pass the sockets of readers that live", at, error_id{526});
+    for (; sent < lines.size(); ++sent) {
+      lines[sent].send(memory_, default_stream(device, at), at);
+      readers_[sent].link->send(message_kind::ring, static_cast<std::uint64_t>(with.slots), with.bytes);
     }
   } catch (...) {
+    for (std::size_t i = 0; i < sent; ++i)
+      readers_[i].link->end();
     for (reader const& r : readers_)
       r.link->leave();
     throw;

@@ -54,7 +54,27 @@ TEST(a_ring_writer, leaves_the_sockets_when_a_reader_has_ended) {
   ::close(d);
   EXPECT_THROW(ring_writer({a, c}, {.bytes = 100}), peer_disconnected);
   EXPECT_TRUE(os::is_message_socket(a) && os::is_message_socket(c));
-  for (int const file : {a, b, c})
+  ::close(c);
+  ring_reader reader(b);
+  ring_writer writer({a}, {.bytes = 100});
+  publish(writer, 7, 100);
+  EXPECT_TRUE(holds(*reader.take(), 7, 100)) << "nothing was sent to it before";
+}
+
+// The queue of the second reader is full.
+TEST(a_ring_writer, ends_the_readers_it_has_told_if_it_fails) {
+  test::machine m(small());
+  auto const [a, b] = os::make_sockets();
+  auto const [c, d] = os::make_sockets();
+  char const foreign[100]{};
+  while (::send(c, foreign, sizeof foreign, MSG_DONTWAIT) > 0)
+    continue;
+  EXPECT_THROW(ring_writer({a, c}, {.bytes = 100, .timeout = 1ms}), timed_out);
+  EXPECT_TRUE(os::is_message_socket(a) && os::is_message_socket(c));
+  ring_reader reader(b);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_THROW((void)reader.take(), peer_disconnected);
+  for (int const file : {a, c, d})
     ::close(file);
 }
 
