@@ -426,9 +426,15 @@ TEST(a_dropped_reader, learns_of_it_before_its_own_work_is_done) {
   test::held gate(m, s);
   its.reader(0).take(s)->release();
   its.writer->drop(0);
+  std::atomic<bool> is_open{false};
+  std::thread opens([&] {
+    std::this_thread::sleep_for(100ms);
+    is_open = true;
+    gate.open();
+  });
   EXPECT_THROW((void)its.reader(0).take(s), peer_disconnected);
-  EXPECT_FALSE(s.query());
-  gate.open();
+  EXPECT_FALSE(is_open) << "it has waited for that work";
+  opens.join();
 }
 
 TEST(readers, are_dropped_by_the_ring_if_it_may) {
