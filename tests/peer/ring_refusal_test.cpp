@@ -71,7 +71,7 @@ TEST(a_ring_writer, ends_the_readers_it_has_told_if_it_fails) {
     continue;
   EXPECT_THROW(ring_writer({a, c}, {.bytes = 100, .timeout = 1ms}), timed_out);
   EXPECT_TRUE(os::is_message_socket(a) && os::is_message_socket(c));
-  ring_reader reader(b);
+  ring_reader reader(b, gpu, 200ms);
   for (int i = 0; i < 2; ++i)
     EXPECT_THROW((void)reader.take(), peer_disconnected);
   for (int const file : {a, c, d})
@@ -484,7 +484,7 @@ TEST(a_ring_reader, refuses_items_beyond_the_end) {
     exportable_buffer const memory(11'000, 0);
     line.send(memory, default_stream(0));
     raw.send(message_kind::ring, 2, 5000);
-    ring_reader reader(b);
+    ring_reader reader(b, gpu, 200ms);
     raw.send(first.kind, first.number, 7);
     raw.send(second.kind, second.number, 7);
     EXPECT_THROW((void)reader.take(), invalid_use) << static_cast<int>(first.kind);
