@@ -49,7 +49,7 @@ class ring_slot {  // move-only
   std::byte* end() const noexcept { return data_ + size_; }  // behind the last byte that fits
   // Makes its first `bytes` the next item, once the work enqueued on next()'s stream, or on `after`, is done.
   // Blocks: no. Throws: invalid_use (moved from, published; more bytes than fit; a borrowed stream, or one in a
-  // capture; the ring is closed, or its runtime has ended), device_lost, driver_error: the slot is not published
+  // capture; the ring's runtime has ended), device_lost, driver_error: the slot is not published
   void publish(size_t bytes, source_location = source_location::current());
   void publish(size_t bytes, stream_ref after, source_location = source_location::current());
 
@@ -68,12 +68,14 @@ class ring_slot {  // move-only
 class ring_writer {  // move-only
  public:
   // One socket for each reader, as a share_channel takes; reader i has sockets[i]. Takes ownership of them.
-  // Blocks: until the device's default stream is there. Throws: invalid_use (no or wrong sockets, no bytes, slots or
-  // time), not_supported (the device cannot share), peer_disconnected, out_of_memory, device_lost, driver_error. The
-  // caller then still owns them.
+  // Blocks: until the work of the device's default stream is done; then, for each reader, at most the timeout for room
+  // in the queue to it.
+  // Throws: invalid_use (no or wrong sockets, no bytes, slots or time), not_supported (the device cannot share),
+  // peer_disconnected, timed_out, out_of_memory, device_lost, driver_error. The caller then still owns the sockets, but
+  // those that a message went to are shut down: their readers get peer_disconnected.
   explicit ring_writer(std::vector<int> const& sockets, ring_options, source_location = source_location::current());
   // Closes the sockets once the published items have been told. Readers get peer_disconnected after those items,
-  // unless close() came before. Blocks: no
+  // unless close() came before. A killed process does not tell: its readers get it at once. Blocks: no
   ~ring_writer();
   ring_writer(ring_writer&&) noexcept;
   ring_writer& operator=(ring_writer&&) noexcept;
@@ -88,11 +90,11 @@ class ring_writer {  // move-only
   ring_slot next(source_location = source_location::current());
   ring_slot next(stream_ref, source_location = source_location::current());
   // The end: no item follows. Blocks: until all published items are done, and all readers have released them, at
-  // most the timeout for readers. Throws: as next(). Repeatable
+  // most the timeout for readers. Throws: as next(), also invalid_use while a slot is not published. Repeatable
   void close(source_location = source_location::current());
   int readers() const noexcept;           // that are left
   std::vector<int> late_readers() const;  // that have not released the item in the next slot; after close(), any item
-  // Goes on without the reader, which gets peer_disconnected. The bytes of an item that it still has may change.
+  // Goes on without the reader, which gets peer_disconnected. The bytes of all items that it still has may change.
   // Blocks: no. Throws: invalid_use (no such reader)
   void drop(int reader, source_location = source_location::current());
   // Throws: invalid_use (not positive); the timeout is unchanged
@@ -146,15 +148,21 @@ class ring_reader {  // move-only
   explicit ring_reader(int socket, device reader = gpu,
                        std::chrono::milliseconds timeout = share_channel::default_timeout,
                        source_location = source_location::current());
-  ~ring_reader();  // the writer goes on without this reader. Blocks: as imported_buffer's end
+  // The writer goes on without this reader. Beside a capture it does so once a later imported_buffer is made or ends.
+  // Blocks: as imported_buffer's end
+  ~ring_reader();
   ring_reader(ring_reader&&) noexcept;
   ring_reader& operator=(ring_reader&&) noexcept;
   // Returns: the next item, in order, for work of the stream, by default the current one of its device; nullopt once
   // the writer has closed the ring.
-  // Blocks: host, until the writer exists and the item is published, at most the timeout.
-  // Throws: timed_out: repeat the call; peer_disconnected (the writer has ended: after what it has published; it has dropped this
-  // reader: at once, and the last item's bytes may have changed); invalid_use (the item that lay in the slot before
-  // is not released, so that this one would never come; a borrowed stream; damaged messages), device_lost, driver_error;
+  // Blocks: host, for this process's own work on released items; then until the writer exists and the item is published,
+  // at most the timeout.
+  // Throws: timed_out: repeat the call;
+  // peer_disconnected: behind what was published if the ring_writer has ended without close(), else at once. If the
+  // writer lives, it has dropped or lost this reader, and the bytes of all items that are held may change. If it was
+  // killed, they stay;
+  // invalid_use (the item that lay in the slot before is not released, so that this one would never come; a borrowed
+  // stream; damaged messages, and then peer_disconnected), device_lost, driver_error;
   // at first also what share_channel::receive() throws.
   std::optional<ring_item> take(source_location = source_location::current());
   std::optional<ring_item> take(stream_ref, source_location = source_location::current());

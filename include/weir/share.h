@@ -13,6 +13,7 @@ namespace weir WEIR_API {
 namespace peer {
 struct exported;
 struct opened_import;
+class read_ring;
 class shared_pool;
 }
 
@@ -130,6 +131,7 @@ class imported_buffer {
 
  private:
   friend class share_channel;
+  friend class peer::read_ring;
   std::unique_ptr<peer::opened_import> is_;
 };
 

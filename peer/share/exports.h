@@ -165,6 +165,7 @@ struct WEIR_LOCAL opened_import {  // of one imported_buffer
   owned_file life;
   std::size_t bytes = 0, offset = 0;
   int reader = -1;
+  std::shared_ptr<void> until_closed{};               // ends behind the work that uses it
   std::unique_ptr<opened_import> postponed_before{};  // of imports::postponed_
 };
 

@@ -22,9 +22,10 @@ enum class message_kind : std::uint32_t {
   released = 6,
   end = 7,
   dropped = 8,
+  unclosed = 9,
 };
 constexpr bool is_of_ring(message_kind k) noexcept {
-  return k >= message_kind::ring && k <= message_kind::dropped;
+  return k >= message_kind::ring && k <= message_kind::unclosed;
 }
 
 // Native byte order: both processes run on one machine.

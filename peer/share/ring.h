@@ -3,13 +3,16 @@
 //
 // All slots lie in one exportable_buffer. Item n lies in slot n % slots. Messages name items by number, because
 // streams may tell of them in another order:
-//   writer: ring (slots, bytes of a slot); item (its number, its bytes); end (number of items); dropped
+//   writer: ring (slots, bytes of a slot); item (its number, its bytes); dropped;
+//           end or, without close(), unclosed (number of items): no slot is filled again
 //   reader: opened; released (number of the item)
 // `item` and `released` are sent by host functions, behind the work of the stream that was named. No call waits for
 // the device to send them.
 // Invariant: the writer gives out a slot only after each of its readers has sent `released` for the item in it. A
 // reader gives out an item only after the writer has sent it, and sends `released` for it once.
 // A message that would break this is refused, and its sender is given up.
+// A link may end without a word while its writer fills slots again. So a reader gives out items behind the end of a
+// link only after `end` or `unclosed`.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -25,6 +28,7 @@ namespace weir::peer {
 class ring_link {
  public:
   explicit ring_link(int socket) noexcept : socket_(socket) {}
+  ~ring_link();  // sends the owed releases
   // Blocks: no. What cannot be sent ends the connection for both. Threads: any
   void send(message_kind, std::uint64_t number = 0, std::uint64_t bytes = 0) const noexcept;
   struct heard {
@@ -35,9 +39,12 @@ class ring_link {
   heard receive(base::time_limit) const;              // Blocks: up to the limit
   void end() const noexcept;                          // for both; the other end still receives what was sent
   void leave() noexcept { (void)socket_.release(); }  // the caller has it again
+  // The end of the link releases those items: a bit for each, from `first` on.
+  void owe(std::uint64_t first, std::uint64_t items) noexcept { first_owed_ = first, owed_ = items; }
 
  private:
   owned_file socket_;
+  std::uint64_t first_owed_ = 0, owed_ = 0;
 };
 
 // A file that a short share_channel may close. Throws: driver_error (no descriptors left)
@@ -57,6 +64,7 @@ constexpr std::size_t stride_of(std::size_t slot_bytes) noexcept {
 class written_ring : public std::enable_shared_from_this<written_ring> {
  public:
   written_ring(std::vector<int> const& sockets, ring_options, int device, source_location);
+  ~written_ring();
   ring_slot next(std::optional<stream_ref>, source_location);
   void publish(std::uint64_t number, std::size_t bytes, stream_ref after, source_location);
   void give_back(stream_ref) noexcept;  // the slot that is out; its work so far may still write it
@@ -78,6 +86,7 @@ class written_ring : public std::enable_shared_from_this<written_ring> {
   std::uint64_t bit(std::uint64_t number) const noexcept { return std::uint64_t{1} << number % stamps_.size(); }
   void require_alive(char const* operation, source_location) const;
   void require_open(char const* operation, source_location) const;
+  void require_no_slot(char const* operation, source_location) const;
   void require_readers(char const* operation, source_location) const;
   void listen(what, char const* operation, source_location);
   void wait_for(what, char const* operation, source_location);
@@ -121,13 +130,16 @@ class read_ring : public std::enable_shared_from_this<read_ring> {
   void open(std::int64_t end, source_location);
   void receive_memory(std::int64_t end, source_location);
   void make_room_for_next(source_location);
-  void listen(source_location);
+  void listen(source_location);  // Throws: peer_disconnected: a slot may be filled again
   void wait_for_next(std::int64_t end, source_location);
+  void require_link(source_location) const;  // Throws: peer_disconnected
+  [[noreturn]] void throw_disconnected(source_location) const;
   [[noreturn]] void throw_nothing_came(source_location) const;
   void release_postponed(source_location);
   bool hear(base::time_limit, source_location);  // Returns: false if nothing came
   bool takes(message const&);                    // Returns: false if no writer of this ring sends it
   bool takes_ring(message const&);               // likewise
+  bool takes_end(message const&);                // likewise
   void give_up() noexcept;
   [[noreturn]] void refuse(std::string const& why, source_location);
 
@@ -135,11 +147,13 @@ class read_ring : public std::enable_shared_from_this<read_ring> {
   std::chrono::milliseconds timeout_;
   std::optional<share_channel> line_{};  // on the same socket, until the ring is open
   std::shared_ptr<ring_link> link_;
-  imported_buffer memory_;  // ends before link_ does: its end waits for the work that reads it
+  imported_buffer memory_;  // keeps link_ until no work reads it
   std::size_t slot_bytes_ = 0;
   std::vector<slot> slots_;
   std::uint64_t next_ = 0;
-  std::optional<std::uint64_t> end_{};  // the number of items
+  std::uint64_t seen_ = 0;              // behind the last item that has arrived
+  std::optional<std::uint64_t> end_{};  // the number of items: no slot is filled again
+  bool closed_ = false;                 // by close()
   bool dropped_ = false, gone_ = false;
 };
 

@@ -1,12 +1,22 @@
 // The socket between the two ends of a ring, and what both ends require.
 // Threads: as ring.h says.
 #include "peer/share/ring.h"
+
+#include <bit>
+
 #include "runtime/base/os_tcp.h"
 #include "runtime/base/text.h"
 #include "streams/stream/context.h"
 #include "weir/launch.h"
 
 namespace weir::peer {
+
+ring_link::~ring_link() {
+  if (process_was_forked())
+    return;
+  for (; owed_; owed_ &= owed_ - 1)
+    send(message_kind::released, first_owed_ + static_cast<unsigned>(std::countr_zero(owed_)));
+}
 
 void ring_link::send(message_kind kind, std::uint64_t number, std::uint64_t bytes) const noexcept {
   message m{.kind = kind, .number = number, .bytes = bytes};

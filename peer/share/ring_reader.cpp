@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "peer/share/exports.h"
 #include "peer/share/ring.h"
 #include "runtime/base/text.h"
 #include "streams/stream/context.h"
@@ -21,14 +22,17 @@ read_ring::read_ring(int socket, int device, std::chrono::milliseconds timeout, 
   link_ = std::make_shared<ring_link>(socket);
 }
 
-// The end of the memory has waited for the work of items whose release was postponed.
+// The writer hears of the end once no work of this process can read the slots. Beside a capture that is later.
 read_ring::~read_ring() {
-  memory_.reset();
-  if (process_was_forked())
-    return;
+  std::uint64_t postponed = 0;
   for (std::uint64_t n = first_under_way(); n < next_; ++n)
     if (of(n).is == state::postponed)
-      link_->send(message_kind::released, n);
+      postponed |= std::uint64_t{1} << (n - first_under_way());
+  if (!process_was_forked())
+    link_->owe(first_under_way(), postponed);
+  if (memory_.is_)
+    memory_.is_->until_closed = link_;
+  memory_.reset();
 }
 
 std::optional<ring_item> read_ring::take(std::optional<stream_ref> on, source_location at) {
@@ -39,15 +43,20 @@ std::optional<ring_item> read_ring::take(std::optional<stream_ref> on, source_lo
                       error_id{501});
   stream_ref const s = on ? *on : current_stream(device_, at);
   require_lasting(taking, s, at);
-  if (is_open())
-    make_room_for_next(at);
+  if (is_open()) {
+    // First: a reader that holds all slots learns of the end, too.
+    listen(at);
+    release_postponed(at);
+    if (end_ != next_)
+      make_room_for_next(at);
+  }
   std::int64_t const end = base::time_limit(timeout_).after(base::now_ns());
   if (!is_open())
     open(end, at);
   listen(at);
   wait_for_next(end, at);
   slot& place = of(next_);
-  if (place.is != state::arrived)
+  if (end_ == next_)
     return std::nullopt;
   place.is = state::taken;
   auto const* const first = memory_.data<std::byte>() + next_ % slots_.size() * stride_of(slot_bytes_);
@@ -72,6 +81,9 @@ void read_ring::receive_memory(std::int64_t end, source_location at) {
   } catch (not_supported const&) {
     give_up();
     throw;
+  } catch (peer_disconnected const&) {
+    give_up();
+    throw;
   } catch (invalid_use const&) {
     give_up();
     throw;
@@ -79,7 +91,6 @@ void read_ring::receive_memory(std::int64_t end, source_location at) {
 }
 
 void read_ring::make_room_for_next(source_location at) {
-  release_postponed(at);
   slot const& place = of(next_);
   if (place.is == state::taken)
     throw invalid_use(taking,
@@ -93,28 +104,43 @@ void read_ring::make_room_for_next(source_location at) {
 // Takes what the writer has sent by now: it may have dropped this reader.
 void read_ring::listen(source_location at) {
   bool more = true;
-  while (more && !gone_)
+  while (more && !gone_ && !dropped_)
     more = hear({}, at);
+  require_link(at);
 }
 
-// Ensures: the next item has arrived, or the writer has closed the ring before it.
+// Ensures: the next item has arrived and stays, or the writer has closed the ring before it.
 void read_ring::wait_for_next(std::int64_t end, source_location at) {
   while (!dropped_ && !gone_ && !has_next()) {
     if (!hear(std::chrono::nanoseconds(end - base::now_ns()), at))
       throw_nothing_came(at);
   }
+  require_link(at);
+  // No item follows, and no close().
+  if (of(next_).is != state::arrived && !closed_)
+    throw_disconnected(at);
+}
+
+void read_ring::require_link(source_location at) const {
   // Its slots serve other items from now on.
   if (dropped_)
     throw peer_disconnected(taking, "the writer has dropped this reader",
-                            "Make both ends anew. The bytes of the last item may have changed", at, error_id{503});
-  if (!has_next())
-    throw_nothing_came(at);
+                            "Make both ends anew. The bytes of items that are held may have changed", at,
+                            error_id{503});
+  // The writer may live and fill slots again, those of items that have arrived among them.
+  if (gone_ && !end_)
+    throw_disconnected(at);
+}
+
+void read_ring::throw_disconnected(source_location at) const {
+  throw peer_disconnected(taking, base::text("the link to the writer has ended before item ", next_),
+                          "Make both ends anew. If the writer lives, the bytes of items that are held may have changed",
+                          at, error_id{504});
 }
 
 void read_ring::throw_nothing_came(source_location at) const {
   if (gone_)
-    throw peer_disconnected(taking, base::text("the writer has ended or closed its end before item ", next_),
-                            "Start another writer: all items that it published were taken", at, error_id{504});
+    throw_disconnected(at);
   throw timed_out(taking, base::text("the writer has published nothing for ", timeout_.count(), " ms"),
                   "Repeat the call, or end the ring: the writer may be stopped", at, error_id{505});
 }
@@ -142,15 +168,23 @@ bool read_ring::takes(message const& m) {
     return takes_ring(m);
   if (m.kind == message_kind::dropped)
     return dropped_ = true;
-  if (m.kind == message_kind::end && !end_) {
-    end_ = m.number;
-    return m.number >= next_ && m.number - next_ <= slots_.size();
-  }
-  bool const fits = m.number >= next_ && m.number - next_ < slots_.size() && m.bytes <= slot_bytes_;
+  if (m.kind == message_kind::end || m.kind == message_kind::unclosed)
+    return takes_end(m);
+  bool const fits =
+      (!end_ || m.number < *end_) && m.number >= next_ && m.number - next_ < slots_.size() && m.bytes <= slot_bytes_;
   if (m.kind != message_kind::item || !fits || of(m.number).is != state::empty)
     return false;
   of(m.number).is = state::arrived;
   of(m.number).bytes = m.bytes;
+  seen_ = std::max(seen_, m.number + 1);
+  return true;
+}
+
+bool read_ring::takes_end(message const& m) {
+  if (end_ || m.number < seen_ || m.number - next_ > slots_.size())
+    return false;
+  end_ = m.number;
+  closed_ = m.kind == message_kind::end;
   return true;
 }
 
@@ -166,8 +200,10 @@ bool read_ring::takes_ring(message const& m) {
   return true;
 }
 
+// The writer fills slots again once it notices.
 void read_ring::give_up() noexcept {
   gone_ = true;
+  end_.reset();
   link_->end();
 }
 

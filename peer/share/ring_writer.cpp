@@ -38,24 +38,51 @@ std::size_t bytes_of_all(ring_options const& with) noexcept {
 written_ring::written_ring(std::vector<int> const& sockets, ring_options with, int device, source_location at)
     : with_((require_options(sockets, with, at), with)), memory_(bytes_of_all(with), device, at) {
   stamps_.resize(static_cast<std::size_t>(with.slots));
+  std::size_t sent = 0;
   try {
+    std::vector<share_channel> lines;
     for (int const socket : sockets) {
       readers_.push_back({std::make_shared<ring_link>(socket)});
-      share_channel line(duplicate_of(socket, "ring_writer", at), with.timeout, at);
-      line.send(memory_, default_stream(device, at), at);
-      readers_.back().link->send(message_kind::ring, static_cast<std::uint64_t>(with.slots), with.bytes);
+      lines.emplace_back(duplicate_of(socket, "ring_writer", at), with.timeout, at);
+    }
+    default_stream(device, at).synchronize(at);
+    // Before the first message: a reader that hears of this ring cannot join another one.
+    for (int const socket : sockets)
+      if (os::has_hung_up(socket))
+        throw peer_disconnected("ring_writer", base::text("the other end of descriptor ", socket, " is closed"),
+                                "Pass the sockets of readers that live", at, error_id{526});
+    for (; sent < lines.size(); ++sent) {
+      lines[sent].send(memory_, default_stream(device, at), at);
+      readers_[sent].link->send(message_kind::ring, static_cast<std::uint64_t>(with.slots), with.bytes);
     }
   } catch (...) {
+    for (std::size_t i = 0; i < sent; ++i)
+      readers_[i].link->end();
     for (reader const& r : readers_)
       r.link->leave();
     throw;
   }
 }
 
+// Its readers may still take what has arrived: their slots are not filled again.
+written_ring::~written_ring() {
+  if (process_was_forked() || ended_)
+    return;
+  for (reader const& r : readers_)
+    if (!r.left)
+      r.link->send(message_kind::unclosed, next_);
+}
+
 void written_ring::require_open(char const* operation, source_location at) const {
   if (ended_)
     throw invalid_use(operation, "a ring that is closed", "Make a new ring for more items", at, error_id{514});
   require_alive(operation, at);
+}
+
+void written_ring::require_no_slot(char const* operation, source_location at) const {
+  if (slot_is_out_)
+    throw invalid_use(operation, base::text("the slot of item ", next_, " is not published"),
+                      "Publish the slot, or let it end, before this call", at, error_id{517});
 }
 
 void written_ring::require_alive(char const* operation, source_location at) const {
@@ -79,9 +106,7 @@ int written_ring::readers() const noexcept {
 ring_slot written_ring::next(std::optional<stream_ref> on, source_location at) {
   constexpr char const* operation = "ring_writer::next";
   require_open(operation, at);
-  if (slot_is_out_)
-    throw invalid_use(operation, base::text("a second slot, while that of item ", next_, " is not published"),
-                      "Publish a slot, or let it end, before the next one", at, error_id{517});
+  require_no_slot(operation, at);
   stream_ref const s = on ? *on : current_stream(memory_.device(), at);
   require_lasting(operation, s, at);
   // No reader can have released an item that was not told of. So this costs nothing, and no reader is blamed for it.
@@ -98,7 +123,7 @@ ring_slot written_ring::next(std::optional<stream_ref> on, source_location at) {
 
 void written_ring::publish(std::uint64_t number, std::size_t bytes, stream_ref after, source_location at) {
   constexpr char const* operation = "ring_slot::publish";
-  require_open(operation, at);
+  require_alive(operation, at);
   if (bytes > with_.bytes)
     throw invalid_use(operation, base::text(bytes, " B, and a slot holds ", with_.bytes, " B"),
                       "Publish the bytes that were written, or set a larger ring_options::bytes", at, error_id{518});
@@ -126,6 +151,7 @@ void written_ring::close(source_location at) {
   if (closed_)
     return;
   require_alive(operation, at);
+  require_no_slot(operation, at);
   for (stamp const& s : stamps_)
     s.synchronize(at);
   if (!ended_) {
@@ -178,6 +204,10 @@ void written_ring::wait_for(what all, char const* operation, source_location at)
         drop(readers_[i]);
         continue;
       }
+      // Others may have released theirs meanwhile: late_readers() names none of those.
+      listen(all, operation, at);
+      if (!waits_for(readers_[i], all))
+        continue;
       throw timed_out(
           operation,
           base::text("reader ", i, readers_[i].opened ? " has released nothing" : " has not opened the ring", " for ",

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/os_tcp.h"
 #include "tests/peer/share_fixture.h"
 #include "weir/ring.h"
 
@@ -16,7 +17,7 @@ using namespace std::chrono_literals;
 struct ring_ends {
   explicit ring_ends(int readers, ring_options with = {.bytes = 5000, .slots = 2, .timeout = 20s},
                      std::chrono::milliseconds patience = 20s) {
-    std::vector<int> own, theirs;
+    std::vector<int> theirs;
     for (int i = 0; i < readers; ++i) {
       auto const [a, b] = os::make_sockets();
       own.push_back(a);
@@ -28,7 +29,10 @@ struct ring_ends {
       this->readers.emplace_back(ring_reader(theirs[static_cast<std::size_t>(i)], device((i + 1) % 2), patience));
   }
   ring_reader& reader(std::size_t i) { return *readers[i]; }
+  // As the end of a killed process, or a message that the system refuses: neither end says a word.
+  void break_link(std::size_t i) const { os::shut_down(own[i]); }
 
+  std::vector<int> own;  // the sockets of the writer
   std::optional<ring_writer> writer;
   std::vector<std::optional<ring_reader>> readers;
 };

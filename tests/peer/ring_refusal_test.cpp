@@ -54,7 +54,27 @@ TEST(a_ring_writer, leaves_the_sockets_when_a_reader_has_ended) {
   ::close(d);
   EXPECT_THROW(ring_writer({a, c}, {.bytes = 100}), peer_disconnected);
   EXPECT_TRUE(os::is_message_socket(a) && os::is_message_socket(c));
-  for (int const file : {a, b, c})
+  ::close(c);
+  ring_reader reader(b);
+  ring_writer writer({a}, {.bytes = 100});
+  publish(writer, 7, 100);
+  EXPECT_TRUE(holds(*reader.take(), 7, 100)) << "nothing was sent to it before";
+}
+
+// The queue of the second reader is full.
+TEST(a_ring_writer, ends_the_readers_it_has_told_if_it_fails) {
+  test::machine m(small());
+  auto const [a, b] = os::make_sockets();
+  auto const [c, d] = os::make_sockets();
+  char const foreign[100]{};
+  while (::send(c, foreign, sizeof foreign, MSG_DONTWAIT) > 0)
+    continue;
+  EXPECT_THROW(ring_writer({a, c}, {.bytes = 100, .timeout = 1ms}), timed_out);
+  EXPECT_TRUE(os::is_message_socket(a) && os::is_message_socket(c));
+  ring_reader reader(b, gpu, 200ms);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_THROW((void)reader.take(), peer_disconnected);
+  for (int const file : {a, c, d})
     ::close(file);
 }
 
@@ -147,7 +167,8 @@ TEST(a_ring, refuses_calls_at_a_wrong_time) {
   };
   auto& writer = *its.writer;
   ring_slot slot = writer.next();
-  refused("a second slot", [&] { (void)writer.next(); });
+  refused("the slot of item 0 is not published", [&] { (void)writer.next(); });
+  refused("the slot of item 0 is not published", [&] { writer.close(); });
   refused("5001 B, and a slot holds 5000 B", [&] { slot.publish(5001); });
   refused("reader 1 of 1", [&] { writer.drop(1); });
   refused("reader -1 of 1", [&] { writer.drop(-1); });
@@ -170,16 +191,18 @@ TEST(a_ring, refuses_calls_at_a_wrong_time) {
   refused("a ring that was moved from", [&] { (void)its.reader(0).take(); });
 }
 
-TEST(a_slot, is_refused_once_its_ring_is_closed) {
+// Its memory would be another buffer's.
+TEST(a_ring, is_not_closed_while_a_slot_is_out) {
   test::machine m(small());
   ring_ends its(1);
-  ring_slot slot = its.writer->next();
   its.writer->set_timeout(1ms);
+  {
+    ring_slot const slot = its.writer->next();
+    EXPECT_THROW(its.writer->close(), invalid_use);
+  }
   EXPECT_THROW(its.writer->close(), timed_out);
   EXPECT_FALSE(its.reader(0).take());
-  EXPECT_THROW(slot.publish(1), invalid_use);
   its.writer->close();
-  EXPECT_THROW(slot.publish(1), invalid_use);
 }
 
 // A handle that CUDA ends may be another stream's when the slot or item ends.
@@ -431,6 +454,57 @@ TEST(a_ring_reader, refuses_what_fits_no_slot) {
     EXPECT_THROW((void)reader.take(), invalid_use) << static_cast<int>(one.kind) << " " << one.number;
     EXPECT_THROW((void)reader.take(), peer_disconnected) << "it is given up";
   }
+}
+
+TEST(a_ring_reader, takes_no_item_behind_a_damaged_message) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  publish(*its.writer, 2);
+  synchronize(0);
+  { auto const first = its.reader(0).take(); }
+  peer::ring_link const raw(os::duplicate_file(its.own[0]));
+  raw.send(message_kind::number);
+  EXPECT_THROW((void)its.reader(0).take(), invalid_use);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_THROW((void)its.reader(0).take(), peer_disconnected) << "item 2 has arrived, and is filled again";
+}
+
+// Messages of an end and of items that contradict each other.
+TEST(a_ring_reader, refuses_items_beyond_the_end) {
+  test::machine m(small());
+  struct said_of {
+    message_kind kind;
+    std::uint64_t number;
+  };
+  auto const is_refused = [](said_of first, said_of second) {
+    auto const [a, b] = os::make_sockets();
+    share_channel line(os::duplicate_file(a));
+    peer::ring_link const raw(a);
+    exportable_buffer const memory(11'000, 0);
+    line.send(memory, default_stream(0));
+    raw.send(message_kind::ring, 2, 5000);
+    ring_reader reader(b, gpu, 200ms);
+    raw.send(first.kind, first.number, 7);
+    raw.send(second.kind, second.number, 7);
+    EXPECT_THROW((void)reader.take(), invalid_use) << static_cast<int>(first.kind);
+  };
+  is_refused({message_kind::end, 1}, {message_kind::item, 1});
+  is_refused({message_kind::unclosed, 0}, {message_kind::item, 0});
+  is_refused({message_kind::item, 1}, {message_kind::end, 1});
+  is_refused({message_kind::unclosed, 1}, {message_kind::end, 1});
+}
+
+// It ends the call, however many messages follow.
+TEST(a_ring_reader, hears_nothing_behind_its_drop) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  { auto const first = its.reader(0).take(); }
+  peer::ring_link const raw(os::duplicate_file(its.own[0]));
+  raw.send(message_kind::dropped);
+  raw.send(message_kind::number);
+  EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
 }
 
 TEST(a_channel, refuses_messages_of_a_ring_and_works_on) {

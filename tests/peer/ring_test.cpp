@@ -119,6 +119,22 @@ TEST(a_ring, releases_an_item_behind_another_stream_if_named) {
   (void)its.writer->next();
 }
 
+TEST(a_late_reader, is_named_without_those_that_released) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 200ms});
+  publish(*its.writer, 1);
+  auto const late = its.reader(0).take();
+  auto item = its.reader(1).take();
+  std::thread releases([&] {
+    runtime_guard const in(m.own);
+    std::this_thread::sleep_for(20ms);
+    item->release();
+  });
+  EXPECT_THROW((void)its.writer->next(), timed_out);
+  releases.join();
+  EXPECT_EQ(its.writer->late_readers(), std::vector<int>{0});
+}
+
 // The writer's own work is not the reader's fault, whatever the timeout.
 TEST(a_ring, blames_no_reader_for_the_writers_own_work) {
   test::machine m(small());
@@ -256,6 +272,17 @@ TEST(a_closed_ring, ends_its_readers_behind_the_last_item) {
             false);
 }
 
+TEST(a_closed_ring, ends_a_reader_that_holds_all_slots) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 5000, .slots = 1, .timeout = 1ms});
+  publish(*its.writer, 1);
+  auto const item = its.reader(0).take();
+  EXPECT_THROW(its.writer->close(), timed_out);
+  EXPECT_FALSE(its.reader(0).take());
+  its.writer->drop(0);
+  EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
+}
+
 TEST(a_closed_ring, may_have_had_no_item) {
   test::machine m(small());
   ring_ends its(1);
@@ -289,6 +316,32 @@ TEST(a_writer, that_ends_unclosed_ends_its_readers_by_an_error) {
   EXPECT_TRUE(holds(*its.reader(0).take(), 1));
   EXPECT_TRUE(holds(*its.reader(0).take(), 2));
   EXPECT_NE(said<peer_disconnected>([&] { (void)its.reader(0).take(); }).find("before item 2"), std::string::npos);
+}
+
+// No message says whether an item's slot is filled again.
+TEST(a_writer, that_vanishes_leaves_only_the_items_held) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  publish(*its.writer, 2);
+  synchronize(0);
+  auto const held = its.reader(0).take();
+  its.break_link(0);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NE(said<peer_disconnected>([&] { (void)its.reader(0).take(); }).find("has ended before item 1"),
+              std::string::npos);
+  EXPECT_TRUE(holds(*held, 1));
+}
+
+TEST(a_writer, that_ends_before_the_first_take_is_named_again) {
+  test::machine m(small());
+  ring_ends its(1);
+  publish(*its.writer, 1);
+  its.writer.reset();
+  synchronize(0);
+  (void)share_pool().trim();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_THROW((void)its.reader(0).take(), peer_disconnected);
 }
 
 // Regression: the system reports unread messages of the reader first, and only then gives those of the writer.
@@ -352,6 +405,38 @@ TEST(a_late_reader, may_be_dropped_and_learns_of_it) {
       << "item 1 was told of, and is no longer there";
 }
 
+// `dropped` itself may not reach a reader. The items that wait there are filled again.
+TEST(a_lost_reader, gets_no_item_that_has_arrived) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 20s});
+  publish(*its.writer, 1);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 1));
+  its.break_link(1);
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
+  publish(*its.writer, 2);
+  EXPECT_TRUE(holds(*its.reader(0).take(), 2));
+  EXPECT_THROW((void)its.reader(1).take(), peer_disconnected);
+}
+
+TEST(a_dropped_reader, learns_of_it_before_its_own_work_is_done) {
+  test::machine m(small());
+  ring_ends its(1, {.bytes = 5000, .slots = 1});
+  publish(*its.writer, 1);
+  stream const s(device(1));
+  test::held gate(m, s);
+  its.reader(0).take(s)->release();
+  its.writer->drop(0);
+  std::atomic<bool> is_open{false};
+  std::thread opens([&] {
+    std::this_thread::sleep_for(100ms);
+    is_open = true;
+    gate.open();
+  });
+  EXPECT_THROW((void)its.reader(0).take(s), peer_disconnected);
+  EXPECT_FALSE(is_open) << "it has waited for that work";
+  opens.join();
+}
+
 TEST(readers, are_dropped_by_the_ring_if_it_may) {
   test::machine m(small());
   ring_ends its(3, {.bytes = 5000, .slots = 1, .timeout = 20ms, .drop_readers = true});
@@ -410,6 +495,30 @@ TEST(an_item, that_outlives_its_stream_is_kept_for_its_work) {
   EXPECT_TRUE(its.reader(0).take());
   EXPECT_TRUE(is_open) << "its slot was released under the work";
   opens.join();
+}
+
+// A device cannot be waited for beside a capture.
+TEST(a_reader, that_ends_in_a_capture_keeps_its_slot) {
+  test::machine m(small());
+  ring_ends its(2, {.bytes = 5000, .slots = 1, .timeout = 20ms});
+  publish(*its.writer, 1);
+  { auto const other = its.reader(1).take(); }
+  synchronize(0);
+  std::optional<stream> s(std::in_place, device(1));
+  stream const captured(device(1));
+  test::held gate(m, *s);
+  auto item = its.reader(0).take(*s);
+  s.reset();
+  item.reset();
+  auto const handle = streams::clock_of(captured).handle();
+  ASSERT_TRUE(m.driver().begin_capture(1, handle, driver::capture_mode::relaxed).ok());
+  its.readers[0].reset();
+  EXPECT_THROW((void)its.writer->next(), timed_out) << "its slot came under the work";
+  EXPECT_TRUE(m.driver().end_capture(1, handle).ok());
+  gate.open();
+  its.readers[1].reset();  // a later wait for the devices
+  its.writer->set_timeout(20s);
+  EXPECT_THROW((void)its.writer->next(), peer_disconnected);
 }
 
 TEST(the_last_item, is_released_by_its_readers_end_at_last) {
