@@ -10,7 +10,7 @@
 #include "tests/peer/ring_fixture.h"
 #include "tests/support/seeds.h"
 
-namespace weir {
+namespace weir::ring_kills {
 namespace {
 
 using namespace test::rings;
@@ -181,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(killed_or_stopped, a_ring_process, ::testing::ValuesIn(
                          [](auto const& i) { return ::testing::PrintToString(i.param); });
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::ring_kills

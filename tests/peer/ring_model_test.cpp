@@ -3,7 +3,7 @@
 // Threads: one.
 #include "tests/model/ring_program.h"
 
-namespace weir {
+namespace weir::ring_models {
 namespace {
 
 TEST(random_rings, give_each_reader_the_published_bytes) {
@@ -14,4 +14,4 @@ TEST(random_rings, give_each_reader_the_published_bytes) {
 }
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::ring_models

@@ -10,7 +10,7 @@
 #include "tests/peer/ring_fixture.h"
 #include "weir/sim.h"
 
-namespace weir {
+namespace weir::ring_refusals {
 namespace {
 
 using namespace test::rings;
@@ -519,4 +519,4 @@ TEST(a_channel, refuses_messages_of_a_ring_and_works_on) {
 }
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::ring_refusals

@@ -5,7 +5,7 @@
 
 #include "tests/peer/ring_fixture.h"
 
-namespace weir {
+namespace weir::slots_of_rings {
 namespace {
 
 using namespace test::rings;
@@ -534,4 +534,4 @@ TEST(the_last_item, is_released_by_its_readers_end_at_last) {
 }
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::slots_of_rings

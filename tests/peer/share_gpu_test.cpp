@@ -10,7 +10,7 @@
 #include "tests/peer/other_process.h"
 #include "weir/ring.h"
 
-namespace weir {
+namespace weir::sharing_on_gpus {
 namespace {
 
 constexpr std::size_t bytes = 5'000'000;
@@ -200,4 +200,4 @@ TEST(this_machine, a_killed_importers_memory_is_had_again) {
 }
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::sharing_on_gpus

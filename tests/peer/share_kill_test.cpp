@@ -12,7 +12,7 @@
 #include "tests/peer/machine_fixture.h"
 #include "tests/peer/other_process.h"
 
-namespace weir {
+namespace weir::sharing_kills {
 namespace {
 
 using namespace std::chrono_literals;
@@ -211,4 +211,4 @@ INSTANTIATE_TEST_SUITE_P(killed_or_stopped, a_process, ::testing::ValuesIn(misha
                          [](auto const& i) { return ::testing::PrintToString(i.param); });
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::sharing_kills

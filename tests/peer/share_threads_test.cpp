@@ -8,7 +8,7 @@
 #include "runtime/base/os_socket.h"
 #include "tests/peer/machine_fixture.h"
 
-namespace weir {
+namespace weir::sharing_threads {
 namespace {
 
 constexpr std::size_t bytes = 20'000;
@@ -103,4 +103,4 @@ TEST(threads_that_share, find_all_of_it_open_to_peers) {
 }
 
 }  // namespace
-}  // namespace weir
+}  // namespace weir::sharing_threads
