@@ -61,7 +61,7 @@ constexpr std::size_t stride_of(std::size_t slot_bytes) noexcept {
   return (slot_bytes + granule - 1) / granule * granule;
 }
 
-class written_ring : public std::enable_shared_from_this<written_ring> {
+class WEIR_LOCAL written_ring : public std::enable_shared_from_this<written_ring> {
  public:
   written_ring(std::vector<int> const& sockets, ring_options, int device, source_location);
   ~written_ring();
@@ -106,7 +106,7 @@ class written_ring : public std::enable_shared_from_this<written_ring> {
   bool ended_ = false, closed_ = false;
 };
 
-class read_ring : public std::enable_shared_from_this<read_ring> {
+class WEIR_LOCAL read_ring : public std::enable_shared_from_this<read_ring> {
  public:
   read_ring(int socket, int device, std::chrono::milliseconds timeout, source_location);
   ~read_ring();
