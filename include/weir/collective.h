@@ -240,7 +240,7 @@ class gradient_buckets {
   // none. A bucket has memory of one owner. Of the program's, neighbours within one block of weir are reduced
   // as one, and all of the bucket in one call. Memory that weir does not know is reduced unregistered.
   // Neighbours follow each other in the order of add(). Requires: the same ones on all ranks. The memory lives until
-  // the work of the step is complete, a block of weir until finish() returns; of a captured step, until its last launch.
+  // the step's work is complete, a block of weir until finish() returns; of a captured step, until its last launch.
   // Declare it before the buckets: if an exception unwinds, their end lets go of a rank that waits for others.
   int add(std::string name, device_span parameter, device_span gradient, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.

@@ -155,7 +155,7 @@ class ring_reader {  // move-only
   ring_reader& operator=(ring_reader&&) noexcept;
   // Returns: the next item, in order, for work of the stream, by default the current one of its device; nullopt once
   // the writer has closed the ring.
-  // Blocks: host, for this process's own work on released items; then until the writer exists and the item is published,
+  // Blocks: host, for this process's own work on released items; then until the writer and the item are there,
   // at most the timeout.
   // Throws: timed_out: repeat the call;
   // peer_disconnected: behind what was published if the ring_writer has ended without close(), else at once. If the

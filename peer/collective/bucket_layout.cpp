@@ -22,7 +22,7 @@ std::byte* block_of(runtime::impl& owner, device_span s) {
   return range.is == streams::known_range::verdict::inside ? static_cast<std::byte*>(range.block.base) : nullptr;
 }
 
-// Two blocks may be neighbours on this rank alone, and gradients lie in another order on another rank: only those in the
+// Two blocks may touch on this rank alone, and gradients may lie in another order on another rank. Only those in the
 // order of add() within one block are neighbours on all ranks.
 bool are_neighbours(runtime::impl& owner, device_span a, device_span b) {
   std::byte const* const block = block_of(owner, a);

@@ -281,7 +281,7 @@ class thread_group final : public group {
     int first_rank;
     source_location at;
     int ranks = 0;                 // number of ranks that called it
-    std::uint64_t exceptions = 0;  // of a transfer: exceptions_of() the first rank
+    std::uint64_t exceptions = 0;  // of a transfer: those of the first rank then
   };
   struct pair {                                                    // what one rank sends to another
     std::uint64_t sent = 0, received = 0;                          // turns that were called

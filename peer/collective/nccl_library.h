@@ -72,8 +72,8 @@ class ending_call {
 
 // CommAbort tells NCCL's kernels and threads at once; the group's end frees the communicators. It waits for each graph
 // that captured one of their calls to be destroyed, perhaps by the thread that aborts.
-// before_they_are_freed: called once they are told, or 2 s have passed. Blocks: behind it until they are freed, 800 ms at
-// most, as a graph may live on. Without host memory or a thread this one aborts, and waits for graphs
+// before_they_are_freed: called once they are told, or after 2 s. Blocks: behind that call until they are freed, at
+// most 800 ms, as a graph may live on. Without host memory or a thread the calling thread aborts, and waits for graphs
 void abort_on_a_thread(std::vector<ncclComm_t> const&, std::function<void()> const& before_they_are_freed) noexcept;
 
 ncclDataType_t nccl_type(dtype) noexcept;

@@ -1,5 +1,5 @@
-// Which of a rank's steps exceptions came before. A step is a call with collectives, or a collective of a launched graph.
-// Invariant: the steps of all ranks are the same. So two ranks that did or did not throw before a step can be compared.
+// The exceptions before each step of a rank. A step is a call with collectives, or a collective of a launched graph.
+// Invariant: all ranks take the same steps. So the exceptions of two ranks before one step can be compared.
 // Threads: none of its own; the owner's lock.
 #pragma once
 #include <algorithm>
@@ -39,7 +39,7 @@ class exceptions_before_steps {
     }
   }
   std::uint64_t steps() const noexcept { return steps_; }
-  // Requires: step < steps(). As many as there can be, if that step is too long ago: then nobody is to blame
+  // Requires: step < steps(). Returns: the greatest number for a forgotten step, so that no rank is blamed
   std::uint64_t before(std::uint64_t step) const noexcept {
     if (step < forgotten_)
       return ~std::uint64_t{0};

@@ -53,7 +53,7 @@ void require_socket(char const* operation, int socket, source_location);        
 void require_time(char const* operation, std::chrono::milliseconds timeout, source_location);  // Throws: invalid_use
 // Throws: invalid_use (ended, or borrowed: its handle may end before the slot or item does)
 void require_lasting(char const* operation, stream_ref, source_location);
-// Enqueues the message behind the stream's work so far. Throws: as require_lasting and launch_host. Nothing is sent then
+// Enqueues the message behind the stream's work so far. Throws: as require_lasting and launch_host; nothing is sent
 void send_behind(char const* operation, stream_ref, std::vector<std::shared_ptr<ring_link>>, message_kind,
                  std::uint64_t number, std::uint64_t bytes, source_location);
 // From one slot to the next. Requires: it does not wrap

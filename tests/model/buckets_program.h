@@ -1,4 +1,4 @@
-// Random steps of gradient_buckets, enqueued or captured and launched, against sums computed here. Some gradients lie in
+// Random steps of gradient_buckets, enqueued or captured and launched, against computed sums. Some gradients lie in
 // the program's memory, a function may add 1 to them before their reduction, and float32 may be reduced as a half type.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once

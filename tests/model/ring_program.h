@@ -2,7 +2,7 @@
 // order and leave; slots that are given back. Each reader sees the bytes of each item, in order, and no slot is filled
 // while a reader's work may read it.
 // Threads: one; the seeded machine chooses what its devices do. So a call is made only when it need not wait for work
-// that nobody else would run.
+// that no other thread runs.
 #pragma once
 #include <algorithm>
 #include <deque>

@@ -42,7 +42,7 @@ TEST(exceptions_before_steps, random_steps_are_told_as_a_list_does) {
   }
 }
 
-// Nobody is to blame for what is not known.
+// A forgotten step blames no rank.
 TEST(exceptions_before_steps, of_long_ago_are_the_most_possible) {
   peer::exceptions_before_steps told;
   told.take(1);

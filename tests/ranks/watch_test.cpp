@@ -204,7 +204,7 @@ TEST_F(watched, a_rank_that_left_before_a_launch_is_named) {
   EXPECT_EQ(all[0]->left_before_launch(), -1);
 }
 
-// A rank is judged by the exceptions before the step that the silent one has not taken, not by those before a later one.
+// A rank is judged by the exceptions before the first step that the silent one lacks, not by those before a later one.
 TEST_F(watched, a_launch_waits_for_a_rank_that_an_exception_silenced) {
   make_all(2);
   rank_watch::transfers const none[2] = {};
