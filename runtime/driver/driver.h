@@ -69,10 +69,15 @@ enum class graph_handle : std::uint64_t { none = 0 };       // what was captured
 enum class executable_handle : std::uint64_t { none = 0 };  // can be launched any number of times
 using address = std::uintptr_t;
 
-// What one device's incomplete uploads may have together, so that none waits. Larger ones count for half of it.
+// What one device's incomplete uploads may have together, so that none waits. Larger ones take one half of it or both.
 struct upload_room {
   std::size_t bytes = 0;  // also the most of one upload
   std::size_t most_of_a_small_one = 0;
+  std::size_t taken_by(std::size_t upload) const noexcept {
+    if (upload <= most_of_a_small_one)
+      return upload;
+    return upload <= bytes / 2 ? bytes / 2 : bytes;
+  }
 };
 
 struct device_info {

@@ -17,7 +17,7 @@ class uploaded {
   uploaded(uploaded const&) = delete;
   void takes(base::atomic<std::size_t>& used, upload_room const& all) noexcept {
     room_ = &used;
-    counted_ = bytes_.size() > all.most_of_a_small_one ? all.bytes / 2 : bytes_.size();
+    counted_ = all.taken_by(bytes_.size());
     waits_ = used.fetch_add(counted_) + counted_ > all.bytes || bytes_.size() > all.bytes;
   }
   bool waits() const noexcept { return waits_; }

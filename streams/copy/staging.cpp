@@ -161,9 +161,7 @@ struct staging::state {
   bool is_uploaded(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
     if (bytes > upload_room.bytes)
       return false;
-    std::size_t const counted = bytes > upload_room.most_of_a_small_one
-                                    ? upload_room.bytes / 2
-                                    : std::max(bytes, upload_room.bytes / most_uploads);
+    std::size_t const counted = std::max(upload_room.taken_by(bytes), upload_room.bytes / most_uploads);
     room_in_use& room = uploads[static_cast<std::size_t>(stream.device())];
     base::internal_ordering const own_affair(owner.observer());
     if (!room.take(counted))
