@@ -71,8 +71,9 @@ using address = std::uintptr_t;
 
 // What one device's incomplete uploads may have together, so that none waits. Larger ones take one half of it or both.
 struct upload_room {
-  std::size_t bytes = 0;  // also the most of one upload
+  std::size_t bytes = 0;
   std::size_t most_of_a_small_one = 0;
+  std::size_t most_of_one = 0;  // above `bytes`, it waits for the earlier work of its stream
   std::size_t taken_by(std::size_t upload) const noexcept {
     if (upload <= most_of_a_small_one)
       return upload;

@@ -15,12 +15,12 @@ class uploaded {
   uploaded(void* to, std::vector<std::byte> bytes) : to_(to), bytes_(std::move(bytes)) {}
   ~uploaded() { leave(); }
   uploaded(uploaded const&) = delete;
-  void takes(base::atomic<std::size_t>& used, upload_room const& all) noexcept {
+  // Returns: whether the room has them
+  bool takes(base::atomic<std::size_t>& used, upload_room const& all) noexcept {
     room_ = &used;
     counted_ = all.taken_by(bytes_.size());
-    waits_ = used.fetch_add(counted_) + counted_ > all.bytes || bytes_.size() > all.bytes;
+    return used.fetch_add(counted_) + counted_ <= all.bytes;
   }
-  bool waits() const noexcept { return waits_; }
   void arrive() noexcept {
     std::memcpy(to_, bytes_.data(), bytes_.size());
     leave();
@@ -36,10 +36,16 @@ class uploaded {
   std::vector<std::byte> bytes_;
   base::atomic<std::size_t>* room_ = nullptr;
   std::size_t counted_ = 0;
-  bool waits_ = false;
 };
 
 }  // namespace
+
+bool machine::is_idle(int device, stream_handle h) {
+  base::lock_guard const lock(all_.mutex);
+  status why;
+  stream const* const s = find_stream(device, h, why);
+  return !s || s->queue.empty();
+}
 
 status machine::upload(int device, stream_handle h, void* dst, void const* src, std::size_t bytes) {
   if (status const s = may_call(); !s.ok())
@@ -50,9 +56,10 @@ status machine::upload(int device, stream_handle h, void* dst, void const* src, 
     return invalid;
   auto const* const from = static_cast<std::byte const*>(src);
   auto state = std::make_unique<uploaded>(dst, std::vector<std::byte>(from, from + bytes));
+  bool waits = bytes > room_for_uploads().bytes && !is_idle(device, h);
   if (exists(device))
-    state->takes(all_.uploading[static_cast<std::size_t>(device)], room_for_uploads());
-  if (state->waits())
+    waits |= !state->takes(all_.uploading[static_cast<std::size_t>(device)], room_for_uploads());
+  if (waits)
     all_.note_finding("stray: an upload of " + std::to_string(bytes) + " B to gpu:" + std::to_string(device) +
                       " finds no room, and would wait for the earlier work of its stream");
   work w;
@@ -67,7 +74,8 @@ status machine::upload(int device, stream_handle h, void* dst, void const* src, 
 
 // Small, so that copies of tests go both ways.
 upload_room machine::room_for_uploads() const noexcept {
-  return {.bytes = std::size_t{16} << 10, .most_of_a_small_one = std::size_t{4} << 10};
+  constexpr std::size_t kib = 1024;
+  return {.bytes = 16 * kib, .most_of_a_small_one = 4 * kib, .most_of_one = 32 * kib};
 }
 
 }  // namespace weir::driver::sim

@@ -159,8 +159,13 @@ struct staging::state {
   // By the driver's own call, which needs no slot and no second copy. Returns: false, if that would wait for the
   // stream's earlier work: nothing was enqueued
   bool is_uploaded(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
-    if (bytes > upload_room.bytes)
+    if (bytes > upload_room.most_of_one)
       return false;
+    if (bytes > upload_room.bytes) {
+      auto const idle = stream.query();
+      if (!idle.ok() || !idle.value)
+        return false;
+    }
     std::size_t const counted = std::max(upload_room.taken_by(bytes), upload_room.bytes / most_uploads);
     room_in_use& room = uploads[static_cast<std::size_t>(stream.device())];
     base::internal_ordering const own_affair(owner.observer());

@@ -227,6 +227,11 @@ TEST(staging, uploads_keep_their_room_and_others_take_slots) {
   tests::counted_calls const calls(m.control());
   copy(s, a.data<std::byte>() + 48_KiB, source.data() + 48_KiB, 16_KiB, non_blocking);
   EXPECT_EQ(calls.of({driver::call::upload}), 1u) << "there is room again";
+  copy(s, a.data<std::byte>() + 32_KiB, source.data() + 32_KiB, 32_KiB, non_blocking);
+  EXPECT_EQ(calls.of({driver::call::upload}), 1u) << "it would wait for the one before";
+  s.ref().synchronize();
+  copy(s, a.data<std::byte>() + 32_KiB, source.data() + 32_KiB, 32_KiB, non_blocking);
+  EXPECT_EQ(calls.of({driver::call::upload}), 2u) << "it has nothing to wait for";
   EXPECT_EQ(test::read_back(a.data(), 64_KiB, 0), source);
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }

@@ -285,7 +285,8 @@ status cuda_driver::upload(int device, stream_handle s, void* dst, void const* s
 
 // A call that finds no room waits for the stream's earlier work (docs/lab/machines.md).
 upload_room cuda_driver::room_for_uploads() const noexcept {
-  return {.bytes = std::size_t{2} << 20, .most_of_a_small_one = std::size_t{64} << 10};
+  constexpr std::size_t kib = 1024;
+  return {.bytes = 2048 * kib, .most_of_a_small_one = 64 * kib, .most_of_one = 4096 * kib};
 }
 
 status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
