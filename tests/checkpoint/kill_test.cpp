@@ -1,0 +1,93 @@
+// A writer is killed at random moments: what stays is one of the whole checkpoints, the one before or the one after.
+// WEIR_TEST_SEEDS=n kills n writers (150 by default).
+// Threads: one; each writer is a process.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/checkpoint/files.h"
+#include "tests/ranks/rank_processes.h"
+#include "tests/support/seeds.h"
+
+namespace weir {
+namespace {
+
+using namespace weir::test;
+
+constexpr std::size_t floats = 30'000;
+
+// Saves values that are equal to the step, on and on, and tells of its first save.
+[[noreturn]] void save_for_ever(std::filesystem::path const& file, float first, int told) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  checkpoint_writer w(file);
+  tensor x = empty({floats});
+  for (float step = first;; ++step) {
+    x.fill_(step);
+    w.save({{"x", x}}, {{"step", std::to_string(static_cast<int>(step))}});
+    if (step == first)
+      (void)!::write(told, "x", 1);
+  }
+}
+
+// Returns: the step of the file, 0 without a file. All values are its own.
+int step_of(std::filesystem::path const& file) {
+  if (!std::filesystem::exists(file))
+    return 0;
+  checkpoint_reader const r(file);
+  EXPECT_TRUE(r.has_checksums());
+  r.check();
+  int const step = std::stoi(r.metadata().at("step"));
+  std::string const bytes = bytes_of_file(file);
+  std::vector<float> values(floats);
+  std::memcpy(values.data(), bytes.data() + bytes.size() - floats * sizeof(float), floats * sizeof(float));
+  for (float const v : values)
+    EXPECT_EQ(v, static_cast<float>(step));
+  return step;
+}
+
+WEIR_PLAYS_RANK_ROLES()
+
+// A process that has used no device yet: its children may.
+WEIR_RANK_ROLE(kills_writers) {
+  std::filesystem::path const file = std::getenv("WEIR_TEST_FOLDER");
+  int reached = 0, left_behind = 0;
+  for (auto const seed : tests::seeds("killed_writers", 150)) {
+    std::mt19937_64 random(seed);
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    pid_t const writer = ::fork();
+    if (writer == 0)
+      save_for_ever(file, static_cast<float>(reached + 1), ends[1]);
+    char began = 0;
+    EXPECT_EQ(::read(ends[0], &began, 1), 1);
+    ::usleep(static_cast<useconds_t>(random() % 4000));
+    ::kill(writer, SIGKILL);
+    ::waitpid(writer, nullptr, 0);
+    ::close(ends[0]), ::close(ends[1]);
+    left_behind += std::filesystem::exists(file.string() + ".part");
+    int const step = step_of(file);
+    EXPECT_GE(step, reached) << "an old checkpoint came back; WEIR_TEST_SEED=" << seed;
+    reached = step;
+    if (::testing::Test::HasFailure())
+      break;
+  }
+  std::printf("%d steps, %d parts left behind\n", reached, left_behind);
+  EXPECT_GT(reached, 0);
+  return left_behind > 0 ? 0 : 3;
+}
+
+struct a_killed_checkpoint_writer : in_a_folder {};
+
+TEST_F(a_killed_checkpoint_writer, leaves_a_whole_file) {
+  rank_processes one("kills_writers", 1, {"WEIR_TEST_FOLDER=" + file().string()});
+  auto const end = one.end_of(0);
+  EXPECT_EQ(end.status, 0) << end.said << "status 3: no writer was killed while it wrote";
+  std::cout << end.said;
+}
+
+}  // namespace
+}  // namespace weir
