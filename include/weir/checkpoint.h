@@ -27,6 +27,7 @@ namespace weir WEIR_API {
 // A file could not be written, or is damaged. what() names the file, the item and the reason.
 class checkpoint_error : public std::runtime_error, public error {
  public:
+  // As weir::error
   checkpoint_error(std::string operation, std::string operands, std::string remedy, source_location,
                    error_id = error_id::none);
   char const* what() const noexcept override { return std::runtime_error::what(); }
@@ -37,6 +38,7 @@ using checkpoint_metadata = std::map<std::string, std::string>;
 
 // Values under a name: elements one after another, in the memory of a device or of the host. They are the caller's.
 struct checkpoint_item {
+  // As many elements as the shape has
   checkpoint_item(std::string item_name, device_span of, weir::shape s)
       : name(std::move(item_name)), values(of), extents(s) {}
   // A contiguous tensor. Throws: invalid_use (undefined, with gaps)
@@ -49,10 +51,10 @@ struct checkpoint_item {
     return i;
   }
 
-  std::string name;  // UTF-8, and not "__metadata__"
-  device_span values;
-  weir::shape extents;
-  bool is_part = false;
+  std::string name;      // UTF-8, and not "__metadata__"
+  device_span values;    // of this rank
+  weir::shape extents;   // of the item in the file
+  bool is_part = false;  // made by part()
 };
 
 // Writes one file again and again, on a thread of its own. Each save replaces the file. A process that ends at any
@@ -90,10 +92,10 @@ class checkpoint_writer {
 
 // What a file says of an item.
 struct checkpoint_entry {
-  std::string name;
-  weir::dtype dtype = float32;
-  weir::shape extents;
-  std::uint64_t bytes = 0;
+  std::string name;             // as it was saved
+  weir::dtype dtype = float32;  // of its elements
+  weir::shape extents;          // of all of it
+  std::uint64_t bytes = 0;      // in the file
 };
 
 // Reads one file. It believes nothing of it: what does not fit is refused, with the item and the reason.
