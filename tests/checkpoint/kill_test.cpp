@@ -1,10 +1,11 @@
 // A writer is killed at random moments: what stays is one of the whole checkpoints, the one before or the one after.
-// WEIR_TEST_SEEDS=n kills n writers (150 by default).
+// WEIR_TEST_SEEDS=n kills n writers (150 by default; fewer if that takes longer than a second).
 // Threads: one; each writer is a process.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <random>
 
@@ -19,7 +20,8 @@ using namespace weir::test;
 
 constexpr std::size_t floats = 30'000;
 
-// Saves values that are equal to the step, on and on, and tells of its first save.
+// Saves values that are equal to the step, on and on. It tells when its first file is there, as the second save waits
+// for the first.
 [[noreturn]] void save_for_ever(std::filesystem::path const& file, float first, int told) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
@@ -28,7 +30,7 @@ constexpr std::size_t floats = 30'000;
   for (float step = first;; ++step) {
     x.fill_(step);
     w.save({{"x", x}}, {{"step", std::to_string(static_cast<int>(step))}});
-    if (step == first)
+    if (step == first + 1)
       (void)!::write(told, "x", 1);
   }
 }
@@ -54,7 +56,8 @@ WEIR_PLAYS_RANK_ROLES()
 // A process that has used no device yet: its children may.
 WEIR_RANK_ROLE(kills_writers) {
   std::filesystem::path const file = std::getenv("WEIR_TEST_FOLDER");
-  int reached = 0, left_behind = 0;
+  auto const begin = std::chrono::steady_clock::now();
+  int reached = 0, left_behind = 0, killed = 0;
   for (auto const seed : tests::seeds("killed_writers", 150)) {
     std::mt19937_64 random(seed);
     int ends[2];
@@ -70,14 +73,14 @@ WEIR_RANK_ROLE(kills_writers) {
     ::close(ends[0]), ::close(ends[1]);
     left_behind += std::filesystem::exists(file.string() + ".part");
     int const step = step_of(file);
-    EXPECT_GE(step, reached) << "an old checkpoint came back; WEIR_TEST_SEED=" << seed;
+    EXPECT_GT(step, reached) << "an old checkpoint came back; WEIR_TEST_SEED=" << seed;
     reached = step;
-    if (::testing::Test::HasFailure())
+    bool const is_slow = ++killed >= 20 && std::chrono::steady_clock::now() - begin > std::chrono::seconds(1);
+    if (is_slow || ::testing::Test::HasFailure())
       break;
   }
-  std::printf("%d steps, %d parts left behind\n", reached, left_behind);
-  EXPECT_GT(reached, 0);
-  return left_behind > 0 ? 0 : 3;
+  std::printf("%d writers killed, %d steps, %d parts left behind\n", killed, reached, left_behind);
+  return killed < 100 || left_behind > 0 ? 0 : 3;
 }
 
 struct a_killed_checkpoint_writer : in_a_folder {};

@@ -7,7 +7,7 @@ namespace weir {
 namespace {
 
 TEST(checkpoint_model, files_have_the_bytes_of_their_moment) {
-  for (auto const seed : tests::seeds("checkpoint programs", 200)) {
+  for (auto const seed : tests::seeds("checkpoint programs", 100)) {
     auto const wrong = tests::checkpoint_program(seed).run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
   }

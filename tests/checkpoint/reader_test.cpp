@@ -1,5 +1,5 @@
 // Files that others wrote, and files that are damaged or hostile: the reader refuses them, and names what and why.
-// WEIR_TEST_SEEDS=n damages n files at random (1000 by default); WEIR_TEST_SEED=k that one.
+// WEIR_TEST_SEEDS=n damages n files at random (500 by default); WEIR_TEST_SEED=k that one.
 // Threads: one.
 #include <sys/stat.h>
 
@@ -157,7 +157,7 @@ TEST_F(checkpoint_reader_of, damaged_files_gives_no_wrong_value) {
   }
   std::string const whole = bytes_of_file(file());
   int refusals = 0, others = 0;
-  for (auto const seed : tests::seeds("damaged_checkpoints", 1000)) {
+  for (auto const seed : tests::seeds("damaged_checkpoints", 500)) {
     std::mt19937_64 random(seed);
     std::string bytes = whole;
     for (std::uint64_t i = 0, n = 1 + random() % 3; i < n; ++i)
@@ -181,7 +181,7 @@ TEST_F(checkpoint_reader_of, damaged_files_gives_no_wrong_value) {
       ASSERT_NE(std::string(e.what()).find(file().string()), std::string::npos) << e.what();
     }
   }
-  if (refusals + others > 500) {
+  if (refusals + others >= 500) {
     EXPECT_GT(refusals, 9 * others);
   }
 }
