@@ -83,7 +83,27 @@ WEIR_RANK_ROLE(kills_writers) {
   return killed < 100 || left_behind > 0 ? 0 : 3;
 }
 
+// exit() runs while the first save is written: the destructor of a static writer ends it. Another writer is left behind.
+WEIR_RANK_ROLE(exits_while_it_saves) {
+  std::filesystem::path const file = std::getenv("WEIR_TEST_FOLDER");
+  tensor const x = full({floats}, 1);
+  auto* const left = new checkpoint_writer(file.string() + ".left");
+  static checkpoint_writer w(file);
+  left->save({{"x", x}}, {{"step", "1"}});
+  w.save({{"x", x}}, {{"step", "1"}});
+  std::exit(0);
+}
+
 struct a_killed_checkpoint_writer : in_a_folder {};
+struct an_exiting_checkpoint_writer : in_a_folder {};
+
+TEST_F(an_exiting_checkpoint_writer, leaves_a_whole_file) {
+  rank_processes one("exits_while_it_saves", 1, {"WEIR_TEST_FOLDER=" + file().string()});
+  auto const end = one.end_of(0);
+  EXPECT_EQ(end.status, 0) << end.said;
+  EXPECT_EQ(step_of(file()), 1);
+  EXPECT_LE(step_of(file().string() + ".left"), 1);
+}
 
 TEST_F(a_killed_checkpoint_writer, leaves_a_whole_file) {
   rank_processes one("kills_writers", 1, {"WEIR_TEST_FOLDER=" + file().string()});
