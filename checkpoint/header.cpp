@@ -248,7 +248,8 @@ bool is_utf8(std::string_view text) noexcept {
     for (std::size_t i = 1; i < n; ++i)
       if ((byte(i) & 0xc0) != 0x80)
         return false;
-    // Bytes that begin no character, and forms that are too long, too large or surrogates (Unicode 15, table 3-7).
+    // Bytes that begin no character, and forms that are too long, too large or surrogates (Unicode 15, table
+    // 3-7).
     bool const begins_one = byte(0) < 0x80 || (byte(0) >= 0xc2 && byte(0) <= 0xf4);
     bool const fits = !(byte(0) == 0xe0 && byte(1) < 0xa0) && !(byte(0) == 0xed && byte(1) >= 0xa0) &&
                       !(byte(0) == 0xf0 && byte(1) < 0x90) && !(byte(0) == 0xf4 && byte(1) >= 0x90);

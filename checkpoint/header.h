@@ -1,11 +1,12 @@
 // The header of a safetensors file: what is where in it, and texts.
 //   8 bytes    the length of the header, little-endian
-//   header     JSON: {"__metadata__": {"name": "text"}, "item": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+//   header     JSON: {"__metadata__": {"name": "text"},
+//                     "item": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //   the rest   the items' bytes. Offsets count from here. They cover it all, without gaps or overlap
 // Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs (validate).
 //
-// weir's checksums are the text "weir.crc32": words of eight hexadecimal digits. The first is of all other texts. One
-// for each item follows, in the order of the file, of its name, type, shape and bytes.
+// weir's checksums are the text "weir.crc32": words of eight hexadecimal digits. The first is of all other
+// texts. One for each item follows, in the order of the file, of its name, type, shape and bytes.
 // Threads: values.
 #pragma once
 #include <boost/crc.hpp>
@@ -36,8 +37,8 @@ struct header {
 // The bytes of a file in front of the items' bytes, the length included: a multiple of eight.
 std::string text_of(header const&);
 std::uint64_t length_in(std::span<std::byte const, length_bytes>) noexcept;
-// Reads a header, without its length. `data_bytes`: how many follow it in the file. The memory that it takes is in
-// proportion to the text.
+// Reads a header, without its length. `data_bytes`: how many follow it in the file. The memory that it takes
+// is in proportion to the text.
 // Returns: why it is refused; empty if `into` has all.
 std::string read_header(std::string_view text, std::uint64_t data_bytes, header& into);
 

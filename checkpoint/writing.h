@@ -1,9 +1,10 @@
-// One writer's memory, thread and file. A save copies its items to a buffer in stream order. The thread waits for the
-// copies, then writes the file.
-// Threads: one that saves, beside its own, under one lock. It is not held in calls of the driver or the system.
+// One writer's memory, thread and file. A save copies its items to a buffer in stream order. The thread waits
+// for the copies, then writes the file.
+// Threads: one that saves, beside its own, under one lock. It is not held in calls of the driver or the
+// system.
 //
-// Invariant: the buffer is either free or of one save. The thread reads it behind `arrived`, the copies' stamp. The
-// next save writes it once the thread has let it go.
+// Invariant: the buffer is either free or of one save. The thread reads it behind `arrived`, the copies'
+// stamp. The next save writes it once the thread has let it go.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -33,7 +34,8 @@ class writing : public std::enable_shared_from_this<writing> {
 
   void save(std::optional<stream_ref>, std::vector<checkpoint_item> const&, checkpoint_metadata, source_location);
   void finish(source_location);
-  // Blocks: until the last save is written and the thread has ended. Idempotent. The runtime's end calls it, too
+  // Blocks: until the last save is written and the thread has ended. Idempotent. The runtime's end calls it,
+  // too
   void close() noexcept;
 
  private:

@@ -17,9 +17,10 @@ struct file_refusal {
   explicit operator bool() const noexcept { return !what.empty(); }
 };
 
-// Writes PATH.part and renames it to PATH once the disk has it. A process that ends at any moment leaves the old file
-// whole, or the new one. PATH.part of a process that was killed is written anew.
-// Invariant: one process at a time holds PATH.part, by a lock that ends with it and that its children do not have.
+// Writes PATH.part and renames it to PATH once the disk has it. A process that ends at any moment leaves the
+// old file whole, or the new one. PATH.part of a process that was killed is written anew.
+// Invariant: one process at a time holds PATH.part, by a lock that ends with it and that its children do not
+// have.
 class file_in_place {
  public:
   explicit file_in_place(std::string path) : path_(std::move(path)), part_(path_ + ".part") {}
@@ -27,7 +28,8 @@ class file_in_place {
   file_in_place(file_in_place const&) = delete;
   file_refusal begin();  // Requires: this process has no other one of this path
   file_refusal write(std::span<std::byte const>);
-  // If only the folder is refused at last, the new file is in place, and may be lost with the machine's power.
+  // If only the folder is refused at last, the new file is in place, and may be lost with the machine's
+  // power.
   file_refusal put_in_place();
 
  private:

@@ -1,4 +1,5 @@
-// A writer is killed at random moments: what stays is one of the whole checkpoints, the one before or the one after.
+// A writer is killed at random moments: what stays is one of the whole checkpoints, the one before or the one
+// after.
 // WEIR_TEST_SEEDS=n kills n writers (150 by default; fewer if that takes longer than a second).
 // Threads: one; each writer is a process.
 #include <signal.h>
@@ -20,8 +21,8 @@ using namespace weir::test;
 
 constexpr std::size_t floats = 30'000;
 
-// Saves values that are equal to the step, on and on. It tells when its first file is there, as the second save waits
-// for the first.
+// Saves values that are equal to the step, on and on. It tells when its first file is there, as the second
+// save waits for the first.
 [[noreturn]] void save_for_ever(std::filesystem::path const& file, float first, int told) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
@@ -83,7 +84,8 @@ WEIR_RANK_ROLE(kills_writers) {
   return killed < 100 || left_behind > 0 ? 0 : 3;
 }
 
-// exit() runs while the first save is written: the destructor of a static writer ends it. Another writer is left behind.
+// exit() runs while the first save is written: the destructor of a static writer ends it. Another writer is
+// left behind.
 WEIR_RANK_ROLE(exits_while_it_saves) {
   std::filesystem::path const file = std::getenv("WEIR_TEST_FOLDER");
   tensor const x = full({floats}, 1);

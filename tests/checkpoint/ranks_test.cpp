@@ -1,5 +1,5 @@
-// Ranks that save parts of values, and any other number of ranks that reads them. A failure of the ranks leaves the
-// old file.
+// Ranks that save parts of values, and any other number of ranks that reads them. A failure of the ranks
+// leaves the old file.
 // Threads: one for each rank.
 #include <numeric>
 #include <thread>

@@ -1,4 +1,5 @@
-// Files that others wrote, and files that are damaged or hostile: the reader refuses them, and names what and why.
+// Files that others wrote, and files that are damaged or hostile: the reader refuses them, and names what and
+// why.
 // WEIR_TEST_SEEDS=n damages n files at random (500 by default); WEIR_TEST_SEED=k that one.
 // Threads: one.
 #include <sys/stat.h>

@@ -1,6 +1,7 @@
-// Random saves beside work that changes what they save: of one writer or two, on two streams, with ends of a writer in
-// between. Every file has the bytes of the moment of its save in the order of the stream.
-// Threads: the program's and those of the writers; the seeded machine chooses which runs and what its device does.
+// Random saves beside work that changes what they save: of one writer or two, on two streams, with ends of a
+// writer in between. Every file has the bytes of the moment of its save in the order of the stream.
+// Threads: the program's and those of the writers; the seeded machine chooses which runs and what its device
+// does.
 #pragma once
 #include <unistd.h>
 
