@@ -87,7 +87,8 @@ class checkpoint_writer {
             source_location = source_location::current());
   void save(stream_ref, std::vector<checkpoint_item> const&, checkpoint_metadata = {},
             source_location = source_location::current());
-  // Blocks: until the last save is written. Throws, once: checkpoint_error, if the last save is not
+  // Blocks: until the last save is written; no, on ranks other than 0. Throws, once: checkpoint_error, if the
+  // last save is not written
   void finish(source_location = source_location::current());
 
  private:
