@@ -238,7 +238,7 @@ void writing::write_snapshots() {
       os::print_error(std::string(e.what()) + "\n");
     }
     base::lock_guard const lock(mutex_);
-    failure_ = why;
+    failure_ = std::move(why);  // the thread that hears of it ends the exception
     next_.reset();
     changed_.notify_all();
   }
