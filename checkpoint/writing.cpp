@@ -141,9 +141,11 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
     now = layout_of(items, at);
   now.says.texts = std::move(texts);
   make_room(now.bytes, at);
+  event arrived({.blocking_sync = true});
   try {
     gather_parts(on, items, now, at);
     copy_items(on, items, now, at);
+    arrived.record(on, at);
   } catch (...) {
     room_.reset();  // copies that are under way keep the memory from others
     throw;
@@ -153,7 +155,7 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
   base::lock_guard const lock(mutex_);
   require_open(at);
   failure_ = nullptr;
-  next_ = snapshot{std::move(now), on.stamp()};
+  next_.emplace(snapshot{std::move(now), std::move(arrived)});
   changed_.notify_all();
 }
 

@@ -3,8 +3,8 @@
 // Threads: one that saves, beside its own, under one lock. It is not held in calls of the driver or the
 // system.
 //
-// Invariant: the buffer is either free or of one save. The thread reads it behind `arrived`, the copies'
-// stamp. The next save writes it once the thread has let it go.
+// Invariant: the buffer is either free or of one save. The thread reads it behind `arrived`, an event
+// after the copies. The next save writes it once the thread has let it go.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -68,7 +68,7 @@ class writing : public std::enable_shared_from_this<writing> {
   // All below under mutex_.
   struct snapshot {
     layout is;
-    stamp arrived;
+    event arrived;  // of the copies; a stamp's wait might cover later work, too
   };
   std::optional<snapshot> next_;  // set until it is written, or has failed
   std::exception_ptr failure_;    // of the last save

@@ -6,6 +6,7 @@
 
 #include "tests/checkpoint/files.h"
 #include "tests/peer/machine_fixture.h"
+#include "tests/ranks/rank_threads.h"
 #include "tests/support/refused.h"
 #include "weir/launch.h"
 #include "weir/sim.h"
@@ -78,6 +79,20 @@ TEST_F(checkpoints_of_ranks, is_read_by_any_number_of_ranks) {
       });
     }
   }
+}
+
+// Ranks of several processes, which exchange bytes over sockets.
+TEST_F(checkpoints_of_ranks, are_written_across_processes) {
+  test::as_ranks(3, [&](communicator& c) {
+    checkpoint_writer w(file(), c);
+    tensor const mine = counted(10 * c.rank(), 10);
+    w.save({checkpoint_item::part("all", {mine.data(), 10, int32}, {29})});
+    w.finish();
+    c.barrier();
+    tensor const all = checkpoint_reader(file()).read("all", cpu);
+    for (std::int32_t i = 0; i < 29; ++i)
+      EXPECT_EQ(all.host<std::int32_t>()[static_cast<std::size_t>(i)], i);
+  });
 }
 
 // Reductions of failed ranks end without a result: what follows them is not written.
