@@ -73,7 +73,7 @@ using address = std::uintptr_t;
 struct upload_room {
   std::size_t bytes = 0;
   std::size_t most_of_a_small_one = 0;
-  std::size_t most_of_one = 0;  // above `bytes`, it waits for the earlier work of its stream
+  std::size_t most_of_one = 0;  // above `bytes`, it waits for all work that it is ordered behind
   std::size_t taken_by(std::size_t upload) const noexcept {
     if (upload <= most_of_a_small_one)
       return upload;
@@ -265,10 +265,10 @@ class driver {
   virtual status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
                            std::size_t bytes) = 0;
   // Pageable host memory to the device, through memory of the driver. The source has been read when the call returns.
-  // invalid: a byte of the destination is no device memory. Requires: the driver knows no byte of the source.
+  // invalid: a byte of the destination is pageable. Requires: the driver does not know the source's first byte.
   // Blocks, unlike other work: until the driver has room, see upload_room.
   virtual status upload(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;
-  virtual upload_room room_for_uploads() const noexcept = 0;
+  virtual upload_room room_for_uploads() noexcept = 0;
   // Writes count patterns of 1, 2 or 4 bytes.
   virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
                       std::size_t count) = 0;

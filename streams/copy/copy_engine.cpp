@@ -74,6 +74,7 @@ void enqueue_upload(clock::stream_clock& stream, void* dst, void const* src, std
   });
   if (!done.ok()) [[unlikely]]
     throw_refused(done, stream, dst, src, bytes, at);
+  copy_in_parts::enqueued(bytes);
 }
 
 void throw_refused_copy(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,

@@ -156,19 +156,26 @@ struct staging::state {
     room_of(stream).until(stream.now(), bytes);
   }
 
+  // Work of a blocking stream may come behind that of the legacy stream, too, of which weir does not know all.
+  bool has_nothing_before(clock::stream_clock& stream) {
+    auto const kind = owner.machine().kind_of(stream.device(), stream.handle());
+    return kind.ok() && kind.value == driver::stream_kind::independent && is_idle(stream);
+  }
+  static bool is_idle(clock::stream_clock& stream) {
+    auto const idle = stream.query();
+    return idle.ok() && idle.value;
+  }
+
   // By the driver's own call, which needs no slot and no second copy. Returns: false, if that would wait for the
   // stream's earlier work: nothing was enqueued
   bool is_uploaded(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
     if (bytes > upload_room.most_of_one)
       return false;
-    if (bytes > upload_room.bytes) {
-      auto const idle = stream.query();
-      if (!idle.ok() || !idle.value)
-        return false;
-    }
+    base::internal_ordering const own_affair(owner.observer());
+    if (bytes > upload_room.bytes && !has_nothing_before(stream))
+      return false;
     std::size_t const counted = std::max(upload_room.taken_by(bytes), upload_room.bytes / most_uploads);
     room_in_use& room = uploads[static_cast<std::size_t>(stream.device())];
-    base::internal_ordering const own_affair(owner.observer());
     if (!room.take(counted))
       return false;
     try {
@@ -205,7 +212,7 @@ struct staging::state {
     std::size_t const active = static_cast<std::size_t>(workers.threads()) + 1;
     std::size_t const shares = how.grain < how.chunk ? few_shares : 2 * active;
     std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
-    return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
+    return std::min({bytes, std::max(share, finest_chunk), how.chunk});
   }
 
   void refuse_captured(clock::stream_clock const& stream, void const* dst, void const* src, std::size_t bytes,
@@ -394,15 +401,14 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   std::vector<slot> slots = my.slots_for(stream, stream.device(), bytes,
                                          std::clamp<std::size_t>(how.budget / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
-  bool const may_poll = bytes <= most_polled && sizes.size() == 1;
-  auto const idle = may_poll ? stream.query() : driver::result<bool>{};
   auto const job = std::make_shared<fetch>(workers, sizes.size());
   job->slots = slots.size();
   marks const at_the_end{slots, stream, stream};
   download out;
   try {
+    base::internal_ordering const own_slot(my.owner.observer());
+    bool const may_poll = bytes <= most_polled && sizes.size() == 1 && my.is_idle(stream);
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i], ++i) {
-      base::internal_ordering const own_slot(my.owner.observer());
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
       part.dst = at(dst, offset);
@@ -411,7 +417,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
       part.by = how.by, part.grain = how.grain;
       enqueue_copy(stream, through, at(src, offset), part.bytes, where);
       // The caller empties the only slot.
-      if (idle.ok() && idle.value && my.comes_soon(stream)) {
+      if (may_poll && my.comes_soon(stream)) {
         workers->finish(part);
         return out;
       }

@@ -58,6 +58,24 @@ TEST_P(memory, m9_uploads_within_their_room_wait_for_no_work) {
   EXPECT_OK(machine().upload(0, s, b.words(), source.data(), 0));
 }
 
+TEST_P(memory, m9_an_upload_may_end_in_pinned_memory) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const pages = static_cast<std::uint32_t*>(
+      ::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_OK(machine().pin(pages + 1024, 4096));
+  std::fill(pages, pages + 2048, 7);
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().upload(0, s, b.words(), pages, 2 * 4096));
+  std::fill(pages, pages + 2048, 9);
+  g.open();
+  finish(0, s);
+  for (std::size_t k = 0; k < 2048; k += 511)
+    EXPECT_EQ(read(b, k), 7u) << k;
+  EXPECT_OK(machine().unpin(pages + 1024));
+  ::munmap(pages, 2 * 4096);
+}
+
 TEST_P(memory, m9_an_upload_to_what_is_no_device_memory_is_refused) {
   auto const s = stream(0);
   std::vector<std::uint32_t> source(16, 7), target(16, 5);

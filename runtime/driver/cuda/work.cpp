@@ -284,7 +284,15 @@ status cuda_driver::upload(int device, stream_handle s, void* dst, void const* s
 }
 
 // A call that finds no room waits for the stream's earlier work (docs/lab/machines.md).
-upload_room cuda_driver::room_for_uploads() const noexcept {
+upload_room cuda_driver::room_for_uploads() noexcept {
+  // Where devices read pageable memory themselves, a call may return before the source is read.
+  for (int d = 0; d < device_count(); ++d) {
+    int reads_it = 0;
+    if (api_.cuDeviceGetAttribute(&reads_it, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+                                  at(d).id) != CUDA_SUCCESS ||
+        reads_it)
+      return {};
+  }
   constexpr std::size_t kib = 1024;
   return {.bytes = 2048 * kib, .most_of_a_small_one = 64 * kib, .most_of_one = 4096 * kib};
 }
