@@ -1,0 +1,305 @@
+// Kernels of optimizers, for GPUs and simulated devices.
+// Threads: any.
+#include "train/update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "peer/collective/bucket_kernels.h"
+#include "weir/half.h"
+
+namespace weir::train {
+namespace {
+
+constexpr std::int64_t most_norm_threads = 1 << 16;
+
+// By squaring: a GPU and a host round alike.
+WEIR_HOST_DEVICE double power(double base, std::int64_t n) {
+  double result = 1;
+  for (; n > 0; n >>= 1, base *= base)
+    if (n & 1)
+      result *= base;
+  return result;
+}
+
+// Calls f(k) for first, first + stride, … below `last`. The body is a local by value, as that of loop_on_host.
+template <class F>
+WEIR_HOST_DEVICE void each(std::int64_t first, std::int64_t last, std::int64_t stride, F f) {
+  for (std::int64_t k = first; k < last; k += stride)
+    f(k);
+}
+
+// Calls f with a null pointer of the gradient's C++ type. A: of the parameter's arithmetic
+template <class A, class F>
+WEIR_HOST_DEVICE void with_gradient(dtype type, F const& f) {
+  if (type == float16)
+    f(static_cast<float16_t const*>(nullptr));
+  else if (type == bfloat16)
+    f(static_cast<bfloat16_t const*>(nullptr));
+  else if (type == float32)
+    f(static_cast<float const*>(nullptr));
+  else if constexpr (sizeof(A) == sizeof(double))
+    f(static_cast<double const*>(nullptr));
+}
+
+WEIR_HOST_DEVICE inline float root_of(float x) {
+  return ::sqrtf(x);
+}
+WEIR_HOST_DEVICE inline double root_of(double x) {
+  return ::sqrt(x);
+}
+
+// The elements of one row that a thread updates: first, first + stride, … below `last`.
+template <class A, class G, bool Rounds>
+struct updating {
+  A* value;
+  A* first_state;
+  A* second_state;
+  G const* gradient;
+  void* rounded;
+  bool to_float16;
+  A rate, decay, factor;
+  A keep_mean, add_mean, keep_square, add_square, size, root, least;  // adamw
+  A momentum;                                                         // sgd
+  bool nesterov;
+
+  WEIR_HOST_DEVICE updating(row const& r, control const& c, rule const& how)
+      : value(static_cast<A*>(r.value)),
+        first_state(static_cast<A*>(r.first)),
+        second_state(static_cast<A*>(r.second)),
+        gradient(static_cast<G const*>(r.gradient)),
+        rounded(r.rounded),
+        to_float16(r.of_rounded == float16),
+        rate(static_cast<A>(c.rate * r.rate)),
+        decay(static_cast<A>(how.decay * r.decay)),
+        factor(static_cast<A>(c.factor)),
+        keep_mean(static_cast<A>(how.beta1)),
+        add_mean(static_cast<A>(1 - how.beta1)),
+        keep_square(static_cast<A>(how.beta2)),
+        add_square(static_cast<A>(1 - how.beta2)),
+        size(static_cast<A>(c.size * r.rate)),
+        root(static_cast<A>(c.root)),
+        least(static_cast<A>(how.epsilon)),
+        momentum(static_cast<A>(how.momentum)),
+        nesterov(how.nesterov) {}
+
+  WEIR_HOST_DEVICE void store(std::int64_t k, A x) const {
+    value[k] = x;
+    if constexpr (Rounds) {
+      if (to_float16)
+        static_cast<float16_t*>(rounded)[k] = float16_t(static_cast<float>(x));
+      else
+        static_cast<bfloat16_t*>(rounded)[k] = bfloat16_t(static_cast<float>(x));
+    }
+  }
+  WEIR_HOST_DEVICE A gradient_at(std::int64_t k) const { return static_cast<A>(gradient[k]) * factor; }
+
+  WEIR_HOST_DEVICE void by_adamw(std::int64_t k) const {
+    A const g = gradient_at(k), p = value[k];
+    A const mean = keep_mean * first_state[k] + add_mean * g;
+    A const square = keep_square * second_state[k] + add_square * g * g;
+    first_state[k] = mean, second_state[k] = square;
+    store(k, p - rate * decay * p - size * mean / (root_of(square) * root + least));
+  }
+  WEIR_HOST_DEVICE void by_sgd(std::int64_t k) const {
+    A const p = value[k];
+    store(k, p - rate * (gradient_at(k) + decay * p));
+  }
+  WEIR_HOST_DEVICE void by_momentum(std::int64_t k) const {
+    A const p = value[k], g = gradient_at(k) + decay * p;
+    A const velocity = momentum * first_state[k] + g;
+    first_state[k] = velocity;
+    store(k, p - rate * (nesterov ? g + momentum * velocity : velocity));
+  }
+};
+
+template <class A, bool Rounds>
+WEIR_HOST_DEVICE void update_row(row const& r, control const& c, rule const& how, std::int64_t first, std::int64_t last,
+                                 std::int64_t stride) {
+  with_gradient<A>(r.of_gradient, [&]<class G>(G const*) {
+    updating<A, G, Rounds> const u(r, c, how);
+    if (how.adaptive)
+      each(first, last, stride, [u](std::int64_t k) { u.by_adamw(k); });
+    else if (r.first)
+      each(first, last, stride, [u](std::int64_t k) { u.by_momentum(k); });
+    else
+      each(first, last, stride, [u](std::int64_t k) { u.by_sgd(k); });
+  });
+}
+
+struct table {
+  row const* rows;
+  std::int32_t const* row_of;
+  // Returns: the row of chunk c. first, last: its elements
+  WEIR_HOST_DEVICE row const& of(std::int64_t c, std::int64_t& first, std::int64_t& last) const {
+    row const& r = rows[row_of[c]];
+    first = (c - r.first_chunk) * chunk;
+    last = first + chunk < r.count ? first + chunk : r.count;
+    return r;
+  }
+};
+
+struct update_all {
+  table in;
+  control const* at;
+  rule how;
+  WEIR_HOST_DEVICE void part(std::int64_t c, std::int64_t lane, std::int64_t stride) const {
+    if (at->skips)
+      return;
+    std::int64_t first, last;
+    row const& r = in.of(c, first, last);
+    if (r.type == float64)
+      update_row<double, false>(r, *at, how, first + lane, last, stride);
+    else if (r.rounded)
+      update_row<float, true>(r, *at, how, first + lane, last, stride);
+    else
+      update_row<float, false>(r, *at, how, first + lane, last, stride);
+  }
+};
+
+struct read_all {  // of parameters that have a master copy
+  table in;
+  WEIR_HOST_DEVICE void part(std::int64_t c, std::int64_t lane, std::int64_t stride) const {
+    std::int64_t first, last;
+    row const& r = in.of(c, first, last);
+    if (!r.rounded)
+      return;
+    auto* const to = static_cast<float*>(r.value);
+    for (std::int64_t k = first + lane; k < last; k += stride)
+      to[k] = r.of_rounded == float16 ? static_cast<float>(static_cast<float16_t const*>(r.rounded)[k])
+                                      : static_cast<float>(static_cast<bfloat16_t const*>(r.rounded)[k]);
+  }
+};
+
+template <class Work>
+struct by_threads {  // of a GPU: neighbours read neighbouring elements
+  Work work;
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
+    auto const at = static_cast<std::int64_t>(i);
+    work.part(at / lanes, at % lanes, lanes);
+  }
+};
+template <class Work>
+struct by_chunks {  // of a host
+  Work work;
+  std::int64_t chunks;
+  void operator()() const {
+    for (std::int64_t c = 0; c < chunks; ++c)
+      work.part(c, 0, 1);
+  }
+};
+template <class Work>
+void run(stream_ref s, memory_uses u, std::int64_t chunks, Work work, source_location at) {
+  launch(
+      s, u,
+      [&](CUstream_st* native) {
+        detail::loop_on_gpu(s, native, static_cast<size_t>(chunks * lanes), by_threads<Work>{work}, at);
+      },
+      by_chunks<Work>{work, chunks}, at);
+}
+
+struct squares {  // thread i: of chunk i / lanes, and of those that follow at the stride of all threads
+  table in;
+  double* sums;
+  std::int64_t chunks, threads;
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
+    double total = 0;
+    for (auto t = static_cast<std::int64_t>(i); t < chunks * lanes; t += threads) {
+      std::int64_t first, last;
+      row const& r = in.of(t / lanes, first, last);
+      first += t % lanes;
+      with_gradient<double>(r.of_gradient, [&]<class G>(G const*) {
+        auto const* const from = static_cast<G const*>(r.gradient);
+        for (std::int64_t k = first; k < last; k += lanes) {
+          double const x = static_cast<double>(from[k]);
+          total += x * x;
+        }
+      });
+    }
+    sums[i] = total;
+  }
+};
+
+struct beginning {
+  control* at;
+  scale_state* scale;
+  rule how;
+  growth grows;
+  bool has_norm;
+
+  // Doubling ends at `most`, halving at 1.
+  WEIR_HOST_DEVICE void next_scale(bool finite) const {
+    if (!finite) {
+      scale->scale = scale->scale > 2 ? scale->scale / 2 : 1;
+      scale->good_steps = 0;
+    } else if ((scale->good_steps += 1) >= grows.steps_to_grow) {
+      scale->good_steps = 0;
+      if (scale->scale * 2 <= grows.most)
+        scale->scale *= 2;
+    }
+  }
+  WEIR_HOST_DEVICE void operator()(size_t) const {
+    double const by = scale ? static_cast<double>(scale->scale) : 1;
+    double const norm = has_norm ? static_cast<double>(at->scaled_norm) / by : 0;
+    // A number minus itself is 0 unless it is infinite or none.
+    bool const finite = norm - norm == 0;
+    at->norm = static_cast<float>(norm);
+    at->skips = !finite;
+    if (scale)
+      next_scale(finite);
+    if (!finite) {
+      at->skipped += 1;
+      return;
+    }
+    at->steps += 1;
+    at->factor = (norm > how.max_norm ? how.max_norm / norm : 1) / by;
+    at->size = at->rate / (1 - power(how.beta1, at->steps));
+    at->root = 1 / ::sqrt(1 - power(how.beta2, at->steps));
+  }
+};
+
+template <class T>
+struct putting {
+  T* to;
+  T value;
+  WEIR_HOST_DEVICE void operator()(size_t) const { *to = value; }
+};
+
+}  // namespace
+
+std::int64_t kernels::norm_threads(std::int64_t chunks) noexcept {
+  return std::min(chunks * lanes, most_norm_threads);
+}
+
+void kernels::add_squares(stream_ref s, source_location at) const {
+  std::int64_t const threads = norm_threads(chunks);
+  parallel_for(s, static_cast<size_t>(threads), *to_add_squares, squares{{rows, row_of}, sums, chunks, threads}, at);
+}
+
+void kernels::finish_norm(stream_ref s, source_location at) const {
+  peer::norm_kernels const its{sums, norm_threads(chunks), &numbers->scaled_norm, &numbers->unused_factor};
+  its.finish(s, std::numeric_limits<double>::infinity(), at);
+}
+
+void kernels::begin(stream_ref s, source_location at) const {
+  parallel_for(s, 1, {updates(numbers, sizeof *numbers), updates(scale, scale ? sizeof *scale : 0)},
+               beginning{numbers, scale, how, grows, sums != nullptr}, at);
+}
+
+void kernels::update(stream_ref s, source_location at) const {
+  run(s, *to_update, chunks, update_all{{rows, row_of}, numbers, how}, at);
+}
+
+void kernels::read_parameters(stream_ref s, source_location at) const {
+  run(s, *to_read, chunks, read_all{{rows, row_of}}, at);
+}
+
+void put(stream_ref s, double* to, double value, source_location at) {
+  parallel_for(s, 1, {writes(to, sizeof *to)}, putting<double>{to, value}, at);
+}
+void put(stream_ref s, std::int64_t* to, std::int64_t value, source_location at) {
+  parallel_for(s, 1, {writes(to, sizeof *to)}, putting<std::int64_t>{to, value}, at);
+}
+
+}  // namespace weir::train
