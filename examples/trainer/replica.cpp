@@ -36,7 +36,7 @@ replica::replica(settings const& s, text const& t, weir::communicator& ranks, re
       number_(number),
       rows_(s.batch / ranks.size() / s.accumulate),
       buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}),
-      model_(s.shape, s.how, ranks, buckets_, s.seed) {
+      model_(s.shape, s.how, s.update, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
   for (slot& at : slots_)
     at.host = pinned({elements}, weir::int32);
@@ -127,9 +127,7 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
                               {.first = i == 0, .last = i + 1 == parts});
     }
     buckets_.finish(weir::current_stream());
-    update_options now = settings_.update;
-    now.rate = rate_at(step);
-    model_.update(step, now);
+    model_.update(rate_at(step));
     if (step > first_step)
       tell(step - 1);
     if (step == first_step + 1)
