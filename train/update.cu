@@ -23,13 +23,6 @@ WEIR_HOST_DEVICE double power(double base, std::int64_t n) {
   return result;
 }
 
-// Calls f(k) for first, first + stride, … below `last`. The body is a local by value, as that of loop_on_host.
-template <class F>
-WEIR_HOST_DEVICE void each(std::int64_t first, std::int64_t last, std::int64_t stride, F f) {
-  for (std::int64_t k = first; k < last; k += stride)
-    f(k);
-}
-
 // Calls f with a null pointer of the gradient's C++ type. A: of the parameter's arithmetic
 template <class A, class F>
 WEIR_HOST_DEVICE void with_gradient(dtype type, F const& f) {
@@ -50,8 +43,10 @@ WEIR_HOST_DEVICE inline double root_of(double x) {
   return ::sqrt(x);
 }
 
-// The elements of one row that a thread updates: first, first + stride, … below `last`.
-template <class A, class G, bool Rounds>
+enum class formula { adamw, momentum, plain };
+
+// Updates elements of one row. A: of the arithmetic. G: of the gradient
+template <formula By, class A, class G, bool Rounds>
 struct updating {
   A* value;
   A* first_state;
@@ -84,33 +79,63 @@ struct updating {
         momentum(static_cast<A>(how.momentum)),
         nesterov(how.nesterov) {}
 
-  WEIR_HOST_DEVICE void store(std::int64_t k, A x) const {
-    value[k] = x;
+  struct element {
+    A g, p, first, second;
+  };
+  WEIR_HOST_DEVICE element load(std::int64_t k) const {
+    return {static_cast<A>(gradient[k]) * factor, value[k], By == formula::plain ? A(0) : first_state[k],
+            By == formula::adamw ? second_state[k] : A(0)};
+  }
+  WEIR_HOST_DEVICE void store(std::int64_t k, element const& e) const {
+    value[k] = e.p;
+    if constexpr (By != formula::plain)
+      first_state[k] = e.first;
+    if constexpr (By == formula::adamw)
+      second_state[k] = e.second;
     if constexpr (Rounds) {
       if (to_float16)
-        static_cast<float16_t*>(rounded)[k] = float16_t(static_cast<float>(x));
+        static_cast<float16_t*>(rounded)[k] = float16_t(static_cast<float>(e.p));
       else
-        static_cast<bfloat16_t*>(rounded)[k] = bfloat16_t(static_cast<float>(x));
+        static_cast<bfloat16_t*>(rounded)[k] = bfloat16_t(static_cast<float>(e.p));
     }
   }
-  WEIR_HOST_DEVICE A gradient_at(std::int64_t k) const { return static_cast<A>(gradient[k]) * factor; }
-
-  WEIR_HOST_DEVICE void by_adamw(std::int64_t k) const {
-    A const g = gradient_at(k), p = value[k];
-    A const mean = keep_mean * first_state[k] + add_mean * g;
-    A const square = keep_square * second_state[k] + add_square * g * g;
-    first_state[k] = mean, second_state[k] = square;
-    store(k, p - rate * decay * p - size * mean / (root_of(square) * root + least));
+  WEIR_HOST_DEVICE void step(element& e) const {
+    if constexpr (By == formula::adamw) {
+      e.first = keep_mean * e.first + add_mean * e.g;
+      e.second = keep_square * e.second + add_square * e.g * e.g;
+      e.p = e.p - rate * decay * e.p - size * e.first / (root_of(e.second) * root + least);
+    } else {
+      A const g = e.g + decay * e.p;
+      if constexpr (By == formula::momentum)
+        e.first = momentum * e.first + g;
+      A const velocity = By == formula::plain ? g : nesterov ? g + momentum * e.first : e.first;
+      e.p -= rate * velocity;
+    }
   }
-  WEIR_HOST_DEVICE void by_sgd(std::int64_t k) const {
-    A const p = value[k];
-    store(k, p - rate * (gradient_at(k) + decay * p));
-  }
-  WEIR_HOST_DEVICE void by_momentum(std::int64_t k) const {
-    A const p = value[k], g = gradient_at(k) + decay * p;
-    A const velocity = momentum * first_state[k] + g;
-    first_state[k] = velocity;
-    store(k, p - rate * (nesterov ? g + momentum * velocity : velocity));
+  // Elements first, first + stride, … below `last`. All loads of four come before their first store: they are under
+  // way together.
+  WEIR_HOST_DEVICE void operator()(std::int64_t first, std::int64_t last, std::int64_t stride) const {
+    constexpr int together = 4;
+    for (; last - first > (together - 1) * stride; first += together * stride) {
+      element e[together];
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+      for (int j = 0; j < together; ++j)
+        e[j] = load(first + j * stride);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+      for (int j = 0; j < together; ++j) {
+        step(e[j]);
+        store(first + j * stride, e[j]);
+      }
+    }
+    for (; first < last; first += stride) {
+      element e = load(first);
+      step(e);
+      store(first, e);
+    }
   }
 };
 
@@ -118,13 +143,12 @@ template <class A, bool Rounds>
 WEIR_HOST_DEVICE void update_row(row const& r, control const& c, rule const& how, std::int64_t first, std::int64_t last,
                                  std::int64_t stride) {
   with_gradient<A>(r.of_gradient, [&]<class G>(G const*) {
-    updating<A, G, Rounds> const u(r, c, how);
     if (how.adaptive)
-      each(first, last, stride, [u](std::int64_t k) { u.by_adamw(k); });
+      updating<formula::adamw, A, G, Rounds>(r, c, how)(first, last, stride);
     else if (r.first)
-      each(first, last, stride, [u](std::int64_t k) { u.by_momentum(k); });
+      updating<formula::momentum, A, G, Rounds>(r, c, how)(first, last, stride);
     else
-      each(first, last, stride, [u](std::int64_t k) { u.by_sgd(k); });
+      updating<formula::plain, A, G, Rounds>(r, c, how)(first, last, stride);
   });
 }
 
