@@ -82,7 +82,7 @@ class optimizer {
  public:
   optimizer(optimizer&&) noexcept;
   optimizer& operator=(optimizer&&) noexcept;
-  ~optimizer();
+  ~optimizer();  // Requires: no launch of a graph with its steps runs, or comes later
 
   // Updates all parameters: one launch for all, behind one of a single thread. With a limit of the norm or a loss
   // scale, three launches before them compute the norm of all gradients in an order that the counts alone give.
