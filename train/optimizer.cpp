@@ -30,6 +30,10 @@ std::size_t bytes_of(device_span s) noexcept {
 bool is_short(dtype type) noexcept {
   return type == float16 || type == bfloat16;
 }
+device_span cut(device_span all, gradient_buckets::part to) noexcept {
+  return {static_cast<std::byte*>(all.data) + static_cast<std::size_t>(to.first) * size_of(all.dtype), to.count,
+          all.dtype};
+}
 bool is_updated(update_item const& i) noexcept {
   return i.rate != 0 && i.parameter.count > 0;
 }
@@ -70,7 +74,8 @@ void require_items(std::string const& what, std::span<update_item const> items, 
                         "Pass device memory, or the rate 0 for what is not updated", at, error_id{532});
     by_address.push_back(i);
   }
-  if (by_address.empty())
+  // A rank may have no part of a small model.
+  if (by_address.empty() && std::ranges::none_of(items, &update_item::is_part))
     throw invalid_use(what, base::text("nothing to update among ", items.size(), " items"),
                       "Pass a parameter with elements and a rate that is not 0", at, error_id{533});
   auto const begin = [&](std::size_t i) { return static_cast<std::byte*>(items[i].parameter.data); };
@@ -91,10 +96,15 @@ struct WEIR_LOCAL optimizer::parts {
   train::kernels kernels{};
   std::vector<memory_use> to_add_squares{}, to_update{}, to_read{};
   std::vector<state_part> state{};
-  int refused_at = 0;   // the launch of step() that was refused and comes next; 0: none
-  bool rounds = false;  // an item has a master copy
+  communicator* ranks = nullptr;  // that share the norm; null: it is of the items alone
+  int refused_at = 0;             // the launch of step() that was refused and comes next; 0: none
+  bool rounds = false;            // an item has a master copy
 
-  void make(train::rule, double rate, loss_scale const*, source_location);
+  void make(train::rule, double rate, loss_scale const*, communicator*, source_location);
+  void share_norm(stream_ref, source_location) const;
+  // The calls of a step, in turn. Those of the norm are the first.
+  static constexpr int without_norm = 4, all_calls = 6;
+  void call(int number, stream_ref, source_location) const;
 
  private:
   // Gives out parts of the block. Without one it only counts.
@@ -189,8 +199,33 @@ void optimizer::parts::declare(runtime::impl& owner) {
   kernels.to_add_squares = &to_add_squares, kernels.to_update = &to_update, kernels.to_read = &to_read;
 }
 
-void optimizer::parts::make(train::rule how, double rate, loss_scale const* scale, source_location at) {
+// Each rank's few sums are of its own parts. Their sums over the ranks are equal bit by bit.
+void optimizer::parts::share_norm(stream_ref on, source_location at) const {
+  if (!ranks)
+    return;
+  stream_guard const here(on, at);
+  ranks->all_reduce({kernels.sums, peer::few_sums, float64}, reduce_op::sum, at);
+}
+
+void optimizer::parts::call(int number, stream_ref on, source_location at) const {
+  switch (number) {
+    case 0: return kernels.add_squares(on, at);
+    case 1: return kernels.add_few(on, at);
+    case 2: return share_norm(on, at);
+    case 3: return kernels.finish_norm(on, at);
+    case without_norm: return kernels.begin(on, at);
+    default: return kernels.update(on, at);
+  }
+}
+
+void optimizer::parts::make(train::rule how, double rate, loss_scale const* scale, communicator* shared,
+                            source_location at) {
   require_items(what, items, at);
+  bool const has_norm = std::isfinite(how.max_norm) || scale;
+  if (!shared && has_norm && std::ranges::any_of(items, &update_item::is_part))
+    throw invalid_use(what, "a norm of parts without the ranks that have the rest",
+                      "Set the option `ranks` to the communicator of the buckets", at, error_id{541});
+  ranks = has_norm ? shared : nullptr;
   require_numbers(what, {{"rate", rate}, {"decay", how.decay}, {"max_norm", how.max_norm}}, at);
   kernels.how = how;
   if (scale) {
@@ -200,8 +235,8 @@ void optimizer::parts::make(train::rule how, double rate, loss_scale const* scal
   std::vector<train::row> rows;
   std::vector<std::int32_t> row_of;
   std::size_t const bytes = lay_out(nullptr, rows, row_of);
-  void const* const first = std::ranges::find_if(items, is_updated)->parameter.data;
-  std::optional<block_info> const its = find_block(first);
+  auto const has_memory = [](update_item const& i) { return i.rate != 0 && i.parameter.data; };
+  std::optional<block_info> const its = find_block(std::ranges::find_if(items, has_memory)->parameter.data);
   stream_ref const on = current_stream(its ? its->on : gpu, at);
   block = memory::as_called(what, [&] { return buffer(on, bytes, default_alignment, at); });
   lay_out(block.data<std::byte>(), rows, row_of);
@@ -219,10 +254,13 @@ void optimizer::parts::make(train::rule how, double rate, loss_scale const* scal
 std::vector<update_item> items_of(gradient_buckets const& g, source_location at) {
   std::vector<update_item> all;
   for (int i = 0; i < g.size(); ++i) {
-    update_item const o{g.parameter(i, at), g.reduced(i, at)};
-    all.push_back(o);
+    update_item o{g.parameter(i, at), g.reduced(i, at)};
+    gradient_buckets::part const mine = g.own(i, at);
     if (!o.parameter.data)
-      all.back().rate = 0;
+      o.rate = 0;
+    else if (g.is_sharded())
+      o = {.parameter = cut(o.parameter, mine), .gradient = cut(o.gradient, mine), .is_part = true};
+    all.push_back(o);
   }
   return all;
 }
@@ -233,15 +271,11 @@ optimizer& optimizer::operator=(optimizer&&) noexcept = default;
 optimizer::~optimizer() = default;
 
 void optimizer::step(stream_ref on, source_location at) {
-  train::kernels const& k = parts_->kernels;
-  using launch_of_step = void (train::kernels::*)(stream_ref, source_location) const;
-  constexpr launch_of_step all[] = {&train::kernels::add_squares, &train::kernels::finish_norm, &train::kernels::begin,
-                                    &train::kernels::update};
-  int const first = k.sums ? 0 : 2;
+  int const first = parts_->kernels.sums ? 0 : parts::without_norm;
   // A step that was refused has counted already if begin() was enqueued: it goes on where it stopped.
   int& next = parts_->refused_at;
-  for (next = std::max(next, first); next < static_cast<int>(std::size(all)); ++next)
-    (k.*all[next])(on, at);
+  for (next = std::max(next, first); next < parts::all_calls; ++next)
+    parts_->call(next, on, at);
   next = 0;
 }
 
@@ -288,7 +322,7 @@ adamw::adamw(std::span<update_item const> items, adamw_options o, source_locatio
                 .epsilon = o.epsilon,
                 .decay = o.decay,
                 .max_norm = o.max_norm},
-               o.rate, o.scale, at);
+               o.rate, o.scale, o.ranks, at);
 }
 adamw::adamw(gradient_buckets const& g, adamw_options o, source_location at) : adamw(items_of(g, at), o, at) {}
 
@@ -298,7 +332,7 @@ sgd::sgd(std::span<update_item const> items, sgd_options o, source_location at)
   if (o.nesterov && o.momentum == 0)
     throw invalid_use("sgd", "nesterov with a momentum of 0", "Pass a momentum", at, error_id{536});
   parts_->make({.momentum = o.momentum, .decay = o.decay, .max_norm = o.max_norm, .nesterov = o.nesterov}, o.rate,
-               o.scale, at);
+               o.scale, o.ranks, at);
 }
 sgd::sgd(gradient_buckets const& g, sgd_options o, source_location at) : sgd(items_of(g, at), o, at) {}
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "peer/collective/bucket_kernels.h"
 #include "weir/half.h"
 
 namespace weir::train {
@@ -293,7 +292,7 @@ struct putting {
 }  // namespace
 
 std::int64_t kernels::norm_threads(std::int64_t chunks) noexcept {
-  return std::min(chunks * lanes, most_norm_threads);
+  return std::clamp(chunks * lanes, peer::few_sums, most_norm_threads);
 }
 
 void kernels::add_squares(stream_ref s, source_location at) const {
@@ -301,9 +300,16 @@ void kernels::add_squares(stream_ref s, source_location at) const {
   parallel_for(s, static_cast<size_t>(threads), *to_add_squares, squares{{rows, row_of}, sums, chunks, threads}, at);
 }
 
+void kernels::add_few(stream_ref s, source_location at) const {
+  norm().few(s, at);
+}
+
 void kernels::finish_norm(stream_ref s, source_location at) const {
-  peer::norm_kernels const its{sums, norm_threads(chunks), &numbers->scaled_norm, &numbers->unused_factor};
-  its.finish(s, std::numeric_limits<double>::infinity(), at);
+  norm().last(s, std::numeric_limits<double>::infinity(), at);
+}
+
+peer::norm_kernels kernels::norm() const {
+  return {sums, norm_threads(chunks), &numbers->scaled_norm, &numbers->unused_factor};
 }
 
 void kernels::begin(stream_ref s, source_location at) const {

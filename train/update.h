@@ -5,6 +5,7 @@
 #pragma once
 #include <vector>
 
+#include "peer/collective/bucket_kernels.h"
 #include "weir/collective.h"
 #include "weir/launch.h"
 
@@ -53,7 +54,7 @@ struct kernels {
   std::int32_t const* row_of;  // each chunk
   std::int64_t chunks;
   control* numbers;
-  double* sums;        // norm_threads() of them; null: no norm is computed
+  double* sums;        // norm_threads() of them, at least peer::few_sums; null: no norm is computed
   scale_state* scale;  // null: none
   rule how;
   growth grows;
@@ -63,11 +64,15 @@ struct kernels {
   static std::int64_t norm_threads(std::int64_t chunks) noexcept;
   // Parts of a step, in turn on one stream. Throw: as launch
   void add_squares(stream_ref, source_location) const;
+  void add_few(stream_ref, source_location) const;  // leaves peer::few_sums of them
   void finish_norm(stream_ref, source_location) const;
   void begin(stream_ref, source_location) const;
   void update(stream_ref, source_location) const;
   // Not of a step: the master copies. Throws: as launch
   void read_parameters(stream_ref, source_location) const;
+
+ private:
+  peer::norm_kernels norm() const;
 };
 // Throws: as launch
 void put(stream_ref, double* to, double, source_location);

@@ -18,9 +18,10 @@ struct update_item {
   device_span parameter, gradient;  // of equal counts
   double rate = 1;                  // times the optimizer's. 0: the item is left alone, and has no state and no norm
   double decay = 1;                 // times the optimizer's. 0: for biases and norms
+  bool is_part = false;             // other ranks update the rest; there may be nothing for this one
 };
 // The parameters of buckets with what was reduced of each, in the order of add(). One that was added without memory
-// for a parameter has the rate 0. Throws: invalid_use (not built)
+// for a parameter has the rate 0. Of sharded buckets this rank's parts. Throws: invalid_use (not built)
 std::vector<update_item> items_of(gradient_buckets const&, source_location = source_location::current());
 
 // Of a loss scale
@@ -60,6 +61,8 @@ struct adamw_options {
   double max_norm = std::numeric_limits<double>::infinity();
   // Gradients come multiplied by it. It outlives the last step, and no other optimizer has it.
   loss_scale* scale = nullptr;
+  // Of items that are parts: the norm is that of all ranks. It outlives the last step. Null: each rank's own
+  communicator* ranks = nullptr;
 };
 // Of SGD
 struct sgd_options {
@@ -69,6 +72,7 @@ struct sgd_options {
   bool nesterov = false;                                      // looks ahead by the momentum
   double max_norm = std::numeric_limits<double>::infinity();  // as of adamw
   loss_scale* scale = nullptr;                                // as of adamw
+  communicator* ranks = nullptr;                              // as of adamw
 };
 
 // A part of an optimizer's state
@@ -86,7 +90,7 @@ class optimizer {
 
   // Updates all parameters: one launch for all, behind one of a single thread. With a limit of the norm or a loss
   // scale, three launches before them compute the norm of all gradients in an order that the counts alone give.
-  // Each rank with equal gradients gets equal bits. A step whose norm is not finite changes no parameter and no
+  // Each rank with equal gradients gets equal bits. With `ranks`, all call it, and share the sums between. A step whose norm is not finite changes no parameter and no
   // state, and counts as skipped. A captured step is one of each launch of the graph.
   // Requires: the stream comes behind the work that wrote the gradients. A refused call is repeated before the next.
   // Throws: as launch (weir/launch.h). Blocks: no
