@@ -253,6 +253,7 @@ void optimizer::parts::make(train::rule how, double rate, loss_scale const* scal
 
 std::vector<update_item> items_of(gradient_buckets const& g, source_location at) {
   std::vector<update_item> all;
+  (void)g.parameter(0, at);  // throws before build(), also if nothing was added
   for (int i = 0; i < g.size(); ++i) {
     update_item o{g.parameter(i, at), g.reduced(i, at)};
     gradient_buckets::part const mine = g.own(i, at);
