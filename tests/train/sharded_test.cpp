@@ -141,6 +141,26 @@ TEST(sharded, steps_have_the_bits_of_whole_ones_with_less_state) {
   }
 }
 
+// In memory that NCCL would use in place, and reduced as a shorter type.
+TEST(sharded, registered_buckets_reduce_their_parts_as_bfloat16) {
+  runtime own(simulated{.devices = 3, .memory = 64_MiB});
+  runtime_guard const in(own);
+  auto ranks = communicator::create_all(first_devices(3));
+  on_each(own, ranks, [&](communicator& c) {
+    gradient_buckets g(c, {.average = false, .registered = true, .reduce_as = bfloat16, .sharded = true});
+    g.add("w", 5000);
+    g.build();
+    write(g.gradient(0), std::vector<double>(5000, c.rank() + 1));
+    write(g.parameter(0), std::vector<double>(5000, 1));
+    g.mark_ready(0, current_stream());
+    g.finish(current_stream());
+    sgd o(g, {.rate = 0.5});
+    o.step(current_stream());
+    g.gather(current_stream());
+    EXPECT_EQ(values_in(g.parameter(0)), std::vector<double>(5000, 1 - 0.5 * (1 + 2 + 3)));
+  });
+}
+
 // On GPUs, too, where a sum for all and one of parts may round apart.
 TEST(sharded, ranks_agree_bit_by_bit) {
   int const n = std::min(4, device_count());
