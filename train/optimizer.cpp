@@ -1,8 +1,8 @@
 // Optimizers: the table of their items and its memory, and the calls of a step.
 // Threads: as weir/optimizer.h.
 //
-// Invariant: one block holds [numbers | table | sums of the norm | state], and no call but the constructor changes
-// where anything lies.
+// Invariant: one block holds [numbers | table | sums of the norm | state], and no call but the constructor
+// changes where anything lies.
 #include "weir/optimizer.h"
 
 #include <algorithm>
@@ -172,7 +172,8 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
   return at.used;
 }
 
-// A checker and a simulated device get each range. To others a use only marks its block: one of each block is enough.
+// A checker and a simulated device get each range. To others a use only marks its block: one of each block is
+// enough.
 void optimizer::parts::declare(runtime::impl& owner) {
   bool const exact = owner.machine().simulated() || owner.machine().checker();
   std::map<void const*, memory_use> gradients, parameters, short_ones;

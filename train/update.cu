@@ -111,8 +111,8 @@ struct updating {
       e.p -= rate * velocity;
     }
   }
-  // Elements first, first + stride, … below `last`. All loads of four come before their first store: they are under
-  // way together.
+  // Elements first, first + stride, … below `last`. All loads of four come before their first store: they are
+  // under way together.
   WEIR_HOST_DEVICE void operator()(std::int64_t first, std::int64_t last, std::int64_t stride) const {
     constexpr int together = 4;
     for (; last - first > (together - 1) * stride; first += together * stride) {

@@ -219,8 +219,8 @@ struct bucket_options {
   // float16 or bfloat16: gradients of float32 and float64 are cast to memory of the buckets, and reduced there.
   // There is no cast back: see reduced().
   std::optional<dtype> reduce_as = {};
-  // Each rank gets the sums of its own part of each bucket alone, and updates that part: see own() and gather(). An
-  // optimizer then has the state of that part. Buckets are rounded up to 512 B for each rank.
+  // Each rank gets the sums of its own part of each bucket alone, and updates that part: see own() and
+  // gather(). An optimizer then has the state of that part. Buckets are rounded up to 512 B for each rank.
   bool sharded = false;
 };
 
@@ -249,8 +249,8 @@ class gradient_buckets {
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
   // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share
-  // memory, registered or sharded with memory of the program, another type in reduce_as), out_of_memory; if registered,
-  // what register_pool() throws. Blocks: if registered, as register_pool()
+  // memory, registered or sharded with memory of the program, another type in reduce_as), out_of_memory; if
+  // registered, what register_pool() throws. Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
@@ -285,9 +285,10 @@ class gradient_buckets {
   // Throws: invalid_use naming gradients that are not ready: nothing has changed, they may still come. Also what
   // before_reduction throws
   void finish(stream_ref reader, source_location = source_location::current());
-  // If sharded: gives every rank the parts of the parameters that the others have updated. One call of all buckets.
-  // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded, a stream of another device), as
-  // communicator::all_gather
+  // If sharded: gives every rank the parts of the parameters that the others have updated. One call of all
+  // buckets.
+  // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded, a stream of another
+  // device), as communicator::all_gather
   void gather(stream_ref, source_location = source_location::current());
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
   // alone. Squares are summed as float64. Numbers of a step whose norm is not finite stay as they are. Gaps count:

@@ -12,16 +12,18 @@
 
 namespace weir WEIR_API {
 
-// A parameter and what is subtracted from it. Parameters: float32, float64, or float16 and bfloat16 with a float32
-// master copy, which the optimizer keeps. Gradients: the parameter's type, float32, float16 or bfloat16.
+// A parameter and what is subtracted from it. Parameters: float32, float64, or float16 and bfloat16 with a
+// float32 master copy, which the optimizer keeps. Gradients: the parameter's type, float32, float16 or
+// bfloat16.
 struct update_item {
   device_span parameter, gradient;  // of equal counts
-  double rate = 1;                  // times the optimizer's. 0: the item is left alone, and has no state and no norm
+  double rate = 1;                  // times the optimizer's. 0: the item is left alone, without state and norm
   double decay = 1;                 // times the optimizer's. 0: for biases and norms
   bool is_part = false;             // other ranks update the rest; there may be nothing for this one
 };
-// The parameters of buckets with what was reduced of each, in the order of add(). One that was added without memory
-// for a parameter has the rate 0. Of sharded buckets this rank's parts. Throws: invalid_use (not built)
+// The parameters of buckets with what was reduced of each, in the order of add(). One that was added without
+// memory for a parameter has the rate 0. Of sharded buckets this rank's parts. Throws: invalid_use (not
+// built)
 std::vector<update_item> items_of(gradient_buckets const&, source_location = source_location::current());
 
 // Of a loss scale
@@ -31,8 +33,8 @@ struct loss_scale_options {
   int steps_to_grow = 2000;  // in a row
 };
 
-// The factor of a loss whose small float16 gradients would otherwise become zero. It doubles after so many steps
-// in a row, up to `most`. A step of infinite or undefined gradients halves it, down to 1.
+// The factor of a loss whose small float16 gradients would otherwise become zero. It doubles after so many
+// steps in a row, up to `most`. A step of infinite or undefined gradients halves it, down to 1.
 class loss_scale {
  public:
   // Allocates on the current stream of the current device. Requires: other streams wait for that stream.
@@ -42,7 +44,8 @@ class loss_scale {
   device_span state() const;  // two float32 for a checkpoint: the scale, and the steps since it changed
   // As passed
   loss_scale_options const& options() const noexcept { return options_; }
-  // Returns: the scale behind all work of the stream. Blocks: host, until then. Throws: device_lost, driver_error
+  // Returns: the scale behind all work of the stream. Blocks: host, until then. Throws: device_lost,
+  // driver_error
   float read(stream_ref, source_location = source_location::current()) const;
 
  private:
@@ -77,7 +80,8 @@ struct sgd_options {
 
 // A part of an optimizer's state
 struct state_part {
-  std::string name;  // "steps", "skipped", and of item i: "mean.i" and "square.i", or "velocity.i"; "master.i"
+  // "steps", "skipped", and of item i: "mean.i" and "square.i", or "velocity.i"; "master.i"
+  std::string name;
   device_span data;  // until the optimizer ends
 };
 
@@ -88,11 +92,13 @@ class optimizer {
   optimizer& operator=(optimizer&&) noexcept;
   ~optimizer();  // Requires: no launch of a graph with its steps runs, or comes later
 
-  // Updates all parameters: one launch for all, behind one of a single thread. With a limit of the norm or a loss
-  // scale, three launches before them compute the norm of all gradients in an order that the counts alone give.
-  // Each rank with equal gradients gets equal bits. With `ranks`, all call it, and share the sums between. A step whose norm is not finite changes no parameter and no
-  // state, and counts as skipped. A captured step is one of each launch of the graph.
-  // Requires: the stream comes behind the work that wrote the gradients. A refused call is repeated before the next.
+  // Updates all parameters: one launch for all, behind one of a single thread. With a limit of the norm or a
+  // loss scale, three launches before them compute the norm of all gradients in an order that the counts
+  // alone give. Each rank with equal gradients gets equal bits. With `ranks`, all call it, and share the sums
+  // between. A step whose norm is not finite changes no parameter and no state, and counts as skipped. A
+  // captured step is one of each launch of the graph.
+  // Requires: the stream comes behind the work that wrote the gradients. A refused call is repeated before
+  // the next.
   // Throws: as launch (weir/launch.h). Blocks: no
   void step(stream_ref, source_location = source_location::current());
   // Of the stream's next steps, captured ones included. Throws: invalid_use (negative, not finite), as launch
@@ -105,8 +111,8 @@ class optimizer {
   // Return: a number behind all work of the stream. Block: host, until then. Throw: device_lost, driver_error
   std::int64_t steps(stream_ref, source_location = source_location::current()) const;
   std::int64_t skipped(stream_ref, source_location = source_location::current()) const;
-  // Where the norm of the last step lies, before clipping and without the scale: one float32. Without a limit and
-  // a scale nothing computes it: count 0
+  // Where the norm of the last step lies, before clipping and without the scale: one float32. Without a limit
+  // and a scale nothing computes it: count 0
   device_span norm() const;
   // What a checkpoint saves beside the parameters. Copies of it, with those of the parameters and of the loss
   // scale's state, continue with the bits of a run that was not interrupted.
@@ -120,25 +126,27 @@ class optimizer {
   std::unique_ptr<parts> parts_;
 };
 
-// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), in the
-// order of torch.optim.AdamW. At step t = 1, 2, … of a gradient g and a parameter p:
+// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), in
+// the order of torch.optim.AdamW. At step t = 1, 2, … of a gradient g and a parameter p:
 //   p -= rate * decay * p            mean = beta1 * mean + (1 - beta1) * g
 //                                    square = beta2 * square + (1 - beta2) * g * g
 //   p -= rate / (1 - beta1^t) * mean / (sqrt(square / (1 - beta2^t)) + epsilon)
 // Computed in float32, of float64 parameters in float64.
 class adamw : public optimizer {
  public:
-  // Allocates the state in one block, zeroed, on the current stream of the parameters' device. Reads the master
-  // copies there: parameters are written before. No later call allocates device memory.
-  // Requires: other streams wait for that stream. The items' memory outlives the work of the last step.
-  // Throws: invalid_use (numbers; nothing to update; counts; parameters that share memory), not_supported (types),
-  // out_of_memory, device_lost, driver_error
+  // Allocates the state in one block, zeroed, on the current stream of the parameters' device. Reads 16-bit
+  // parameters there, which are written before. No later call allocates device memory.
+  // Requires: other streams wait for that stream. The items' memory outlives the last step's work.
+  // Throws: invalid_use (numbers; nothing to update; counts; parameters that share memory), not_supported
+  // (types), out_of_memory, device_lost, driver_error
   adamw(std::span<update_item const>, adamw_options = {}, source_location = source_location::current());
   explicit adamw(gradient_buckets const&, adamw_options = {}, source_location = source_location::current());
 };
 
 // Stochastic gradient descent in the order of torch.optim.SGD without dampening:
-//   g += decay * p     velocity = momentum * velocity + g     p -= rate * (nesterov ? g + momentum * velocity : velocity)
+//   g += decay * p
+//   velocity = momentum * velocity + g
+//   p -= rate * (nesterov ? g + momentum * velocity : velocity)
 // Without momentum there is no velocity, and no state of an item: p -= rate * g
 class sgd : public optimizer {
  public:

@@ -17,7 +17,7 @@ struct norm_kernels {
   // In turn, on one stream. Throw: as launch
   void add(stream_ref, device_span range, bool first, source_location) const;
   void finish(stream_ref, double most, source_location) const;  // few(), then last()
-  void few(stream_ref, source_location) const;                  // leaves few_sums of them, or all if they are fewer
+  void few(stream_ref, source_location) const;                  // leaves few_sums, or all if they are fewer
   void last(stream_ref, double most, source_location) const;
   void scale(stream_ref, device_span range, source_location) const;
 };

@@ -196,7 +196,8 @@ std::string two_steps_in_registered_pools() {
   return trained(true);
 }
 
-// Two ranks share gradients and the optimizer's state. The parameters are of 16 bits, the gradients are scaled.
+// Two ranks share gradients and the optimizer's state. The parameters are of 16 bits, the gradients are
+// scaled.
 std::string two_sharded_steps() {
   constexpr int n = 2;
   auto ranks = communicator::create_all(devices(n));

@@ -1,5 +1,6 @@
-// Random steps of an SGD optimizer with a loss scale, enqueued or captured and launched, against the same numbers
-// on the host. Launches may be refused, gradients may be infinite, and the optimizer may end while its work runs.
+// Random steps of an SGD optimizer with a loss scale, enqueued or captured and launched, against the same
+// numbers on the host. Launches may be refused, gradients may be infinite, and the optimizer may end while
+// its work runs.
 // Threads: one; the seeded machine chooses what its device does.
 #pragma once
 #include <algorithm>
@@ -128,7 +129,8 @@ class optimizer_program {
     if (how > 0)
       graphs_[random_() % graphs_.size()].launch(on);
     follow(!bad);
-    // The end of an optimizer may come while this step runs on the other stream. A launch of a graph marks no memory.
+    // The end of an optimizer may come while this step runs on the other stream. A launch of a graph marks no
+    // memory.
     if (how == 0 && random_() % 2) {
       end();
       lines_[0].wait(on);

@@ -1,4 +1,5 @@
-// The loss scale: when it grows and shrinks, what a step without finite gradients leaves, on one rank and on several.
+// The loss scale: when it grows and shrinks, what a step without finite gradients leaves, on one rank and on
+// several.
 #include <limits>
 #include <string>
 
@@ -29,7 +30,8 @@ TEST(loss_scale, grows_after_good_steps_and_halves_after_a_bad_one) {
   EXPECT_EQ(values_in(scale.state()), (std::vector<double>{1, 0}));
 }
 
-// Scales are powers of two: a step of scaled gradients has the bits of one without a scale, its limit included.
+// Scales are powers of two: a step of scaled gradients has the bits of one without a scale, its limit
+// included.
 TEST(loss_scale, of_scaled_gradients_gives_the_bits_of_plain_ones) {
   auto const run = [](double by) {
     std::mt19937 random(1);
@@ -49,7 +51,8 @@ TEST(loss_scale, of_scaled_gradients_gives_the_bits_of_plain_ones) {
   EXPECT_EQ(run(1), run(4096));
 }
 
-// A step that is skipped counts in no correction of the means: the next steps have the bits of a run without it.
+// A step that is skipped counts in no correction of the means: the next steps have the bits of a run without
+// it.
 TEST(loss_scale, a_skipped_step_leaves_no_trace) {
   auto const run = [](bool bad) {
     std::mt19937 random(2);

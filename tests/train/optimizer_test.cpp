@@ -295,7 +295,8 @@ TEST(optimizer, without_memory_for_its_state_is_refused_whole) {
   runtime own(simulated{.devices = 1, .memory = 8_MiB});
   runtime_guard const in(own);
   std::vector<owned_item> all;
-  all.emplace_back(1 << 19, float32, float32);  // 2 MiB, and as much for its gradient: mean and square do not fit
+  // 2 MiB, and as much for its gradient: mean and square do not fit.
+  all.emplace_back(1 << 19, float32, float32);
   buffer const rest(2_MiB);
   std::int64_t const before = memory_stats().allocated_bytes.all.current;
   EXPECT_THROW(adamw(items_in(all)), out_of_memory);

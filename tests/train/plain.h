@@ -1,4 +1,5 @@
-// Optimizers for tests: each formula in float64 for one element, and tensors of random numbers in device memory.
+// Optimizers for tests: each formula in float64 for one element, and tensors of random numbers in device
+// memory.
 // Threads: as each says.
 #pragma once
 #include <cmath>

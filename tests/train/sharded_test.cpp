@@ -1,4 +1,5 @@
-// Sharded buckets: each rank has the sums and the optimizer's state of its part, and updates that part for all.
+// Sharded buckets: each rank has the sums and the optimizer's state of its part, and updates that part for
+// all.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -119,7 +120,8 @@ std::vector<trained> train(int n, bool sharded, bool captured) {
   return all;
 }
 
-// Simulated sums are the same bit by bit; so is all else that an element meets, for the norm is below its limit.
+// Simulated sums are the same bit by bit; so is all else that an element meets, for the norm is below its
+// limit.
 TEST(sharded, steps_have_the_bits_of_whole_ones_with_less_state) {
   runtime own(simulated{.devices = 4, .memory = 64_MiB});
   runtime_guard const in(own);
@@ -197,8 +199,8 @@ TEST(sharded, calls_that_need_what_others_have_are_refused) {
   EXPECT_NE(refusal<invalid_use>([&] { of_program.build(); }).find("no equal shares"), std::string::npos);
 }
 
-// A launch before or behind the sum over the ranks is refused once: the step counts once. That sum takes the calls
-// 3 to 5. A refused part of it ends the communicator, as that of any collective.
+// A launch before or behind the sum over the ranks is refused once: the step counts once. That sum takes the
+// calls 3 to 5. A refused part of it ends the communicator, as that of any collective.
 TEST(sharded, a_refused_step_is_repeated_and_counts_once) {
   for (std::uint64_t const call : {1, 2, 6, 7, 8}) {
     runtime own(simulated{.devices = 1, .memory = 16_MiB});
