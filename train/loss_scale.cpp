@@ -13,7 +13,7 @@ loss_scale::loss_scale(loss_scale_options o, source_location at) : options_(o) {
   if (!(o.first >= 1 && o.first <= o.most && std::isfinite(static_cast<float>(o.most)) && o.steps_to_grow >= 1))
     throw invalid_use("loss_scale",
                       base::text("first ", o.first, ", most ", o.most, ", steps_to_grow ", o.steps_to_grow),
-                      "Pass scales from 1 to those that float32 has, and 1 or more steps", at, error_id{527});
+                      "Pass scales from 1 to those that float32 has, and 1 or more steps", at, error_id{547});
   stream_ref const on = current_stream(gpu, at);
   block_ = buffer(on, sizeof(train::scale_state), default_alignment, at);
   train::scale_state const begin{static_cast<float>(o.first), 0};

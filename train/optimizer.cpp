@@ -42,11 +42,11 @@ void require_numbers(std::string const& what, std::initializer_list<std::pair<ch
                      source_location at) {
   for (auto const& [name, value] : numbers)
     if (!(value >= 0) || (std::isinf(value) && std::strcmp(name, "max_norm") != 0))
-      throw invalid_use(what, base::text(name, " is ", value), "Pass a finite number of 0 or more", at, error_id{528});
+      throw invalid_use(what, base::text(name, " is ", value), "Pass a finite number of 0 or more", at, error_id{548});
 }
 void require_share(std::string const& what, char const* name, double value, source_location at) {
   if (!(value >= 0 && value < 1))
-    throw invalid_use(what, base::text(name, " is ", value), "Pass a number from 0 to less than 1", at, error_id{529});
+    throw invalid_use(what, base::text(name, " is ", value), "Pass a number from 0 to less than 1", at, error_id{549});
 }
 
 void require_items(std::string const& what, std::span<update_item const> items, source_location at) {
@@ -61,30 +61,30 @@ void require_items(std::string const& what, std::span<update_item const> items, 
     if (o.parameter.count != o.gradient.count || o.parameter.count < 0)
       throw invalid_use(what,
                         base::text(name, " of ", o.parameter.count, " elements, its gradient of ", o.gradient.count),
-                        "Pass spans of equal counts, or the rate 0 for what is not updated", at, error_id{530});
+                        "Pass spans of equal counts, or the rate 0 for what is not updated", at, error_id{550});
     if ((p != float32 && p != float64 && !is_short(p)) || (g != p && g != float32 && !is_short(g)))
       throw not_supported(
           what, base::text(name, " of ", name_of(p), ", its gradient of ", name_of(g)),
           "Update float32, float64, float16 or bfloat16 by gradients of that type, float32, float16 or bfloat16", at,
-          error_id{531});
+          error_id{551});
     if (o.parameter.count == 0)
       continue;
     if (!o.parameter.data || !o.gradient.data)
       throw invalid_use(what, base::text(name, " has no ", o.parameter.data ? "gradient" : "parameter"),
-                        "Pass device memory, or the rate 0 for what is not updated", at, error_id{532});
+                        "Pass device memory, or the rate 0 for what is not updated", at, error_id{552});
     by_address.push_back(i);
   }
   // A rank may have no part of a small model.
   if (by_address.empty() && std::ranges::none_of(items, &update_item::is_part))
     throw invalid_use(what, base::text("nothing to update among ", items.size(), " items"),
-                      "Pass a parameter with elements and a rate that is not 0", at, error_id{533});
+                      "Pass a parameter with elements and a rate that is not 0", at, error_id{553});
   auto const begin = [&](std::size_t i) { return static_cast<std::byte*>(items[i].parameter.data); };
   std::ranges::sort(by_address, std::less{}, begin);
   for (std::size_t k = 1; k < by_address.size(); ++k)
     if (std::size_t const i = by_address[k - 1], next = by_address[k];
         begin(i) + bytes_of(items[i].parameter) > begin(next))
       throw invalid_use(what, base::text("items ", i, " and ", next, " share memory"),
-                        "Add each parameter once: it would be updated twice", at, error_id{534});
+                        "Add each parameter once: it would be updated twice", at, error_id{554});
 }
 
 }  // namespace
@@ -225,7 +225,7 @@ void optimizer::parts::make(train::rule how, double rate, loss_scale const* scal
   bool const has_norm = std::isfinite(how.max_norm) || scale;
   if (!shared && has_norm && std::ranges::any_of(items, &update_item::is_part))
     throw invalid_use(what, "a norm of parts without the ranks that have the rest",
-                      "Set the option `ranks` to the communicator of the buckets", at, error_id{541});
+                      "Set the option `ranks` to the communicator of the buckets", at, error_id{561});
   ranks = has_norm ? shared : nullptr;
   require_numbers(what, {{"rate", rate}, {"decay", how.decay}, {"max_norm", how.max_norm}}, at);
   kernels.how = how;
@@ -288,7 +288,7 @@ void optimizer::set_rate(stream_ref on, double rate, source_location at) {
 void optimizer::set_steps(stream_ref on, std::int64_t steps, source_location at) {
   if (steps < 0)
     throw invalid_use(parts_->what, base::text("set_steps of ", steps), "Pass a number of steps, 0 or more", at,
-                      error_id{535});
+                      error_id{555});
   train::put(on, &parts_->kernels.numbers->steps, steps, at);
 }
 void optimizer::read_parameters(stream_ref on, source_location at) {
@@ -332,7 +332,7 @@ sgd::sgd(std::span<update_item const> items, sgd_options o, source_location at)
     : optimizer(std::unique_ptr<parts>(new parts{"sgd", {items.begin(), items.end()}})) {
   require_numbers("sgd", {{"momentum", o.momentum}}, at);
   if (o.nesterov && o.momentum == 0)
-    throw invalid_use("sgd", "nesterov with a momentum of 0", "Pass a momentum", at, error_id{536});
+    throw invalid_use("sgd", "nesterov with a momentum of 0", "Pass a momentum", at, error_id{556});
   parts_->make({.momentum = o.momentum, .decay = o.decay, .max_norm = o.max_norm, .nesterov = o.nesterov}, o.rate,
                o.scale, o.ranks, at);
 }

@@ -46,6 +46,12 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
   return rows;
 }
 
+std::vector<std::string> saved_names(std::string const& parameter, optimizer o) {
+  if (o == optimizer::adamw)
+    return {parameter, parameter + ".mean", parameter + ".square"};
+  return {parameter, parameter + ".velocity"};
+}
+
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
   if (!how.recompute)
     return true;
@@ -272,6 +278,17 @@ weir::stamp model::save(weir::tensor const& into) const {
     to += part.count;
   }
   return last;
+}
+
+std::vector<weir::checkpoint_item> model::saved_items() const {
+  std::vector<weir::checkpoint_item> items;
+  auto next = saved_.begin();
+  for (int i = 0; i < loss_; ++i) {
+    parameter_row const& row = table_[static_cast<size_t>(i)];
+    for (std::string const& name : saved_names(row.name, options_.by))
+      items.emplace_back(name, *next++, weir::shape{row.rows, row.columns});
+  }
+  return items;
 }
 
 void model::load(std::vector<float> const* all, std::int64_t steps) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "weir/checkpoint.h"
 #include "weir/collective.h"
 #include "weir/optimizer.h"
 #include "weir/tensor.h"
@@ -46,6 +47,9 @@ enum class optimizer : std::int32_t { sgd, adamw };
 constexpr int states_of(optimizer o) noexcept {
   return o == optimizer::adamw ? 2 : 1;
 }
+
+// The names of a parameter's value and of its parts of the optimizer's states.
+std::vector<std::string> saved_names(std::string const& parameter, optimizer);
 
 struct update_options {
   float rate = 0, momentum = 0.9f;  // rate: at most. momentum: of sgd
@@ -89,6 +93,7 @@ class model {
   // complete.
   std::int64_t saved_floats() const;
   weir::stamp save(weir::tensor const& into) const;
+  std::vector<weir::checkpoint_item> saved_items() const;  // the same, in the model's own memory
   // Every replica gets those of rank 0, which were saved after so many steps. Requires: the floats on rank 0.
   // Blocks: until they are on its device
   void load(std::vector<float> const*, std::int64_t steps);

@@ -48,7 +48,7 @@ void gradient_buckets::state::use_memory_of_program(source_location at) {
     if (options.sharded)
       throw invalid_use("gradient_buckets::build",
                         named(i) + " lies in the program's memory, which has no equal shares",
-                        "Leave bucket_options::sharded off, or let the buckets hold the memory", at, error_id{538});
+                        "Leave bucket_options::sharded off, or let the buckets hold the memory", at, error_id{558});
     if (options.registered)
       throw invalid_use("gradient_buckets::build", named(i) + " lies in the program's memory, which is not registered",
                         "Leave bucket_options::registered off. Memory of a pool that register_pool() took is reduced "

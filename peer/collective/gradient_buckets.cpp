@@ -370,12 +370,12 @@ void gradient_buckets::gather(stream_ref on, source_location at) {
   (void)s.all->owner("gradient_buckets::gather", at);  // throws after the runtime has ended
   if (!s.options.sharded)
     throw invalid_use("gradient_buckets::gather", "buckets that are not sharded",
-                      "Set bucket_options::sharded, or leave this call out: each rank has all sums", at, error_id{539});
+                      "Set bucket_options::sharded, or leave this call out: each rank has all sums", at, error_id{559});
   clock::stream_clock& stream = streams::clock_or_throw(on, "gradient_buckets::gather", at);
   if (stream.device() != s.device())
     throw invalid_use("gradient_buckets::gather",
                       base::text(streams::describe(stream), " for the rank of gpu:", s.device()),
-                      "Pass a stream of the rank's device", at, error_id{540});
+                      "Pass a stream of the rank's device", at, error_id{560});
   std::vector<peer::collective_request> requests;
   for (state::bucket const& b : s.buckets) {
     device_span const range = b.ranges[0];

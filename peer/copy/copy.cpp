@@ -323,7 +323,7 @@ streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::st
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
   if (!to_host)
-    through.to_device(stream, a.dst, a.src, a.bytes, at);
+    through.to_device(stream, a.dst, a.src, a.bytes, p.src.in == driver::where::pageable, at);
   else if (caller_waits)
     bytes = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else

@@ -19,7 +19,7 @@ struct copies_made final : driver::fault_injector::watcher {
   int n = 0;
 };
 
-constexpr size_t bytes = 6_MiB;  // more than one slot on every route
+constexpr size_t bytes = 18_MiB;  // more than one slot on every route
 
 struct ends {
   stream s{device(0)};
