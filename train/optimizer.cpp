@@ -273,7 +273,17 @@ optimizer& optimizer::operator=(optimizer&&) noexcept = default;
 optimizer::~optimizer() = default;
 
 void optimizer::step(stream_ref on, source_location at) {
+  clock::stream_clock const& stream = streams::clock_or_throw(on, parts_->what, at);
   int const first = parts_->kernels.sums ? 0 : parts::without_norm;
+  // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step or there is none.
+  if (auto const captured = stream.captured(); captured.ok() && captured.value) {
+    if (parts_->refused_at > first)
+      throw invalid_use(parts_->what, "a captured step, and an earlier one was refused in part",
+                        "Repeat the refused call outside of the capture first", at, error_id{562});
+    for (int number = first; number < parts::all_calls; ++number)
+      parts_->call(number, on, at);
+    return;
+  }
   // A step that was refused has counted already if begin() was enqueued: it goes on where it stopped.
   int& next = parts_->refused_at;
   for (next = std::max(next, first); next < parts::all_calls; ++next)

@@ -125,7 +125,7 @@ class optimizer_program {
     if (how == 0)
       refused(on);
     if (how == 1 || graphs_.empty())
-      graphs_.push_back(graph::capture(on, [&] { optimizer_->step(on); }));
+      captured(on);
     if (how > 0)
       graphs_[random_() % graphs_.size()].launch(on);
     follow(!bad);
@@ -147,6 +147,19 @@ class optimizer_program {
       optimizer_->step(on);
     } catch (driver_error const&) {
       optimizer_->step(on);
+    }
+    machine.clear_failures();
+  }
+  // A launch may be refused in the capture, too, which is begun anew then.
+  void captured(stream const& on) {
+    auto machine = simulation::of(m_.own);
+    if (random_() % 4 == 0)
+      machine.fail_call("enqueue", 1 + random_() % 6);
+    auto const step = [&] { optimizer_->step(on); };
+    try {
+      graphs_.push_back(graph::capture(on, step));
+    } catch (driver_error const&) {
+      graphs_.push_back(graph::capture(on, step));
     }
     machine.clear_failures();
   }

@@ -258,6 +258,56 @@ TEST(optimizer, a_refused_step_is_repeated_with_the_same_bits) {
   }
 }
 
+// A capture that is refused runs nothing. The next graph has all launches of a step.
+TEST(optimizer, a_refused_capture_leaves_nothing_to_finish) {
+  std::vector<elements> undisturbed;
+  for (std::uint64_t call = 0; call <= 5; ++call) {
+    runtime own(simulated{.devices = 1, .memory = 16_MiB});
+    runtime_guard const in(own);
+    std::mt19937 random(6);
+    std::vector<owned_item> all;
+    all.emplace_back(1500, float32, float32);
+    write_parameters(all, random);
+    write(all[0].item.gradient, random_values(random, 1500));
+    loss_scale scale({.first = 4, .steps_to_grow = 1});
+    adamw o(items_in(all), {.rate = 0.1, .max_norm = 1, .scale = &scale});
+    stream const s;
+    s.wait(current_stream());
+    auto const captured = [&] { return graph::capture(s, [&] { o.step(s); }); };
+    if (call) {
+      simulation::of(own).fail_call("enqueue", call);
+      EXPECT_NE(refusal<error>([&] { captured(); }), "") << call;
+    }
+    graph step = captured();
+    step.launch(s), step.launch(s);
+    EXPECT_EQ(o.steps(s), 2) << call;
+    EXPECT_EQ(scale.read(s), 16) << call;
+    std::vector<elements> const got{bits_of(all[0].item.parameter), bits_of(part(o, "mean.0"))};
+    if (call == 0)
+      undisturbed = got;
+    EXPECT_EQ(got, undisturbed) << call;
+  }
+}
+
+// A graph would repeat what is left of a step at each launch.
+TEST(optimizer, a_capture_amid_a_refused_step_is_refused) {
+  runtime own(simulated{.devices = 1, .memory = 16_MiB});
+  runtime_guard const in(own);
+  std::vector<owned_item> all;
+  all.emplace_back(4, float32, float32);
+  write(all[0].item.gradient, {1, 1, 1, 1});
+  sgd o(items_in(all), {.rate = 1});
+  stream const s;
+  s.wait(current_stream());
+  simulation::of(own).fail_call("enqueue", 2);
+  EXPECT_THROW(o.step(s), error);
+  EXPECT_NE(refusal<invalid_use>([&] { graph::capture(s, [&] { o.step(s); }); }).find("refused in part"),
+            std::string::npos);
+  o.step(s);
+  graph::capture(s, [&] { o.step(s); }).launch(s);
+  EXPECT_EQ(o.steps(s), 2);
+}
+
 // One for all tensors, behind one of a single thread: the launch after the second fails no step.
 TEST(optimizer, a_step_of_many_tensors_makes_two_launches) {
   runtime own(simulated{.devices = 1, .memory = 16_MiB});
