@@ -152,7 +152,9 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
                  .decay = o.decay,
                  .type = type,
                  .of_gradient = o.gradient.dtype,
-                 .of_rounded = o.parameter.dtype};
+                 .of_rounded = o.parameter.dtype,
+                 // Each rank has the whole gradient of what is no part: the sum over the ranks takes it once.
+                 .in_norm = !ranks || o.is_part || ranks->rank() == 0};
     if (kernels.how.adaptive)
       r.first = more("mean"), r.second = more("square");
     else if (kernels.how.momentum > 0)

@@ -231,6 +231,8 @@ struct squares {  // thread i: of chunk i / lanes, and of those that follow at t
     for (auto t = static_cast<std::int64_t>(i); t < chunks * lanes; t += threads) {
       std::int64_t first, last;
       row const& r = in.of(t / lanes, first, last);
+      if (!r.in_norm)
+        continue;
       first += t % lanes;
       with_gradient<double>(r.of_gradient, [&]<class G>(G const*) {
         auto const* const from = static_cast<G const*>(r.gradient);

@@ -22,6 +22,7 @@ struct row {      // an item that is updated
   std::int64_t count, first_chunk;
   double rate, decay;
   dtype type, of_gradient, of_rounded;
+  bool in_norm;  // adds its squares
 };
 
 struct control {  // numbers of one optimizer on the device

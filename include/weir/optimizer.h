@@ -64,7 +64,8 @@ struct adamw_options {
   double max_norm = std::numeric_limits<double>::infinity();
   // Gradients come multiplied by it. It outlives the last step, and no other optimizer has it.
   loss_scale* scale = nullptr;
-  // Of items that are parts: the norm is that of all ranks. It outlives the last step. Null: each rank's own
+  // Of items that are parts: the norm is that of all ranks. Other items are equal on all ranks, and count once.
+  // It outlives the last step. Null: each rank's own
   communicator* ranks = nullptr;
 };
 // Of SGD

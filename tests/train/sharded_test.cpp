@@ -143,6 +143,28 @@ TEST(sharded, steps_have_the_bits_of_whole_ones_with_less_state) {
   }
 }
 
+// A parameter that all ranks have whole counts once in their norm, and each part does.
+TEST(sharded, items_that_all_ranks_have_count_once_in_the_norm) {
+  int const n = std::min(4, device_count());
+  auto ranks = communicator::create_all(first_devices(n));
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    gradient_buckets g(c, {.average = false, .sharded = true});
+    g.add("w", 3000);
+    g.build();
+    write(g.gradient(0), std::vector<double>(3000, 1));
+    g.mark_ready(0, current_stream());
+    g.finish(current_stream());
+    owned_item const whole(500, float32, float32);
+    write(whole.item.gradient, std::vector<double>(500, 4));
+    auto items = items_of(g);
+    items.push_back(whole.item);
+    sgd o(items, {.max_norm = 1, .ranks = &c});
+    o.step(current_stream());
+    double const norm = std::sqrt(3000.0 * n * n + 500 * 16);
+    EXPECT_NEAR(values_in(o.norm())[0], norm, norm * 1e-6);
+  });
+}
+
 // In memory that NCCL would use in place, and reduced as a shorter type.
 TEST(sharded, registered_buckets_reduce_their_parts_as_bfloat16) {
   runtime own(simulated{.devices = 3, .memory = 64_MiB});
