@@ -75,7 +75,8 @@ void require_items(std::string const& what, std::span<update_item const> items, 
     by_address.push_back(i);
   }
   // A rank may have no part of a small model.
-  if (by_address.empty() && std::ranges::none_of(items, &update_item::is_part))
+  auto const is_some_part = [](update_item const& i) { return i.is_part && i.rate != 0; };
+  if (by_address.empty() && std::ranges::none_of(items, is_some_part))
     throw invalid_use(what, base::text("nothing to update among ", items.size(), " items"),
                       "Pass a parameter with elements and a rate that is not 0", at, error_id{553});
   auto const begin = [&](std::size_t i) { return static_cast<std::byte*>(items[i].parameter.data); };
@@ -239,7 +240,9 @@ void optimizer::parts::make(train::rule how, double rate, loss_scale const* scal
   std::vector<std::int32_t> row_of;
   std::size_t const bytes = lay_out(nullptr, rows, row_of);
   auto const has_memory = [](update_item const& i) { return i.rate != 0 && i.parameter.data; };
-  std::optional<block_info> const its = find_block(std::ranges::find_if(items, has_memory)->parameter.data);
+  auto const first = std::ranges::find_if(items, has_memory);
+  // A rank without any part has no parameter that would name a device.
+  std::optional<block_info> const its = first != items.end() ? find_block(first->parameter.data) : std::nullopt;
   stream_ref const on = current_stream(its ? its->on : gpu, at);
   block = memory::as_called(what, [&] { return buffer(on, bytes, default_alignment, at); });
   lay_out(block.data<std::byte>(), rows, row_of);

@@ -136,8 +136,9 @@ class optimizer {
 // Computed in float32, of float64 parameters in float64.
 class adamw : public optimizer {
  public:
-  // Allocates the state in one block, zeroed, on the current stream of the parameters' device. Reads 16-bit
-  // parameters there, which are written before. No later call allocates device memory.
+  // Allocates the state in one block, zeroed, on the current stream of the parameters' device: without
+  // parameters, of the current device. Reads 16-bit parameters there, which are written before. No later call
+  // allocates device memory.
   // Requires: other streams wait for that stream. The items' memory outlives the last step's work.
   // Throws: invalid_use (numbers; nothing to update; counts; parameters that share memory), not_supported
   // (types), out_of_memory, device_lost, driver_error

@@ -185,6 +185,19 @@ TEST(sharded, registered_buckets_reduce_their_parts_as_bfloat16) {
   });
 }
 
+// A rank whose items are parts of no elements takes part in the norm alone.
+TEST(sharded, a_rank_without_any_part_makes_its_steps) {
+  auto ranks = communicator::create_all(first_devices(1));
+  device_guard const on(0);
+  std::vector<update_item> items{{.parameter = {}, .gradient = {}, .is_part = true}};
+  adamw o(items, {.max_norm = 1, .ranks = &ranks[0]});
+  o.step(current_stream());
+  EXPECT_EQ(o.steps(current_stream()), 1);
+  EXPECT_EQ(values_in(o.norm()), std::vector<double>{0});
+  items[0].rate = 0;
+  EXPECT_NE(refusal<invalid_use>([&] { adamw{items}; }).find("nothing to update"), std::string::npos);
+}
+
 // On GPUs, too, where a sum for all and one of parts may round apart.
 TEST(sharded, ranks_agree_bit_by_bit) {
   int const n = std::min(4, device_count());
