@@ -1,8 +1,8 @@
 // Optimizers: the table of their items and its memory, and the calls of a step.
 // Threads: as weir/optimizer.h.
 //
-// Invariant: one block holds [numbers | table | sums of the norm | state], and no call but the constructor
-// changes where anything lies.
+// Invariant: one block holds [numbers | sums of the norm | state | table], and no call but the constructor
+// changes where anything lies. The sums, which ranks add, lie at one place of the block on each rank.
 #include "weir/optimizer.h"
 
 #include <algorithm>
@@ -36,6 +36,9 @@ device_span cut(device_span all, gradient_buckets::part to) noexcept {
 }
 bool is_updated(update_item const& i) noexcept {
   return i.rate != 0 && i.parameter.count > 0;
+}
+std::int64_t chunks_of(update_item const& i) noexcept {
+  return (i.parameter.count + train::chunk - 1) / train::chunk;
 }
 
 void require_numbers(std::string const& what, std::initializer_list<std::pair<char const*, double>> numbers,
@@ -131,6 +134,12 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
   kernels.numbers = numbers;
   state.push_back({"steps", {numbers ? &numbers->steps : nullptr, 1, int64}});
   state.push_back({"skipped", {numbers ? &numbers->skipped : nullptr, 1, int64}});
+  kernels.chunks = 0;
+  for (update_item const& o : items)
+    kernels.chunks += is_updated(o) ? chunks_of(o) : 0;
+  bool const limits = std::isfinite(kernels.how.max_norm) || kernels.scale;
+  auto const sums = static_cast<std::size_t>(train::kernels::norm_threads(kernels.chunks)) * sizeof(double);
+  kernels.sums = limits ? static_cast<double*>(at.next(sums)) : nullptr;
   for (std::size_t i = 0; i < items.size(); ++i) {
     update_item const& o = items[i];
     if (!is_updated(o))
@@ -162,16 +171,11 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
       r.first = more("velocity");
     if (is_short(o.parameter.dtype))
       r.rounded = o.parameter.data, r.value = more("master"), rounds = true;
-    auto const chunks = static_cast<std::size_t>((r.count + train::chunk - 1) / train::chunk);
-    row_of.insert(row_of.end(), chunks, static_cast<std::int32_t>(rows.size()));
+    row_of.insert(row_of.end(), static_cast<std::size_t>(chunks_of(o)), static_cast<std::int32_t>(rows.size()));
     rows.push_back(r);
   }
-  kernels.chunks = static_cast<std::int64_t>(row_of.size());
   kernels.rows = static_cast<train::row*>(at.next(rows.size() * sizeof rows[0]));
   kernels.row_of = static_cast<std::int32_t*>(at.next(row_of.size() * sizeof row_of[0]));
-  bool const limits = std::isfinite(kernels.how.max_norm) || kernels.scale;
-  auto const sums = static_cast<std::size_t>(train::kernels::norm_threads(kernels.chunks)) * sizeof(double);
-  kernels.sums = limits ? static_cast<double*>(at.next(sums)) : nullptr;
   return at.used;
 }
 

@@ -65,7 +65,8 @@ struct adamw_options {
   // Gradients come multiplied by it. It outlives the last step, and no other optimizer has it.
   loss_scale* scale = nullptr;
   // Of items that are parts: the norm is that of all ranks. Other items are equal on all ranks, and count once.
-  // It outlives the last step. Null: each rank's own
+  // It outlives the last step. Null: each rank's own. Requires: the constructor does not allocate from a pool
+  // that register_pool() took: the ranks' states differ in bytes, and later blocks in their places
   communicator* ranks = nullptr;
 };
 // Of SGD
