@@ -134,6 +134,7 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
   kernels.numbers = numbers;
   state.push_back({"steps", {numbers ? &numbers->steps : nullptr, 1, int64}});
   state.push_back({"skipped", {numbers ? &numbers->skipped : nullptr, 1, int64}});
+  state.push_back({"rate", {numbers ? &numbers->rate : nullptr, 1, float64}});
   kernels.chunks = 0;
   for (update_item const& o : items)
     kernels.chunks += is_updated(o) ? chunks_of(o) : 0;

@@ -117,7 +117,7 @@ weir::optimizer model::optimizer_of(update_options const& o) {
           ? weir::optimizer(weir::adamw(items, {.rate = o.rate, .decay = o.decay, .max_norm = most, .scale = scale}))
           : weir::sgd(items, {.rate = o.rate, .momentum = o.momentum, .max_norm = most, .scale = scale});
   std::vector<weir::state_part> const state = by.state();
-  auto next = state.begin() + 2;  // behind the counts of steps
+  auto next = state.begin() + 3;  // behind the counts of steps and the rate
   for (int i = 0; i < loss_; ++i) {
     weir::device_span const value = buckets_.parameter(i);
     saved_.push_back(value);

@@ -82,7 +82,7 @@ struct sgd_options {
 
 // A part of an optimizer's state
 struct state_part {
-  // "steps", "skipped", and of item i: "mean.i" and "square.i", or "velocity.i"; "master.i"
+  // "steps", "skipped", "rate", and of item i: "mean.i" and "square.i", or "velocity.i"; "master.i"
   std::string name;
   device_span data;  // until the optimizer ends
 };
