@@ -284,6 +284,12 @@ optimizer::~optimizer() = default;
 
 void optimizer::step(stream_ref on, source_location at) {
   clock::stream_clock const& stream = streams::clock_or_throw(on, parts_->what, at);
+  // The norm would be summed on another stream, beside the launches of this one.
+  if (parts_->ranks && on.device() != parts_->ranks->device())
+    throw invalid_use(parts_->what,
+                      base::text("a step on ", streams::describe(stream), " for the rank of ",
+                                 base::gpu_name(parts_->ranks->device().index())),
+                      "Pass a stream of the rank's device", at, error_id{563});
   int const first = parts_->kernels.sums ? 0 : parts::without_norm;
   // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step or there is none.
   if (auto const captured = stream.captured(); captured.ok() && captured.value) {

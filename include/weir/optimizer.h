@@ -101,7 +101,8 @@ class optimizer {
   // captured step is one of each launch of the graph.
   // Requires: the stream comes behind the work that wrote the gradients. A refused call is repeated before
   // the next. One that is refused in a capture has left nothing: its capture is begun anew.
-  // Throws: invalid_use (captured, and a refused call was not repeated), as launch (weir/launch.h).
+  // Throws: invalid_use (captured, and a refused call was not repeated; with `ranks`, a stream of another
+  // device), as launch (weir/launch.h).
   // Blocks: no
   void step(stream_ref, source_location = source_location::current());
   // Of the stream's next steps, captured ones included. Throws: invalid_use (negative, not finite), as launch

@@ -223,6 +223,8 @@ TEST(sharded, calls_that_need_what_others_have_are_refused) {
   adamw o(g, {.max_norm = 1, .ranks = &ranks[0]});
   if (device_count() > 1) {
     EXPECT_NE(refusal<invalid_use>([&] { g.gather(default_stream(device(1))); }).find("gpu:1"), std::string::npos);
+    EXPECT_NE(refusal<invalid_use>([&] { o.step(default_stream(device(1))); }).find("for the rank of gpu:0"),
+              std::string::npos);
   }
   gradient_buckets whole(ranks[0]);
   whole.add("w", 100);
