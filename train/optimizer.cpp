@@ -107,7 +107,7 @@ struct WEIR_LOCAL optimizer::parts {
   void make(train::rule, double rate, loss_scale const*, communicator*, source_location);
   void share_norm(stream_ref, source_location) const;
   // The calls of a step, in turn. Those of the norm are the first.
-  static constexpr int without_norm = 4, all_calls = 6;
+  static constexpr int without_norm = 3, all_calls = 5;
   void call(int number, stream_ref, source_location) const;
 
  private:
@@ -221,7 +221,6 @@ void optimizer::parts::call(int number, stream_ref on, source_location at) const
     case 0: return kernels.add_squares(on, at);
     case 1: return kernels.add_few(on, at);
     case 2: return share_norm(on, at);
-    case 3: return kernels.finish_norm(on, at);
     case without_norm: return kernels.begin(on, at);
     default: return kernels.update(on, at);
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "weir/half.h"
 
@@ -251,7 +250,7 @@ struct beginning {
   scale_state* scale;
   rule how;
   growth grows;
-  bool has_norm;
+  double const* sums;  // few; null: no norm
 
   // Doubling ends at `most`, halving at 1.
   WEIR_HOST_DEVICE void next_scale(bool finite) const {
@@ -264,9 +263,15 @@ struct beginning {
         scale->scale *= 2;
     }
   }
+  WEIR_HOST_DEVICE double norm_of_sums() const {
+    double total = 0;
+    for (std::int64_t k = 0; k < peer::few_sums; ++k)
+      total += sums[k];
+    return ::sqrt(total);
+  }
   WEIR_HOST_DEVICE void operator()(size_t) const {
     double const by = scale ? static_cast<double>(scale->scale) : 1;
-    double const norm = has_norm ? static_cast<double>(at->scaled_norm) / by : 0;
+    double const norm = sums ? norm_of_sums() / by : 0;
     // A number minus itself is 0 unless it is infinite or none.
     bool const finite = norm - norm == 0;
     at->norm = static_cast<float>(norm);
@@ -303,20 +308,14 @@ void kernels::add_squares(stream_ref s, source_location at) const {
 }
 
 void kernels::add_few(stream_ref s, source_location at) const {
-  norm().few(s, at);
-}
-
-void kernels::finish_norm(stream_ref s, source_location at) const {
-  norm().last(s, std::numeric_limits<double>::infinity(), at);
-}
-
-peer::norm_kernels kernels::norm() const {
-  return {sums, norm_threads(chunks), &numbers->scaled_norm, &numbers->unused_factor};
+  peer::norm_kernels{sums, norm_threads(chunks), nullptr, nullptr}.few(s, at);
 }
 
 void kernels::begin(stream_ref s, source_location at) const {
-  parallel_for(s, 1, {updates(numbers, sizeof *numbers), updates(scale, scale ? sizeof *scale : 0)},
-               beginning{numbers, scale, how, grows, sums != nullptr}, at);
+  parallel_for(s, 1,
+               {updates(numbers, sizeof *numbers), updates(scale, scale ? sizeof *scale : 0),
+                reads(sums, sums ? peer::few_sums * sizeof *sums : 0)},
+               beginning{numbers, scale, how, grows, sums}, at);
 }
 
 void kernels::update(stream_ref s, source_location at) const {

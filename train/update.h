@@ -32,9 +32,7 @@ struct control {  // numbers of one optimizer on the device
   double factor;      // of each gradient
   double size, root;  // adamw: rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
   bool skips;
-  // Of the norm:
-  float norm, scaled_norm;
-  double unused_factor;
+  float norm;
 };
 
 struct rule {
@@ -66,14 +64,10 @@ struct kernels {
   // Parts of a step, in turn on one stream. Throw: as launch
   void add_squares(stream_ref, source_location) const;
   void add_few(stream_ref, source_location) const;  // leaves peer::few_sums of them
-  void finish_norm(stream_ref, source_location) const;
   void begin(stream_ref, source_location) const;
   void update(stream_ref, source_location) const;
   // Not of a step: the master copies. Throws: as launch
   void read_parameters(stream_ref, source_location) const;
-
- private:
-  peer::norm_kernels norm() const;
 };
 // Throws: as launch
 void put(stream_ref, double* to, double, source_location);

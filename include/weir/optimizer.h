@@ -95,15 +95,14 @@ class optimizer {
   ~optimizer();  // Requires: no launch of a graph with its steps runs, or comes later
 
   // Updates all parameters: one launch for all, behind one of a single thread. With a limit of the norm or a
-  // loss scale, three launches before them compute the norm of all gradients in an order that the counts
+  // loss scale, two launches before them compute the norm of all gradients in an order that the counts
   // alone give. Each rank with equal gradients gets equal bits. With `ranks`, all call it, and share the sums
-  // between. A step whose norm is not finite changes no parameter and no state, and counts as skipped. A
-  // captured step is one of each launch of the graph.
+  // between. A step whose norm is not finite in float64 changes no parameter and no state, and counts as
+  // skipped. A captured step is one of each launch of the graph.
   // Requires: the stream comes behind the work that wrote the gradients. A refused call is repeated before
   // the next. One that is refused in a capture has left nothing: its capture is begun anew.
   // Throws: invalid_use (captured, and a refused call was not repeated; with `ranks`, a stream of another
-  // device), as launch (weir/launch.h).
-  // Blocks: no
+  // device), as launch (weir/launch.h). Blocks: no
   void step(stream_ref, source_location = source_location::current());
   // Of the stream's next steps, captured ones included. Throws: invalid_use (negative, not finite), as launch
   void set_rate(stream_ref, double, source_location = source_location::current());
@@ -115,8 +114,8 @@ class optimizer {
   // Return: a number behind all work of the stream. Block: host, until then. Throw: device_lost, driver_error
   std::int64_t steps(stream_ref, source_location = source_location::current()) const;
   std::int64_t skipped(stream_ref, source_location = source_location::current()) const;
-  // Where the norm of the last step lies, before clipping and without the scale: one float32. Without a limit
-  // and a scale nothing computes it: count 0
+  // Where the norm of the last step lies, before clipping and without the scale: one float32. Infinite if
+  // float32 has no such number. Without a limit and a scale nothing computes it: count 0
   device_span norm() const;
   // What a checkpoint saves beside the parameters. Copies of it, with those of the parameters and of the loss
   // scale's state, continue with the bits of a run that was not interrupted.

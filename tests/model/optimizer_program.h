@@ -142,7 +142,7 @@ class optimizer_program {
   void refused(stream const& on) {
     auto machine = simulation::of(m_.own);
     if (random_() % 2)
-      machine.fail_call("enqueue", 1 + random_() % 6);
+      machine.fail_call("enqueue", 1 + random_() % 5);
     try {
       optimizer_->step(on);
     } catch (driver_error const&) {
@@ -154,7 +154,7 @@ class optimizer_program {
   void captured(stream const& on) {
     auto machine = simulation::of(m_.own);
     if (random_() % 4 == 0)
-      machine.fail_call("enqueue", 1 + random_() % 6);
+      machine.fail_call("enqueue", 1 + random_() % 5);
     auto const step = [&] { optimizer_->step(on); };
     try {
       graphs_.push_back(graph::capture(on, step));
