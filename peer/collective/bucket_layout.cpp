@@ -159,6 +159,9 @@ device_span gradient_buckets::state::reduced_of(one const& o) const {
 }
 
 std::size_t gradient_buckets::state::set_sent(std::byte* own) {
+  // Shares may round what add() allowed up to more than this: no device has it, so its allocation is refused.
+  if (half > ~std::size_t{0} >> 2)
+    return ~gap;
   std::size_t at = 2 * half;
   for (bucket& b : buckets) {
     if (!options.reduce_as || (b.type != float32 && b.type != float64))
