@@ -52,7 +52,7 @@ struct updating {
   G const* gradient;
   void* rounded;
   bool to_float16;
-  A rate, decay, factor;
+  A rate, decay, shrink, factor;
   A keep_mean, add_mean, keep_square, add_square, size, root, least;  // adamw
   A momentum;                                                         // sgd
   bool nesterov;
@@ -66,6 +66,7 @@ struct updating {
         to_float16(r.of_rounded == float16),
         rate(static_cast<A>(c.rate * r.rate)),
         decay(static_cast<A>(how.decay * r.decay)),
+        shrink(rate * decay),
         factor(static_cast<A>(c.factor)),
         keep_mean(static_cast<A>(how.beta1)),
         add_mean(static_cast<A>(1 - how.beta1)),
@@ -101,9 +102,12 @@ struct updating {
     if constexpr (By == formula::adamw) {
       e.first = keep_mean * e.first + add_mean * e.g;
       e.second = keep_square * e.second + add_square * e.g * e.g;
-      e.p = e.p - rate * decay * e.p - size * e.first / (root_of(e.second) * root + least);
+      // Without decay an infinite parameter stays so: 0 times it is no number.
+      if (shrink != 0)
+        e.p -= shrink * e.p;
+      e.p -= size * e.first / (root_of(e.second) * root + least);
     } else {
-      A const g = e.g + decay * e.p;
+      A const g = decay != 0 ? e.g + decay * e.p : e.g;
       if constexpr (By == formula::momentum)
         e.first = momentum * e.first + g;
       A const velocity = By == formula::plain ? g : nesterov ? g + momentum * e.first : e.first;

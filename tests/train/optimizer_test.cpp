@@ -244,6 +244,18 @@ TEST(optimizer, parameters_that_change_are_read_again_by_a_call) {
   EXPECT_EQ(values_in(all[0].item.parameter), (std::vector<double>{5, 6, 7, 8}));
 }
 
+// As PyTorch keeps it: a parameter is infinite on purpose in a mask.
+TEST(optimizer, an_infinite_parameter_without_decay_stays) {
+  owned_item const one(2, float32, float32);
+  write(one.item.parameter, {-infinite, 1});
+  write(one.item.gradient, {1, 1});
+  adamw(std::vector{one.item}, {.rate = 0.5, .decay = 0}).step(current_stream());
+  sgd(std::vector{one.item}, {.rate = 0.5, .decay = 0}).step(current_stream());
+  adamw(std::vector{one.item}, {.rate = 0, .decay = 1}).step(current_stream());
+  EXPECT_EQ(values_in(one.item.parameter)[0], -infinite);
+  EXPECT_NEAR(values_in(one.item.parameter)[1], 0, 1e-6);
+}
+
 // A launch that is refused leaves a step that the next call finishes: it counts once.
 TEST(optimizer, a_refused_step_is_repeated_with_the_same_bits) {
   std::vector<elements> undisturbed;
