@@ -187,7 +187,10 @@ void optimizer::parts::declare(runtime::impl& owner) {
   std::map<void const*, memory_use> gradients, parameters, short_ones;
   auto const add = [&](std::map<void const*, memory_use>& to, memory_use u) {
     std::optional<block_info> const its = exact ? std::nullopt : find_block(u.address);
-    to.insert_or_assign(its ? its->base : u.address, its ? memory_use{its->base, u.how} : u);
+    auto const [at, is_new] = to.emplace(its ? its->base : u.address, its ? memory_use{its->base, u.how} : u);
+    // Items may share a gradient, and have different counts of it.
+    if (!is_new && at->second.bytes < u.bytes)
+      at->second.bytes = u.bytes;
   };
   for (update_item const& o : items) {
     if (!is_updated(o))

@@ -405,6 +405,23 @@ TEST(optimizer, a_step_beside_the_writer_of_a_gradient_is_a_race) {
   EXPECT_NE(race_reports().size(), 0);
 }
 
+// The checker is told of all that items with one gradient read.
+TEST(optimizer, the_largest_of_items_with_one_gradient_is_declared) {
+  runtime own(simulated{.devices = 1, .memory = 16_MiB}, {.check_races = true});
+  runtime_guard const in(own);
+  std::vector<owned_item> all;
+  all.emplace_back(1500, float32, float32);
+  all.emplace_back(10, float32, float32);
+  all[1].item.gradient = {all[0].item.gradient.data, 10, float32};
+  adamw o(items_in(all));
+  stream const writer, reader;
+  writer.wait(current_stream()), reader.wait(current_stream());
+  fill(writer, static_cast<float*>(all[0].item.gradient.data) + 1000, std::byte{0}, 2000);
+  o.step(reader);
+  synchronize();
+  EXPECT_NE(race_reports().size(), 0);
+}
+
 TEST(optimizer, wrong_arguments_are_refused_by_name) {
   std::vector<owned_item> all;
   all.emplace_back(4, float32, float32);
