@@ -38,6 +38,7 @@ struct loss_scale_options {
 class loss_scale {
  public:
   // Allocates on the current stream of the current device. Requires: other streams wait for that stream.
+  // Blocks: host, until the work of that stream is done.
   // Throws: invalid_use (numbers), out_of_memory, device_lost, driver_error
   explicit loss_scale(loss_scale_options = {}, source_location = source_location::current());
   device_span value() const;  // one float32: the gradient of the loss starts as that number
@@ -141,6 +142,7 @@ class adamw : public optimizer {
   // parameters, of the current device. Reads 16-bit parameters there, which are written before. No later call
   // allocates device memory.
   // Requires: other streams wait for that stream. The items' memory outlives the last step's work.
+  // Blocks: host, until the work of that stream is done.
   // Throws: invalid_use (numbers; nothing to update; counts; parameters that share memory), not_supported
   // (types), out_of_memory, device_lost, driver_error
   adamw(std::span<update_item const>, adamw_options = {}, source_location = source_location::current());
