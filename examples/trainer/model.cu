@@ -46,10 +46,26 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
   return rows;
 }
 
-std::vector<std::string> saved_names(std::string const& parameter, optimizer o) {
-  if (o == optimizer::adamw)
-    return {parameter, parameter + ".mean", parameter + ".square"};
-  return {parameter, parameter + ".velocity"};
+std::vector<saved_value> saved_values(model_shape const& s, optimizer o) {
+  std::vector<saved_value> all;
+  for (auto const& row : parameter_table(s)) {
+    weir::shape const extents{row.rows, row.columns};
+    all.push_back({row.name, extents});
+    if (o == optimizer::adamw)
+      all.push_back({row.name + ".mean", extents}), all.push_back({row.name + ".square", extents});
+    else
+      all.push_back({row.name + ".velocity", extents});
+  }
+  all.push_back({"optimizer.steps", {1}, weir::int64});
+  all.push_back({"loss_scale", {2}});
+  return all;
+}
+
+std::int64_t saved_floats(model_shape const& s, optimizer o) {
+  std::int64_t n = 0;
+  for (saved_value const& v : saved_values(s, o))
+    n += v.floats();
+  return n;
 }
 
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
@@ -101,8 +117,6 @@ model::model(model_shape shape, model_options options, update_options const& upd
       p.half = weir::empty({row.rows, row.columns}, {.dtype = options_.type});
     parameters_.push_back(std::move(p));
   }
-  if (options_.type == weir::float16)
-    scale_.emplace(weir::loss_scale_options{.first = 32768, .steps_to_grow = 500});
   optimizer_.emplace(optimizer_of(update));
   round_weights();
 }
@@ -111,7 +125,7 @@ weir::optimizer model::optimizer_of(update_options const& o) {
   std::vector<weir::update_item> items = weir::items_of(buckets_);
   items[static_cast<size_t>(loss_)].rate = 0;  // it has no value to update
   double const most = o.clip > 0 ? static_cast<double>(o.clip) : INFINITY;
-  weir::loss_scale* const scale = scale_ ? &*scale_ : nullptr;
+  weir::loss_scale* const scale = is_scaled() ? &scale_ : nullptr;
   weir::optimizer by =
       options_.by == optimizer::adamw
           ? weir::optimizer(weir::adamw(items, {.rate = o.rate, .decay = o.decay, .max_norm = most, .scale = scale}))
@@ -132,6 +146,8 @@ weir::optimizer model::optimizer_of(update_options const& o) {
       saved_.push_back({none.data(), value.count, weir::float32});
     }
   }
+  saved_.push_back(state[0].data);
+  saved_.push_back(scale_.state());
   return by;
 }
 
@@ -256,26 +272,19 @@ void model::update(float rate) {
 }
 
 scaled model::scale() const {
-  if (!scale_)
+  if (!is_scaled())
     return {};
   weir::stream_ref const s = weir::current_stream();
-  return {scale_->read(s), static_cast<int>(optimizer_->skipped(s))};
-}
-
-std::int64_t model::saved_floats() const {
-  std::int64_t n = 0;
-  for (auto const& row : table_)
-    n += (1 + states_of(options_.by)) * row.count();
-  return n;
+  return {scale_.read(s), static_cast<int>(optimizer_->skipped(s))};
 }
 
 weir::stamp model::save(weir::tensor const& into) const {
   auto* to = into.data<float>();
   weir::stamp last;
   for (weir::device_span const part : saved_) {
-    last = weir::copy(weir::current_stream(), to, part.data, static_cast<size_t>(part.count) * sizeof(float),
-                      weir::non_blocking);
-    to += part.count;
+    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
+    last = weir::copy(weir::current_stream(), to, part.data, bytes, weir::non_blocking);
+    to += bytes / sizeof(float);
   }
   return last;
 }
@@ -283,24 +292,20 @@ weir::stamp model::save(weir::tensor const& into) const {
 std::vector<weir::checkpoint_item> model::saved_items() const {
   std::vector<weir::checkpoint_item> items;
   auto next = saved_.begin();
-  for (int i = 0; i < loss_; ++i) {
-    parameter_row const& row = table_[static_cast<size_t>(i)];
-    for (std::string const& name : saved_names(row.name, options_.by))
-      items.emplace_back(name, *next++, weir::shape{row.rows, row.columns});
-  }
+  for (saved_value const& v : saved_values(shape_, options_.by))
+    items.emplace_back(v.name, *next++, v.extents);
   return items;
 }
 
-void model::load(std::vector<float> const* all, std::int64_t steps) {
+void model::load(std::vector<float> const* all) {
   size_t at = 0;
   for (weir::device_span const part : saved_) {
-    auto const count = static_cast<size_t>(part.count);
+    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
     if (all)
-      weir::copy(part.data, all->data() + at, count * sizeof(float));
-    at += count;
+      weir::copy(part.data, all->data() + at, bytes);
+    at += bytes / sizeof(float);
     ranks_.broadcast(part, 0);
   }
-  optimizer_->set_steps(weir::current_stream(), steps);
   round_weights();
 }
 

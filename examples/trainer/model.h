@@ -48,8 +48,16 @@ constexpr int states_of(optimizer o) noexcept {
   return o == optimizer::adamw ? 2 : 1;
 }
 
-// The names of a parameter's value and of its parts of the optimizer's states.
-std::vector<std::string> saved_names(std::string const& parameter, optimizer);
+// What a checkpoint has, in this order: each parameter and its parts of the optimizer's states, the number of
+// the optimizer's steps, and the loss scale of float16.
+struct saved_value {
+  std::string name;
+  weir::shape extents;
+  weir::dtype type = weir::float32;
+  std::int64_t floats() const { return extents.numel() * static_cast<std::int64_t>(size_of(type) / sizeof(float)); }
+};
+std::vector<saved_value> saved_values(model_shape const&, optimizer);
+std::int64_t saved_floats(model_shape const&, optimizer);  // of all of them
 
 struct update_options {
   float rate = 0, momentum = 0.9f;  // rate: at most. momentum: of sgd
@@ -89,14 +97,12 @@ class model {
   void update(float rate);                         // Requires: finished gradients
   scaled scale() const;                            // Blocks: until the device is done
 
-  // Parameters and the optimizer's states as one sequence of floats. Pinned memory holds them when the stamp is
-  // complete.
-  std::int64_t saved_floats() const;
+  // saved_values() as one sequence of floats: the number of steps is the bits of two. Pinned memory holds them
+  // when the stamp is complete.
   weir::stamp save(weir::tensor const& into) const;
   std::vector<weir::checkpoint_item> saved_items() const;  // the same, in the model's own memory
-  // Every replica gets those of rank 0, which were saved after so many steps. Requires: the floats on rank 0.
-  // Blocks: until they are on its device
-  void load(std::vector<float> const*, std::int64_t steps);
+  // Every replica gets those of rank 0. Requires: the floats on rank 0. Blocks: until they are on its device
+  void load(std::vector<float> const*);
 
  private:
   struct parameter {
@@ -113,7 +119,8 @@ class model {
   weir::tensor const& activation(trace&, int layer) const;
   void round_weights();
   weir::optimizer optimizer_of(update_options const&);
-  weir::device_span scaling() const { return scale_ ? scale_->value() : weir::device_span{}; }
+  bool is_scaled() const { return options_.type == weir::float16; }
+  weir::device_span scaling() const { return is_scaled() ? scale_.value() : weir::device_span{}; }
   parameter const& weight(int layer) const { return parameters_[static_cast<std::size_t>(1 + 2 * layer)]; }
   parameter const& bias(int layer) const { return parameters_[static_cast<std::size_t>(2 + 2 * layer)]; }
   parameter& weight(int layer) { return parameters_[static_cast<std::size_t>(1 + 2 * layer)]; }
@@ -129,9 +136,9 @@ class model {
   int loss_ = 0;  // its number among the gradients
   std::vector<parameter_row> table_;
   std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
-  std::optional<weir::loss_scale> scale_;
+  weir::loss_scale scale_{{.first = 32768, .steps_to_grow = 500}};  // unused unless is_scaled()
   std::optional<weir::optimizer> optimizer_;
-  std::vector<weir::device_span> saved_;     // each parameter, and its parts of the optimizer's state
+  std::vector<weir::device_span> saved_;     // as saved_values()
   std::vector<weir::tensor> no_velocities_;  // zeros: what is saved of sgd without momentum
 };
 

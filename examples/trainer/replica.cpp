@@ -81,7 +81,7 @@ float replica::rate_at(std::int64_t step) const {
 }
 
 std::vector<float> replica::save() {
-  weir::tensor const all = pinned({model_.saved_floats()}, weir::float32);
+  weir::tensor const all = pinned({saved_floats(model_.shape(), settings_.how.by)}, weir::float32);
   model_.save(all).synchronize();
   // After a failure, reductions end without a result. If there is none now, the copy has read good values.
   if (std::string const why = ranks_.failure(); !why.empty())

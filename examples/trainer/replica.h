@@ -66,7 +66,7 @@ class replica {
   scaled scale() const { return model_.scale(); }
   double seconds_a_step() const { return seconds_a_step_; }  // of the last train(), without its first step
   std::vector<float> save();
-  void load(std::vector<float> const* values, std::int64_t steps) { model_.load(values, steps); }
+  void load(std::vector<float> const* values) { model_.load(values); }
 
  private:
   // Host memory that the copy engine reads, and the device batch that it writes on the copy stream.

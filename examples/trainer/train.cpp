@@ -29,7 +29,7 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   weir::device_guard on{ranks.device()};
   replica r(s, t, ranks, told, number);
   if (told.first_step > 0)
-    r.load(from ? &from->values : nullptr, told.first_step);
+    r.load(from ? &from->values : nullptr);
   std::optional<weir::checkpoint_writer> writer;
   if (s.save_every > 0)
     writer.emplace(s.save_file, ranks);  // rank 0 writes

@@ -250,6 +250,20 @@ TEST_F(trained, checkpoints_beside_training_go_on_with_the_same_bits) {
   }
 }
 
+// The parameters diverge at once, so that each step of float16 is left out: the scale halves, and no step counts.
+TEST_F(trained, a_checkpoint_has_the_loss_scale_and_the_steps) {
+  with_.how.type = weir::float16;
+  with_.steps = 12, with_.save_every = 8, with_.save_file = folder_ / "model";
+  with_.update.rate = 1e30f, with_.update.momentum = 0;
+  run const whole = train_on(1);
+  EXPECT_LT(whole.out.scale.by, 32768 / (1 << 4));
+  checkpoint const read = read_checkpoint(with_.save_file);
+  EXPECT_EQ(read.step, 8);
+  run const rest = train_on(1, &read);
+  EXPECT_EQ(rest.out.scale.by, whole.out.scale.by);
+  EXPECT_EQ(rest.out.fingerprints, whole.out.fingerprints);
+}
+
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.save_file = folder_ / "model";
   with_.steps = 2;
