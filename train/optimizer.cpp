@@ -293,7 +293,7 @@ void optimizer::step(stream_ref on, source_location at) {
                                  base::gpu_name(parts_->ranks->device().index())),
                       "Pass a stream of the rank's device", at, error_id{563});
   int const first = parts_->kernels.sums ? 0 : parts::without_norm;
-  // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step or there is none.
+  // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step, or is none.
   if (auto const captured = stream.captured(); captured.ok() && captured.value) {
     if (parts_->refused_at > first)
       throw invalid_use(parts_->what, "a captured step, and an earlier one was refused in part",

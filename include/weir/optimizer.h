@@ -65,7 +65,7 @@ struct adamw_options {
   double max_norm = std::numeric_limits<double>::infinity();
   // Gradients come multiplied by it. It outlives the last step, and no other optimizer has it.
   loss_scale* scale = nullptr;
-  // Of items that are parts: the norm is that of all ranks. Other items are equal on all ranks, and count once.
+  // Of items that are parts: the norm is that of all ranks. Other items are equal on all ranks: one counts.
   // It outlives the last step. Null: each rank's own. Requires: the constructor does not allocate from a pool
   // that register_pool() took: the ranks' states differ in bytes, and later blocks in their places
   communicator* ranks = nullptr;
