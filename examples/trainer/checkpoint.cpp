@@ -63,15 +63,6 @@ class texts {
   std::string file_;
 };
 
-// Calls each(name, extents) in the order of model::save().
-template <class Each>
-void each_saved(model_shape const& shape, optimizer by, Each each) {
-  for (auto const& row : parameter_table(shape)) {
-    for (std::string const& name : saved_names(row.name, by))
-      each(name, weir::shape{row.rows, row.columns});
-  }
-}
-
 }  // namespace
 
 weir::checkpoint_metadata texts_of(checkpoint const& c) {
@@ -88,11 +79,10 @@ weir::checkpoint_metadata texts_of(checkpoint const& c) {
 void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
   std::vector<weir::checkpoint_item> items;
   auto* at = const_cast<float*>(c.values.data());
-  each_saved(c.shape, c.by, [&](std::string const& name, weir::shape const& extents) {
-    std::int64_t const count = extents.numel();
-    items.push_back({name, {at, count, weir::float32}, extents});
-    at += count;
-  });
+  for (saved_value const& v : saved_values(c.shape, c.by)) {
+    items.push_back({v.name, {at, v.extents.numel(), v.type}, v.extents});
+    at += v.floats();
+  }
   weir::checkpoint_writer writer(file);
   writer.save(items, texts_of(c));
   writer.finish();
@@ -117,14 +107,14 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   if (c.characters.size() != static_cast<std::size_t>(c.shape.vocabulary))
     from.refuse("is damaged: it says " + std::to_string(c.shape.vocabulary) + " characters and has " +
                 std::to_string(c.characters.size()));
-  each_saved(c.shape, c.by, [&](std::string const& name, weir::shape const& extents) {
-    weir::checkpoint_entry const* const e = in.find(name);
-    if (!e || e->dtype != weir::float32 || e->extents != extents)
-      from.refuse("is damaged: a model of its shape has " + name + " of " + extents.str());
+  for (saved_value const& v : saved_values(c.shape, c.by)) {
+    weir::checkpoint_entry const* const e = in.find(v.name);
+    if (!e || e->dtype != v.type || e->extents != v.extents)
+      from.refuse("is damaged: a model of its shape has " + v.name + " of " + v.extents.str());
     std::size_t const before = c.values.size();
-    c.values.resize(before + static_cast<std::size_t>(extents.numel()));
-    in.read(name, {c.values.data() + before, extents.numel(), weir::float32});
-  });
+    c.values.resize(before + static_cast<std::size_t>(v.floats()));
+    in.read(v.name, {c.values.data() + before, v.extents.numel(), v.type});
+  }
   return c;
 }
 

@@ -1,6 +1,6 @@
 // The model's kernels, compiled for GPUs and for simulated devices. T is the type of stored activations:
 // float or a half type. Arithmetic is in float; results are rounded when they are stored.
-// Threads: each writes its own elements, except `found`, where all writers store the same value.
+// Threads: each writes its own elements.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -69,22 +69,13 @@ struct relu_backward {  // sets dh to zero where the activation was zero
   }
 };
 
-// State of loss scaling for float16, which keeps small gradients representable, and the count of overflows.
-// It lies on the device, so no step blocks the host. All replicas see the same gradients and compute the same
-// state.
-struct loss_scale {
-  enum place { scale, good_steps, found, skipped, count };
-  static constexpr float at_first = 32768, most = 16777216;
-  static constexpr float steps_to_grow = 500;
-};
-
 struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logits: scale * their gradient
   float* logits;
   float* losses;
   int32_t const* targets;
   int vocabulary;
   float scale;
-  float const* scaling;  // null: 1
+  float const* scaling;  // of float16; null: 1
   WEIR_HOST_DEVICE void operator()(size_t r) const {
     float* const row = logits + r * vocabulary;
     float top = row[0];
@@ -95,7 +86,7 @@ struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logit
     for (int j = 0; j < vocabulary; ++j)
       sum += row[j] = expf(row[j] - top);
     losses[r] = logf(sum) + top - of_target;
-    float const whole = scaling ? scale * scaling[loss_scale::scale] : scale, factor = whole / sum;
+    float const whole = scaling ? scale * *scaling : scale, factor = whole / sum;
     for (int j = 0; j < vocabulary; ++j)
       row[j] *= factor;
     row[targets[r]] -= whole;
@@ -130,91 +121,6 @@ struct embedding_gradient {  // sum over the occurrences of character i / embedd
     for (int32_t k = starts[character]; k < starts[character + 1]; ++k)
       sum += dx[static_cast<size_t>(places[k]) * embedding + e];
     out[i] = sum;
-  }
-};
-
-// Each of `threads` sums squares at its stride, so that the order of summation is fixed.
-struct sum_squares {
-  float* out;
-  float const* in;
-  size_t count, threads;
-  WEIR_HOST_DEVICE void operator()(size_t i) const {
-    float sum = 0;
-    for (size_t k = i; k < count; k += threads)
-      sum += in[k] * in[k];
-    out[i] = sum;
-  }
-};
-
-// What an optimizer does to each gradient before it is used. All of it lies on the device.
-struct read_gradient {
-  float const* gradient;
-  float const* scaling;      // null: gradients are not scaled
-  float const* square_norm;  // of all gradients; null: they are not clipped
-  float most;                // norm
-  WEIR_HOST_DEVICE bool skips() const { return scaling && scaling[loss_scale::found] != 0; }  // they overflowed
-  WEIR_HOST_DEVICE float operator()(size_t i) const {
-    float g = gradient[i], norm = square_norm ? sqrtf(*square_norm) : 0.f;
-    if (scaling)
-      g /= scaling[loss_scale::scale], norm /= scaling[loss_scale::scale];
-    return norm > most ? g * (most / norm) : g;
-  }
-};
-
-struct momentum_step {
-  float* value;
-  float* velocity;
-  read_gradient gradient;
-  float rate, momentum;
-  WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (gradient.skips())
-      return;
-    velocity[i] = momentum * velocity[i] + gradient(i);
-    value[i] -= rate * velocity[i];
-  }
-};
-
-struct adamw_step {
-  float* value;
-  float* mean;    // of gradients
-  float* square;  // mean of their squares
-  read_gradient gradient;
-  float rate, decay;
-  float keep_mean = 0.9f, keep_square = 0.999f, least = 1e-8f;
-  float mean_bias, square_bias;  // 1 - keep^t at step t, counted from 1
-  WEIR_HOST_DEVICE void operator()(size_t i) const {
-    if (gradient.skips())
-      return;
-    float const g = gradient(i);
-    mean[i] = keep_mean * mean[i] + (1 - keep_mean) * g;
-    square[i] = keep_square * square[i] + (1 - keep_square) * g * g;
-    value[i] -= rate * (decay * value[i] + mean[i] / mean_bias / (sqrtf(square[i] / square_bias) + least));
-  }
-};
-
-struct look_for_overflow {
-  float const* gradient;
-  float* scaling;
-  WEIR_HOST_DEVICE void operator()(size_t i) const {
-    float const g = gradient[i];
-    // Infinite or NaN. Skips the store if another thread has set `found`.
-    if (!(g - g == 0) && scaling[loss_scale::found] == 0)
-      scaling[loss_scale::found] = 1;
-  }
-};
-
-struct next_scale {
-  float* scaling;
-  WEIR_HOST_DEVICE void operator()(size_t) const {
-    if (scaling[loss_scale::found] != 0) {
-      scaling[loss_scale::scale] = scaling[loss_scale::scale] > 1 ? scaling[loss_scale::scale] / 2 : 1;
-      scaling[loss_scale::good_steps] = 0, scaling[loss_scale::found] = 0;
-      scaling[loss_scale::skipped] += 1;
-    } else if ((scaling[loss_scale::good_steps] += 1) >= loss_scale::steps_to_grow) {
-      scaling[loss_scale::good_steps] = 0;
-      if (scaling[loss_scale::scale] < loss_scale::most)
-        scaling[loss_scale::scale] *= 2;
-    }
   }
 };
 

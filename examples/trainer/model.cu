@@ -46,10 +46,26 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
   return rows;
 }
 
-std::vector<std::string> saved_names(std::string const& parameter, optimizer o) {
-  if (o == optimizer::adamw)
-    return {parameter, parameter + ".mean", parameter + ".square"};
-  return {parameter, parameter + ".velocity"};
+std::vector<saved_value> saved_values(model_shape const& s, optimizer o) {
+  std::vector<saved_value> all;
+  for (auto const& row : parameter_table(s)) {
+    weir::shape const extents{row.rows, row.columns};
+    all.push_back({row.name, extents});
+    if (o == optimizer::adamw)
+      all.push_back({row.name + ".mean", extents}), all.push_back({row.name + ".square", extents});
+    else
+      all.push_back({row.name + ".velocity", extents});
+  }
+  all.push_back({"optimizer.steps", {1}, weir::int64});
+  all.push_back({"loss_scale", {2}});
+  return all;
+}
+
+std::int64_t saved_floats(model_shape const& s, optimizer o) {
+  std::int64_t n = 0;
+  for (saved_value const& v : saved_values(s, o))
+    n += v.floats();
+  return n;
 }
 
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
@@ -79,29 +95,18 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
   return b;
 }
 
-model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets,
-             std::uint64_t seed)
+model::model(model_shape shape, model_options options, update_options const& update, weir::communicator& ranks,
+             weir::gradient_buckets& buckets, std::uint64_t seed)
     : shape_(shape), options_(options), ranks_(ranks), buckets_(buckets), table_(parameter_table(shape)) {
   for (auto const& row : table_)
     buckets_.add(row.name, row.count(), weir::float32);
   loss_ = buckets_.add("loss", 1, weir::float32);  // known first, and reduced with the first gradients
   buckets_.build();
-  // The block begins with the last one added, the loss: it has no value to update.
-  weir::device_span const last = buckets_.parameter(loss_ - 1), all = buckets_.parameters();
-  std::int64_t const before = static_cast<float*>(last.data) - static_cast<float*>(all.data);
-  values_ = {last.data, all.count - before, weir::float32};
-  gradients_ = {buckets_.gradient(loss_ - 1).data, values_.count, weir::float32};
-  for (int k = 0; k < states_of(options_.by); ++k)
-    states_.push_back(weir::zeros({values_.count}));
   std::uint64_t place = 0;
   for (int i = 0; i < loss_; ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
     weir::shape const extents{row.rows, row.columns};
-    parameter p{buckets_.parameter_tensor(i, extents), buckets_.gradient_tensor(i, extents), {}, {}};
-    std::int64_t const at = p.value.data<float>() - static_cast<float*>(values_.data);
-    p.saved.push_back(p.value.view({row.count()}));
-    for (weir::tensor const& state : states_)
-      p.saved.push_back(state.slice(0, at, at + row.count()));
+    parameter p{buckets_.parameter_tensor(i, extents), buckets_.gradient_tensor(i, extents), {}};
     if (row.rows > 1) {  // biases stay 0
       float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
       run(row.count(), {weir::writes(p.value)}, draw_normal{p.value.data<float>(), seed, place, deviation});
@@ -112,11 +117,38 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
       p.half = weir::empty({row.rows, row.columns}, {.dtype = options_.type});
     parameters_.push_back(std::move(p));
   }
-  if (options_.type == weir::float16) {
-    scaling_ = weir::zeros({loss_scale::count});
-    scaling_.slice(0, loss_scale::scale, loss_scale::scale + 1).fill_(loss_scale::at_first);
-  }
+  optimizer_.emplace(optimizer_of(update));
   round_weights();
+}
+
+weir::optimizer model::optimizer_of(update_options const& o) {
+  std::vector<weir::update_item> items = weir::items_of(buckets_);
+  items[static_cast<size_t>(loss_)].rate = 0;  // it has no value to update
+  double const most = o.clip > 0 ? static_cast<double>(o.clip) : INFINITY;
+  weir::loss_scale* const scale = is_scaled() ? &scale_ : nullptr;
+  weir::optimizer by =
+      options_.by == optimizer::adamw
+          ? weir::optimizer(weir::adamw(items, {.rate = o.rate, .decay = o.decay, .max_norm = most, .scale = scale}))
+          : weir::sgd(items, {.rate = o.rate, .momentum = o.momentum, .max_norm = most, .scale = scale});
+  std::vector<weir::state_part> const state = by.state();
+  auto next = state.begin() + 3;  // behind the counts of steps and the rate
+  for (int i = 0; i < loss_; ++i) {
+    weir::device_span const value = buckets_.parameter(i);
+    saved_.push_back(value);
+    for (int k = 0; k < states_of(options_.by); ++k) {
+      if (next != state.end()) {
+        saved_.push_back(next++->data);
+        continue;
+      }
+      // Without momentum there is no velocity, and the file has a place for it.
+      weir::tensor const none = weir::zeros({value.count});
+      no_velocities_.push_back(none);
+      saved_.push_back({none.data(), value.count, weir::float32});
+    }
+  }
+  saved_.push_back(state[0].data);
+  saved_.push_back(scale_.state());
+  return by;
 }
 
 void model::round_weights() {
@@ -189,8 +221,9 @@ weir::tensor model::step_loss() const {
 void model::forward_backward(device_batch const& b, float scale, part_of_step part) {
   trace t = forward(b, true);
   weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::reads(scaling_), weir::updates(t.logits), weir::writes(rows)},
-      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale, scaling()});
+  run(b.rows, {weir::reads(b.storage), weir::reads(scaling()), weir::updates(t.logits), weir::writes(rows)},
+      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale,
+                   static_cast<float const*>(scaling().data)});
   weir::tensor const total = weir::sum(rows).mul_(scale);
   if (part.first)
     step_loss().copy_(total, weir::non_blocking);
@@ -232,96 +265,46 @@ void model::forward_backward(device_batch const& b, float scale, part_of_step pa
   ready(0);
 }
 
-void model::update(std::int64_t step, update_options const& o) {
-  auto const gradients = weir::reads(gradients_);
-  auto const* const from = static_cast<float const*>(gradients_.data);
-  if (scaling_.defined())
-    run(gradients_.count, {gradients, weir::updates(scaling_)}, look_for_overflow{from, scaling()});
-  weir::tensor square_norm;
-  if (o.clip > 0) {
-    constexpr std::int64_t most_threads = 1 << 16;
-    weir::tensor const sums = weir::empty({std::min(gradients_.count, most_threads)});
-    auto const threads = static_cast<size_t>(sums.numel());
-    run(sums.numel(), {gradients, weir::writes(sums)},
-        sum_squares{sums.data<float>(), from, static_cast<size_t>(gradients_.count), threads});
-    square_norm = weir::sum(sums);
-  }
-  read_gradient const read{from, scaling(), square_norm.defined() ? square_norm.data<float>() : nullptr,
-                           o.clip > 0 ? o.clip : INFINITY};
-  auto const values = weir::updates(values_);
-  auto* const value = static_cast<float*>(values_.data);
-  if (options_.by == optimizer::sgd) {
-    run(values_.count, {values, weir::updates(states_[0]), gradients, weir::reads(scaling_), weir::reads(square_norm)},
-        momentum_step{value, states_[0].data<float>(), read, o.rate, o.momentum});
-  } else {
-    adamw_step s{.value = value,
-                 .mean = states_[0].data<float>(),
-                 .square = states_[1].data<float>(),
-                 .gradient = read,
-                 .rate = o.rate,
-                 .decay = o.decay,
-                 .mean_bias = 0,
-                 .square_bias = 0};
-    auto const bias = [step](float keep) {
-      return static_cast<float>(1 - std::pow(static_cast<double>(keep), static_cast<double>(step + 1)));
-    };
-    s.mean_bias = bias(s.keep_mean), s.square_bias = bias(s.keep_square);
-    run(values_.count,
-        {values, weir::updates(states_[0]), weir::updates(states_[1]), gradients, weir::reads(scaling_),
-         weir::reads(square_norm)},
-        s);
-  }
-  if (scaling_.defined())
-    run(1, {weir::updates(scaling_)}, next_scale{scaling()});
+void model::update(float rate) {
+  optimizer_->set_rate(weir::current_stream(), rate);
+  optimizer_->step(weir::current_stream());
   round_weights();
 }
 
 scaled model::scale() const {
-  if (!scaling_.defined())
+  if (!is_scaled())
     return {};
-  weir::tensor const now = scaling_.cpu();
-  return {now.host<float>()[loss_scale::scale], static_cast<int>(now.host<float>()[loss_scale::skipped])};
-}
-
-std::int64_t model::saved_floats() const {
-  std::int64_t n = 0;
-  for (auto const& row : table_)
-    n += (1 + states_of(options_.by)) * row.count();
-  return n;
+  weir::stream_ref const s = weir::current_stream();
+  return {scale_.read(s), static_cast<int>(optimizer_->skipped(s))};
 }
 
 weir::stamp model::save(weir::tensor const& into) const {
-  std::int64_t at = 0;
+  auto* to = into.data<float>();
   weir::stamp last;
-  for (auto const& p : parameters_) {
-    for (weir::tensor const& part : p.saved) {
-      last = weir::tensor(into.slice(0, at, at + part.numel())).copy_(part, weir::non_blocking);
-      at += part.numel();
-    }
+  for (weir::device_span const part : saved_) {
+    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
+    last = weir::copy(weir::current_stream(), to, part.data, bytes, weir::non_blocking);
+    to += bytes / sizeof(float);
   }
   return last;
 }
 
 std::vector<weir::checkpoint_item> model::saved_items() const {
   std::vector<weir::checkpoint_item> items;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameter_row const& row = table_[i];
-    auto const names = saved_names(row.name, options_.by);
-    for (size_t k = 0; k < names.size(); ++k)
-      items.emplace_back(names[k], parameters_[i].saved[k].view({row.rows, row.columns}));
-  }
+  auto next = saved_.begin();
+  for (saved_value const& v : saved_values(shape_, options_.by))
+    items.emplace_back(v.name, *next++, v.extents);
   return items;
 }
 
 void model::load(std::vector<float> const* all) {
   size_t at = 0;
-  for (parameter& p : parameters_) {
-    for (weir::tensor& part : p.saved) {
-      if (all)
-        weir::copy(part.data(), all->data() + at, part.nbytes());
-      at += static_cast<size_t>(part.numel());
-      ranks_.broadcast({part.data(), part.numel(), weir::float32}, 0);
-    }
+  for (weir::device_span const part : saved_) {
+    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
+    if (all)
+      weir::copy(part.data, all->data() + at, bytes);
+    at += bytes / sizeof(float);
+    ranks_.broadcast(part, 0);
   }
   round_weights();
 }

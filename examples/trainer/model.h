@@ -5,11 +5,13 @@
 //   x [R, C*E]   h_i [R, H] = relu(h_{i-1} W_i + b_i)   logits [R, V] = h_last W_out + b_out
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "weir/checkpoint.h"
 #include "weir/collective.h"
+#include "weir/optimizer.h"
 #include "weir/tensor.h"
 
 namespace trainer {
@@ -46,11 +48,19 @@ constexpr int states_of(optimizer o) noexcept {
   return o == optimizer::adamw ? 2 : 1;
 }
 
-// The names of a parameter's value and of its parts of the optimizer's states.
-std::vector<std::string> saved_names(std::string const& parameter, optimizer);
+// What a checkpoint has, in this order: each parameter and its parts of the optimizer's states, the number of
+// the optimizer's steps, and the loss scale of float16.
+struct saved_value {
+  std::string name;
+  weir::shape extents;
+  weir::dtype type = weir::float32;
+  std::int64_t floats() const { return extents.numel() * static_cast<std::int64_t>(size_of(type) / sizeof(float)); }
+};
+std::vector<saved_value> saved_values(model_shape const&, optimizer);
+std::int64_t saved_floats(model_shape const&, optimizer);  // of all of them
 
 struct update_options {
-  float rate = 0, momentum = 0.9f;  // momentum: of sgd
+  float rate = 0, momentum = 0.9f;  // rate: at most. momentum: of sgd
   float decay = 0.01f;              // of adamw
   float clip = 0;                   // the most that the norm of all gradients may be; 0: no limit
 };
@@ -74,7 +84,8 @@ struct scaled {  // loss scaling of float16
 class model {
  public:
   // Adds its parameters to `buckets` and builds it. Every replica starts from rank 0's parameters.
-  model(model_shape, model_options, weir::communicator&, weir::gradient_buckets&, std::uint64_t seed);
+  model(model_shape, model_options, update_options const&, weir::communicator&, weir::gradient_buckets&,
+        std::uint64_t seed);
 
   model_shape const& shape() const noexcept { return shape_; }
   // Adds the sum of the rows' losses, and the gradients, times `scale`, to those of the step's earlier parts. The
@@ -83,13 +94,11 @@ class model {
   weir::tensor step_loss() const;                  // of all replicas, once the gradients are finished
   weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward pass only
   weir::tensor logits(device_batch const&) const;  // [R, V], forward pass only
-  // One kernel for all parameters. `step` counts from 0. Requires: finished gradients
-  void update(std::int64_t step, update_options const&);
-  scaled scale() const;  // Blocks: until the device is done
+  void update(float rate);                         // Requires: finished gradients
+  scaled scale() const;                            // Blocks: until the device is done
 
-  // Parameters and the optimizer's states as one sequence of floats. Pinned memory holds them when the stamp is
-  // complete.
-  std::int64_t saved_floats() const;
+  // saved_values() as one sequence of floats: the number of steps is the bits of two. Pinned memory holds them
+  // when the stamp is complete.
   weir::stamp save(weir::tensor const& into) const;
   std::vector<weir::checkpoint_item> saved_items() const;  // the same, in the model's own memory
   // Every replica gets those of rank 0. Requires: the floats on rank 0. Blocks: until they are on its device
@@ -98,8 +107,7 @@ class model {
  private:
   struct parameter {
     weir::tensor value, gradient;
-    std::vector<weir::tensor> saved;  // value, and its parts of the optimizer's states
-    weir::tensor half;                // of a weight: its copy for products; undefined if products read `value`
+    weir::tensor half;  // of a weight: its copy for products; undefined if products read `value`
   };
   struct trace {  // results of the forward pass that the backward pass needs
     weir::tensor x;
@@ -110,7 +118,9 @@ class model {
   void hidden(trace&, int layer) const;  // computes the activation from the previous layer's
   weir::tensor const& activation(trace&, int layer) const;
   void round_weights();
-  float* scaling() const { return scaling_.defined() ? scaling_.data<float>() : nullptr; }
+  weir::optimizer optimizer_of(update_options const&);
+  bool is_scaled() const { return options_.type == weir::float16; }
+  weir::device_span scaling() const { return is_scaled() ? scale_.value() : weir::device_span{}; }
   parameter const& weight(int layer) const { return parameters_[static_cast<std::size_t>(1 + 2 * layer)]; }
   parameter const& bias(int layer) const { return parameters_[static_cast<std::size_t>(2 + 2 * layer)]; }
   parameter& weight(int layer) { return parameters_[static_cast<std::size_t>(1 + 2 * layer)]; }
@@ -125,10 +135,11 @@ class model {
   weir::gradient_buckets& buckets_;
   int loss_ = 0;  // its number among the gradients
   std::vector<parameter_row> table_;
-  std::vector<parameter> parameters_;     // as in parameter_table: embedding, then weight and bias of each layer
-  weir::device_span values_, gradients_;  // of all parameters, with gaps
-  std::vector<weir::tensor> states_;      // of the optimizer, for each of values_
-  weir::tensor scaling_;                  // kernels::loss_scale; undefined if not needed
+  std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
+  weir::loss_scale scale_{{.first = 32768, .steps_to_grow = 500}};  // unused unless is_scaled()
+  std::optional<weir::optimizer> optimizer_;
+  std::vector<weir::device_span> saved_;     // as saved_values()
+  std::vector<weir::tensor> no_velocities_;  // zeros: what is saved of sgd without momentum
 };
 
 }  // namespace trainer

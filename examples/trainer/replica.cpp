@@ -36,7 +36,7 @@ replica::replica(settings const& s, text const& t, weir::communicator& ranks, re
       number_(number),
       rows_(s.batch / ranks.size() / s.accumulate),
       buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}),
-      model_(s.shape, s.how, ranks, buckets_, s.seed) {
+      model_(s.shape, s.how, s.update, ranks, buckets_, s.seed) {
   auto const elements = static_cast<std::int64_t>(batch_elements(rows_, s.shape.context, s.shape.vocabulary));
   for (slot& at : slots_)
     at.host = pinned({elements}, weir::int32);
@@ -81,7 +81,7 @@ float replica::rate_at(std::int64_t step) const {
 }
 
 std::vector<float> replica::save() {
-  weir::tensor const all = pinned({model_.saved_floats()}, weir::float32);
+  weir::tensor const all = pinned({saved_floats(model_.shape(), settings_.how.by)}, weir::float32);
   model_.save(all).synchronize();
   // After a failure, reductions end without a result. If there is none now, the copy has read good values.
   if (std::string const why = ranks_.failure(); !why.empty())
@@ -117,9 +117,7 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
                               {.first = i == 0, .last = i + 1 == parts});
     }
     buckets_.finish(weir::current_stream());
-    update_options now = settings_.update;
-    now.rate = rate_at(step);
-    model_.update(step, now);
+    model_.update(rate_at(step));
     if (step > first_step)
       tell(step - 1);
     if (step == first_step + 1)

@@ -219,6 +219,9 @@ struct bucket_options {
   // float16 or bfloat16: gradients of float32 and float64 are cast to memory of the buckets, and reduced there.
   // There is no cast back: see reduced().
   std::optional<dtype> reduce_as = {};
+  // Each rank gets the sums of its own part of each bucket alone, and updates that part: see own() and
+  // gather(). An optimizer then has the state of that part. Buckets are rounded up to 512 B for each rank.
+  bool sharded = false;
 };
 
 // Keeps all parameters and gradients of one rank in one block, except those that the program owns. Gradients
@@ -246,18 +249,24 @@ class gradient_buckets {
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
   // Throws: invalid_use (built before, nothing added, memory of another device, two gradients that share
-  // memory, registered with memory of the program, another type in reduce_as), out_of_memory; if registered,
-  // what register_pool() throws. Blocks: if registered, as register_pool()
+  // memory, registered or sharded with memory of the program, another type in reduce_as), out_of_memory; if
+  // registered, what register_pool() throws. Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
   int bucket_count() const noexcept;
+  bool is_sharded() const noexcept;
   // Throws: invalid_use (no such index, not built)
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
   // What is reduced: with reduce_as the cast gradient, otherwise the gradient.
   // Requires: of a cast one, the next step's mark_ready() comes behind the work that reads it, and behind clip().
   device_span reduced(int, source_location = source_location::current()) const;
+  struct part {
+    std::int64_t first, count;  // elements
+  };
+  // What this rank has the sums of, in reduced(i): all of it, unless sharded. Throws: invalid_use (as above)
+  part own(int, source_location = source_location::current()) const;
   // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
   // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
   tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
@@ -276,6 +285,11 @@ class gradient_buckets {
   // Throws: invalid_use naming gradients that are not ready: nothing has changed, they may still come. Also what
   // before_reduction throws
   void finish(stream_ref reader, source_location = source_location::current());
+  // If sharded: gives every rank the parts of the parameters that the others have updated. One call of all
+  // buckets.
+  // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded, a stream of another
+  // device), as communicator::all_gather
+  void gather(stream_ref, source_location = source_location::current());
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
   // alone. Squares are summed as float64. Numbers of a step whose norm is not finite stay as they are. Gaps count:
   // they are zeros, unless before_reduction wrote there. A refused call is repeated before the next step, or never:
@@ -283,7 +297,7 @@ class gradient_buckets {
   // Returns: where the norm before the scaling lies, one float32 until the next call. All ranks get the same
   // bits. Requires: `on` comes behind a stream that waited by finish().
   // Throws: invalid_use (a step that is not finished, a negative norm, a stream of another device),
-  // not_supported (gradients of integers), out_of_memory
+  // not_supported (gradients of integers, sharded ones), out_of_memory
   device_span clip(double max_norm, stream_ref on, source_location = source_location::current());
 
  private:

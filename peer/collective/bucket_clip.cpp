@@ -12,6 +12,9 @@
 namespace weir {
 
 std::vector<device_span> gradient_buckets::state::ranges_to_clip(source_location at) const {
+  if (options.sharded)
+    throw not_supported("gradient_buckets::clip", "sharded buckets: a rank has its own part of the sums alone",
+                        "Let the optimizer clip (weir/optimizer.h: max_norm)", at, error_id{557});
   std::vector<device_span> all_ranges;
   for (int i = 0; i < static_cast<int>(ones.size()); ++i) {
     one const& o = ones[static_cast<std::size_t>(i)];

@@ -34,7 +34,7 @@ void with_type(dtype type, F f) {
   }
 }
 
-constexpr std::int64_t most_sums = 1 << 16, last_sums = 256;
+constexpr std::int64_t most_sums = 1 << 16;
 
 template <class T>
 struct squares {
@@ -57,7 +57,7 @@ struct fewer_sums {  // thread i writes its own first element
   std::int64_t all;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     double total = 0;
-    for (std::int64_t k = static_cast<std::int64_t>(i); k < all; k += last_sums)
+    for (std::int64_t k = static_cast<std::int64_t>(i); k < all; k += few_sums)
       total += sums[k];
     sums[i] = total;
   }
@@ -68,7 +68,7 @@ struct last_norm {
   double most;
   WEIR_HOST_DEVICE void operator()(size_t) const {
     double total = 0;
-    for (std::int64_t k = 0; k < to.all && k < last_sums; ++k)
+    for (std::int64_t k = 0; k < to.all && k < few_sums; ++k)
       total += to.sums[k];
     double const norm = ::sqrt(total);
     float const told = static_cast<float>(norm);
@@ -117,9 +117,18 @@ void norm_kernels::add(stream_ref s, device_span range, bool first, source_locat
 }
 
 void norm_kernels::finish(stream_ref s, double most, source_location at) const {
+  few(s, at);
+  last(s, most, at);
+}
+
+void norm_kernels::few(stream_ref s, source_location at) const {
   memory_use const mine = updates(device_span{sums, all, float64});
-  parallel_for(s, static_cast<size_t>(std::min(all, last_sums)), {mine}, fewer_sums{sums, all}, at);
-  memory_use const result[] = {mine, writes(norm, sizeof *norm), writes(factor, sizeof *factor)};
+  parallel_for(s, static_cast<size_t>(std::min(all, few_sums)), {mine}, fewer_sums{sums, all}, at);
+}
+
+void norm_kernels::last(stream_ref s, double most, source_location at) const {
+  memory_use const result[] = {reads(device_span{sums, std::min(all, few_sums), float64}), writes(norm, sizeof *norm),
+                               writes(factor, sizeof *factor)};
   parallel_for(s, 1, result, last_norm{*this, most}, at);
 }
 

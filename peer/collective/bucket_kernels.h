@@ -16,9 +16,12 @@ struct norm_kernels {
   double* factor;    // that brings it to `most`; 1 if it is no more, or is not finite
   // In turn, on one stream. Throw: as launch
   void add(stream_ref, device_span range, bool first, source_location) const;
-  void finish(stream_ref, double most, source_location) const;
+  void finish(stream_ref, double most, source_location) const;  // few(), then last()
+  void few(stream_ref, source_location) const;                  // leaves few_sums, or all if they are fewer
+  void last(stream_ref, double most, source_location) const;
   void scale(stream_ref, device_span range, source_location) const;
 };
+inline constexpr std::int64_t few_sums = 256;
 std::int64_t norm_sums(std::int64_t most_elements) noexcept;
 
 }  // namespace weir::peer

@@ -45,6 +45,10 @@ void gradient_buckets::state::use_memory_of_program(source_location at) {
     one const& o = ones[static_cast<std::size_t>(i)];
     if (!o.of_program)
       continue;
+    if (options.sharded)
+      throw invalid_use("gradient_buckets::build",
+                        named(i) + " lies in the program's memory, which has no equal shares",
+                        "Leave bucket_options::sharded off, or let the buckets hold the memory", at, error_id{558});
     if (options.registered)
       throw invalid_use("gradient_buckets::build", named(i) + " lies in the program's memory, which is not registered",
                         "Leave bucket_options::registered off. Memory of a pool that register_pool() took is reduced "
@@ -69,12 +73,23 @@ void gradient_buckets::state::lay_out() {
   std::size_t const full =
       options.bucket_bytes ? options.bucket_bytes : std::clamp(total / 4, least_bucket, most_bucket);
   std::size_t at = 0;
+  // Each rank's share of a bucket has an equal number of whole gaps.
+  auto const end_bucket = [&] {
+    // No device has a block of 2^62 B: its allocation is refused, and no sum overflows before.
+    if (!options.sharded || buckets.empty() || at > ~std::size_t{0} >> 2)
+      return;
+    std::size_t const even = base::round_up(buckets.back().bytes, gap * static_cast<std::size_t>(shares()));
+    at += even - buckets.back().bytes;
+    buckets.back().bytes = even;
+  };
   for (auto o = ones.rbegin(); o != ones.rend(); ++o) {
     dtype const type = o->gradient.dtype;
     // A bucket ends where the type or the memory's owner changes, or once it is full.
     if (buckets.empty() || buckets.back().type != type || buckets.back().of_program != o->of_program ||
-        buckets.back().bytes >= full)
+        buckets.back().bytes >= full) {
+      end_bucket();
       buckets.push_back({type, o->of_program});
+    }
     bucket& its = buckets.back();
     o->bucket = static_cast<int>(buckets.size()) - 1;
     std::size_t bytes = bytes_of(o->gradient);
@@ -87,6 +102,8 @@ void gradient_buckets::state::lay_out() {
     ++its.members;
     its.missing = its.members;
   }
+  end_bucket();
+  half = at;
 }
 
 void gradient_buckets::state::set_ranges(std::byte* own, runtime::impl& owner) {
@@ -110,6 +127,21 @@ void gradient_buckets::state::set_ranges(std::byte* own, runtime::impl& owner) {
     o.reduced = reduced_of(o);
 }
 
+gradient_buckets::part gradient_buckets::state::own_of(one const& o) const {
+  if (!options.sharded)
+    return {0, o.gradient.count};
+  device_span const range = buckets[static_cast<std::size_t>(o.bucket)].ranges[0];
+  device_span const mine = peer::share_of(range, rank, shares());
+  // Elements of the bucket; a gradient may begin or end outside of this rank's share.
+  auto const place = [&](void const* p) {
+    return (static_cast<std::byte const*>(p) - static_cast<std::byte*>(range.data)) /
+           static_cast<std::int64_t>(size_of(range.dtype));
+  };
+  std::int64_t const from = place(o.gradient.data), begin = place(mine.data);
+  std::int64_t const first = std::clamp<std::int64_t>(begin - from, 0, o.gradient.count);
+  return {first, std::clamp<std::int64_t>(begin + mine.count - from, first, o.gradient.count) - first};
+}
+
 device_span gradient_buckets::state::reduced_of(one const& o) const {
   bucket const& its = buckets[static_cast<std::size_t>(o.bucket)];
   if (!its.sent.data)
@@ -127,6 +159,9 @@ device_span gradient_buckets::state::reduced_of(one const& o) const {
 }
 
 std::size_t gradient_buckets::state::set_sent(std::byte* own) {
+  // Shares may round what add() allowed up to more than this: no device has it, so its allocation is refused.
+  if (half > ~std::size_t{0} >> 2)
+    return ~gap;
   std::size_t at = 2 * half;
   for (bucket& b : buckets) {
     if (!options.reduce_as || (b.type != float32 && b.type != float64))

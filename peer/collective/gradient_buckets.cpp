@@ -136,6 +136,14 @@ void gradient_buckets::state::prepare(bucket& b, source_location at) {
   }
 }
 
+peer::collective_request gradient_buckets::state::reduction_of(device_span r) const {
+  reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
+  if (!options.sharded)
+    return {peer::collective::all_reduce, r.dtype, how, 0, r.count, r.data, r.data};
+  device_span const mine = peer::share_of(r, rank, shares());
+  return {peer::collective::reduce_scatter, r.dtype, how, 0, mine.count, r.data, mine.data};
+}
+
 void gradient_buckets::state::start_full_buckets(source_location at) {
   clock::stream_clock& on = streams::clock_of(*side);
   while (started < buckets.size() && buckets[started].missing == 0) {
@@ -143,11 +151,8 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
     for (clock::stamp const s : b.written)
       require(wait_behind(on, s), "gradient_buckets::mark_ready", base::text("bucket ", started, " of rank ", rank), "",
               at);
-    reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
     std::vector<peer::collective_request> requests;
-    auto const add = [&](device_span r) {
-      requests.push_back({peer::collective::all_reduce, r.dtype, how, 0, r.count, r.data, r.data});
-    };
+    auto const add = [&](device_span r) { requests.push_back(reduction_of(r)); };
     for (device_span const r : b.ranges)
       peer::use_on(on, r, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
     prepare(b, at);
@@ -249,6 +254,10 @@ int gradient_buckets::bucket_count() const noexcept {
   return static_cast<int>(state_->buckets.size());
 }
 
+bool gradient_buckets::is_sharded() const noexcept {
+  return state_->options.sharded;
+}
+
 device_span gradient_buckets::parameter(int i, source_location at) const {
   return state_->find(i, "gradient_buckets::parameter", at).parameter;
 }
@@ -257,6 +266,9 @@ device_span gradient_buckets::gradient(int i, source_location at) const {
 }
 device_span gradient_buckets::reduced(int i, source_location at) const {
   return state_->find(i, "gradient_buckets::reduced", at).reduced;
+}
+gradient_buckets::part gradient_buckets::own(int i, source_location at) const {
+  return state_->own_of(state_->find(i, "gradient_buckets::own", at));
 }
 gradient_buckets::place gradient_buckets::place_of(std::string_view operation, source_location at) const {
   return {state_->all->owner(operation, at).facade(), weir::device(state_->device())};
@@ -349,6 +361,32 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   }
   s.started = 0;
   s.clipped = 0;
+}
+
+void gradient_buckets::gather(stream_ref on, source_location at) {
+  state& s = *state_;
+  s.find(0, "gradient_buckets::gather", at);
+  s.require_unprepared("gradient_buckets::gather", at);
+  (void)s.all->owner("gradient_buckets::gather", at);  // throws after the runtime has ended
+  if (!s.options.sharded)
+    throw invalid_use("gradient_buckets::gather", "buckets that are not sharded",
+                      "Set bucket_options::sharded, or leave this call out: each rank has all sums", at, error_id{559});
+  clock::stream_clock& stream = streams::clock_or_throw(on, "gradient_buckets::gather", at);
+  if (stream.device() != s.device())
+    throw invalid_use("gradient_buckets::gather",
+                      base::text(streams::describe(stream), " for the rank of gpu:", s.device()),
+                      "Pass a stream of the rank's device", at, error_id{560});
+  std::vector<peer::collective_request> requests;
+  for (state::bucket const& b : s.buckets) {
+    device_span const range = b.ranges[0];
+    // The parameters lie as the gradients do, half the block before them.
+    device_span const whole{static_cast<std::byte*>(range.data) - s.half, range.count, range.dtype};
+    device_span const mine = peer::share_of(whole, s.rank, s.shares());
+    requests.push_back(
+        {peer::collective::all_gather, mine.dtype, reduce_op::sum, 0, mine.count, mine.data, whole.data});
+  }
+  s.memory(at).record_use(s.block, stream, at);
+  s.all->issue(s.rank, stream, requests, at);
 }
 
 }  // namespace weir

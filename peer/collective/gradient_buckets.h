@@ -23,6 +23,13 @@ inline std::byte* end_of(device_span s) noexcept {
   return static_cast<std::byte*>(s.data) + bytes_of(s);
 }
 
+// Of a range that is cut into equal shares, one for each rank
+inline device_span share_of(device_span whole, int rank, int ranks) noexcept {
+  std::int64_t const count = whole.count / ranks;
+  return {static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(count * rank) * size_of(whole.dtype), count,
+          whole.dtype};
+}
+
 }  // namespace peer
 
 struct WEIR_LOCAL gradient_buckets::state {
@@ -62,6 +69,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   peer::scope_of_exceptions scope{};
 
   int device() const { return all->device(rank); }
+  int shares() const { return options.sharded ? all->size() : 1; }  // parts of a bucket
   memory::allocator& memory(source_location) const;
   std::string named(int i) const {
     return base::text("\"", ones[static_cast<std::size_t>(i)].name, "\" (gradient ", i, ")");
@@ -77,6 +85,9 @@ struct WEIR_LOCAL gradient_buckets::state {
   std::size_t set_sent(std::byte* own);
   void set_ranges(std::byte* own, runtime::impl& owner);  // own: the block
   device_span reduced_of(one const&) const;
+  gradient_buckets::part own_of(one const&) const;
+  // What the ranks do with a range of a bucket: a sum for all, or for each of its own part
+  peer::collective_request reduction_of(device_span range) const;
   void prepare(bucket&, source_location);
   void require_unprepared(std::string const& operation, source_location) const;
   std::vector<device_span> ranges_to_clip(source_location) const;          // Throws: as clip()

@@ -161,6 +161,13 @@ void let_pools_go(clock::stream_clock const& on) noexcept {
   streams::call_under_way::end();
 }
 
+// The work may be enqueued already. A caller that saw an exception would enqueue it again.
+void tell_touched(clock::stream_clock& stream, std::span<memory_use const> uses) noexcept {
+  try {
+    stream.owner().machine().touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
+  } catch (...) {}  // no memory for a list: the checker misses this launch
+}
+
 void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]]
     return;
@@ -237,9 +244,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
   let_pools_go(stream);
   streams::end_timed_launch();
-  try {
-    stream.owner().machine().touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
-  } catch (...) {}  // no memory for a list: the checker misses this launch
+  tell_touched(stream, uses);
 }
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
@@ -251,7 +256,7 @@ void end_work(stream_ref s, std::span<memory_use const> uses, source_location at
   driver::driver& machine = stream.owner().machine();
   base::call_site const in(stream.owner().observer(), "launch", at);
   if (!machine.simulated())
-    machine.touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
+    tell_touched(stream, uses);
   if (stream.owner().options().launch_blocking) [[unlikely]] {
     auto const capturing = machine.capturing(stream.device(), stream.handle());
     require_of(stream, capturing.is, "launch", at);

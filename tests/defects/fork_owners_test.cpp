@@ -17,6 +17,7 @@
 #include "weir/graph.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
+#include "weir/optimizer.h"
 #include "weir/pipeline.h"
 #include "weir/pool.h"
 #include "weir/runtime.h"
@@ -135,6 +136,14 @@ struct full_loader {
   std::optional<batch> held = from.next();
 };
 
+struct trained_parameter {
+  buffer parameter{1000}, gradient{1000};
+  loss_scale scale;
+  adamw by{std::vector<update_item>{{{parameter.data(), 250, float32}, {gradient.data(), 250, float32}}},
+           {.scale = &scale}};
+  trained_parameter() { by.step(current_stream()); }
+};
+
 struct row {
   char const* name;
   std::function<owner()> make;
@@ -164,6 +173,7 @@ std::vector<row> const rows{
     {"callback_registration",
      [] { return of<callback_registration>(on_out_of_memory([](memory_report const&) { return false; })); }},
     {"loader, batch", [] { return of<full_loader>(); }},
+    {"optimizer, loss_scale", [] { return of<trained_parameter>(); }},
     {"memory_tracker",
      [] {
        static std::ostringstream out;

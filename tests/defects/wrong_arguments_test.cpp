@@ -10,6 +10,7 @@
 #include "weir/collective.h"
 #include "weir/half.h"
 #include "weir/launch.h"
+#include "weir/optimizer.h"
 #include "weir/parallel_for.h"
 #include "weir/peer.h"
 #include "weir/pool.h"
@@ -245,6 +246,14 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
   (void)two.add("a", 1, float32);
   (void)two.add("b", 1, int32);
   two.build();
+  auto const gone_stream = [] {
+    stream a;
+    stream const b = std::move(a);
+    return a.ref();
+  };
+  buffer const half(2), its_gradient(2);
+  sgd by(std::vector<update_item>{{{half.data(), 1, float16}, {its_gradient.data(), 1, float16}}});
+  loss_scale scale;
   int host = 0;
   device_span const bad{&host, 1};
   int ends[2];
@@ -286,6 +295,19 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
                     CALL(buckets.mark_ready(0, default_stream())),
                     CALL(buckets.finish(default_stream())),
                     CALL(two.clip(-1, default_stream())),
+                    CALL(buckets.own(0)),
+                    CALL(two.gather(default_stream())),
+                    CALL(items_of(buckets)),
+                    CALL(adamw(two)),
+                    CALL(sgd(std::vector<update_item>{})),
+                    CALL(loss_scale({.first = 0})),
+                    CALL(by.set_rate(default_stream(), -1)),
+                    CALL(by.set_steps(default_stream(), -1)),
+                    CALL(by.step(gone_stream())),
+                    CALL(by.read_parameters(gone_stream())),
+                    CALL(by.steps(gone_stream())),
+                    CALL(by.skipped(gone_stream())),
+                    CALL(scale.read(gone_stream())),
                     CALL(exportable_buffer(0)),
                     CALL(exportable_buffer().record_stream(default_stream())),
                     CALL(pool.allocate(1)),

@@ -187,9 +187,7 @@ TEST_F(trained_by_ranks, losses_are_those_of_one_process) {
 WEIR_RANK_ROLE(writes) {
   std::filesystem::path const file = std::filesystem::path(std::getenv("WEIR_TEST_FOLDER")) / "model";
   model_shape const shape{.context = 8, .vocabulary = 3, .embedding = 8, .hidden = 256, .layers = 2};
-  std::int64_t floats = 0;
-  for (auto const& row : parameter_table(shape))
-    floats += 2 * row.count();
+  std::int64_t const floats = saved_floats(shape, optimizer::sgd);
   std::printf("begun\n");
   std::fflush(stdout);
   for (std::int64_t step = 1;; ++step)
@@ -216,9 +214,7 @@ TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
 
 TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
   model_shape const shape{.context = 1, .vocabulary = 2, .embedding = 1, .hidden = 1, .layers = 1};
-  std::size_t floats = 0;
-  for (auto const& row : parameter_table(shape))
-    floats += 2 * static_cast<std::size_t>(row.count());
+  auto const floats = static_cast<std::size_t>(saved_floats(shape, optimizer::sgd));
   checkpoint const first{shape, optimizer::sgd, 1, "ab", std::vector<float>(floats, 1.f)},
       second{shape, optimizer::sgd, 2, "ab", first.values};
   write_checkpoint(folder_ / "model", first);

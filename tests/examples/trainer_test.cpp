@@ -10,7 +10,6 @@
 #include <fstream>
 #include <optional>
 
-#include "examples/trainer/kernels.h"
 #include "tests/examples/some_text.h"
 #include "weir/observe.h"
 
@@ -215,12 +214,12 @@ TEST_F(trained, adamw_and_clipping_agree_on_1_2_and_4_devices) {
 }
 
 TEST_F(trained, clipping_bounds_a_step_and_changes_no_shorter_one) {
-  with_.steps = 1, with_.update.momentum = 0, with_.save_file = folder_ / "model";
+  with_.steps = 1, with_.save_file = folder_ / "model";
   auto const values_with = [&](float rate, float clip) {
     with_.update.rate = rate, with_.update.clip = clip;
     return train_on(1).out.values;
   };
-  auto const norm_of_velocities = [&](std::vector<float> const& values) {  // without momentum: of the gradients
+  auto const norm_of_velocities = [&](std::vector<float> const& values) {  // after one step: of the gradients
     double sum = 0;
     std::size_t at = 0;
     for (auto const& row : parameter_table(with_.shape)) {
@@ -236,52 +235,6 @@ TEST_F(trained, clipping_bounds_a_step_and_changes_no_shorter_one) {
   EXPECT_EQ(values_with(0.1f, 1e6f), free);
 }
 
-// Against the formulas in double, over several steps.
-TEST(optimizer_kernels, do_the_arithmetic_of_their_formulas) {
-  constexpr std::size_t n = 50;
-  constexpr double rate = 0.01, decay = 0.1, clip = 0.5;
-  std::vector<float> value(n), mean(n), square(n), gradient(n), speed(n), moved(n);
-  std::vector<double> v(n), m(n), s(n), u(n), w(n);
-  for (std::size_t i = 0; i < n; ++i)
-    moved[i] = value[i] = static_cast<float>(i) / 10, u[i] = v[i] = double{value[i]};
-  for (int step = 1; step <= 6; ++step) {
-    double sum = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      gradient[i] = static_cast<float>(std::sin(static_cast<double>(i * 7) + step)) / (step > 3 ? 50.f : 1.f);
-      sum += std::pow(double{gradient[i]}, 2);
-    }
-    float partial[4], square_norm = 0;
-    for (std::size_t i = 0; i < 4; ++i) {
-      kernels::sum_squares{partial, gradient.data(), n, 4}(i);
-      square_norm += partial[i];
-    }
-    ASSERT_NEAR(square_norm, sum, 1e-5 * sum);
-    kernels::read_gradient const read{gradient.data(), nullptr, &square_norm, static_cast<float>(clip)};
-    double const factor = std::sqrt(sum) > clip ? clip / std::sqrt(sum) : 1;
-    kernels::adamw_step one{.value = value.data(),
-                            .mean = mean.data(),
-                            .square = square.data(),
-                            .gradient = read,
-                            .rate = rate,
-                            .decay = decay,
-                            .mean_bias = 1 - std::pow(0.9f, static_cast<float>(step)),
-                            .square_bias = 1 - std::pow(0.999f, static_cast<float>(step))};
-    kernels::momentum_step const other{moved.data(), speed.data(), read, static_cast<float>(rate), 0.9f};
-    for (std::size_t i = 0; i < n; ++i) {
-      one(i), other(i);
-      double const g = factor * double{gradient[i]};
-      m[i] = 0.9 * m[i] + 0.1 * g;
-      s[i] = 0.999 * s[i] + 0.001 * g * g;
-      double const root = std::sqrt(s[i] / (1 - std::pow(0.999, step)));
-      v[i] -= rate * (decay * v[i] + m[i] / (1 - std::pow(0.9, step)) / (root + 1e-8));
-      w[i] = 0.9 * w[i] + g;
-      u[i] -= rate * w[i];
-      ASSERT_NEAR(value[i], v[i], 2e-5) << "adamw, step " << step << ", element " << i;
-      ASSERT_NEAR(moved[i], u[i], 1e-5) << "sgd, step " << step << ", element " << i;
-    }
-  }
-}
-
 TEST_F(trained, checkpoints_beside_training_go_on_with_the_same_bits) {
   with_.steps = 20, with_.save_every = 8, with_.save_file = folder_ / "model";
   for (optimizer const by : {optimizer::sgd, optimizer::adamw}) {
@@ -295,6 +248,20 @@ TEST_F(trained, checkpoints_beside_training_go_on_with_the_same_bits) {
       EXPECT_TRUE(train_on(2, &read).out.agree());
     }
   }
+}
+
+// The parameters diverge at once, so that each step of float16 is left out: the scale halves, and no step counts.
+TEST_F(trained, a_checkpoint_has_the_loss_scale_and_the_steps) {
+  with_.how.type = weir::float16;
+  with_.steps = 12, with_.save_every = 8, with_.save_file = folder_ / "model";
+  with_.update.rate = 1e30f, with_.update.momentum = 0;
+  run const whole = train_on(1);
+  EXPECT_LT(whole.out.scale.by, 32768 / (1 << 4));
+  checkpoint const read = read_checkpoint(with_.save_file);
+  EXPECT_EQ(read.step, 8);
+  run const rest = train_on(1, &read);
+  EXPECT_EQ(rest.out.scale.by, whole.out.scale.by);
+  EXPECT_EQ(rest.out.fingerprints, whole.out.fingerprints);
 }
 
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {

@@ -8,6 +8,7 @@
 #include "tests/faults/scenario.h"
 #include "weir/collective.h"
 #include "weir/copy.h"
+#include "weir/optimizer.h"
 #include "weir/tensor.h"
 
 namespace weir::faults {
@@ -193,6 +194,53 @@ std::string two_steps_in_memory_of_the_program() {
 }
 std::string two_steps_in_registered_pools() {
   return trained(true);
+}
+
+// Two ranks share gradients and the optimizer's state. The parameters are of 16 bits, the gradients are
+// scaled.
+std::string two_sharded_steps() {
+  constexpr int n = 2;
+  auto ranks = communicator::create_all(devices(n));
+  struct replica {
+    gradient_buckets shared;
+    loss_scale scale;
+    optimizer by;
+  };
+  std::vector<replica> all;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    communicator& c = ranks[static_cast<std::size_t>(d)];
+    gradient_buckets g(c, {.sharded = true});
+    g.add("weight", 300, bfloat16), g.add("bias", 2);
+    g.build();
+    fill(g.parameter(0).data, std::byte{0x3d}, 600);
+    loss_scale scale({.first = 4, .steps_to_grow = 1});
+    optimizer by = adamw(g, {.rate = 0.25, .max_norm = 1e3, .scale = &scale, .ranks = &c});
+    all.push_back({std::move(g), std::move(scale), std::move(by)});
+  }
+  auto const each = [&](auto act) {
+    for (int d = 0; d < n; ++d) {
+      device_guard const on(d);
+      act(all[static_cast<std::size_t>(d)], current_stream());
+    }
+  };
+  for (int step = 0; step < 2; ++step) {
+    each([&](replica& r, stream_ref s) {
+      for (int i : {1, 0}) {
+        fill(s, r.shared.gradient(i).data, std::byte{0x3e}, i == 0 ? 600 : 8);
+        r.shared.mark_ready(i, s);
+      }
+    });
+    each([](replica& r, stream_ref s) { r.shared.finish(s); });
+    each([](replica& r, stream_ref s) { r.by.step(s); });
+    each([](replica& r, stream_ref s) { r.shared.gather(s); });
+  }
+  std::string seen;
+  each([&](replica& r, stream_ref s) {
+    seen += bytes_of(r.shared.parameter(0).data, 600) + bytes_of(r.shared.parameter(1).data, 8);
+    seen += std::to_string(r.by.steps(s)) + " " + std::to_string(r.scale.read(s));
+  });
+  return seen;
 }
 
 namespace {

@@ -30,6 +30,7 @@ std::span<scenario const> scenarios();
 std::string two_training_steps();
 std::string two_steps_in_memory_of_the_program();  // and a function before the reduction, and clipping
 std::string two_steps_in_registered_pools();
+std::string two_sharded_steps();
 std::string all_collectives();
 std::string collectives_in_a_group();
 std::string communicator_outlives_its_runtime();

@@ -368,6 +368,7 @@ constexpr std::array table{
              {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
              {},
              two_steps_in_memory_of_the_program},
+    scenario{"sharded_steps", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, two_sharded_steps},
     scenario{"registered_pools",
              {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
              {},

@@ -1,5 +1,6 @@
 // Random steps of gradient_buckets, enqueued or captured and launched, against computed sums. Some gradients lie in
 // the program's memory, a function may add 1 to them before their reduction, and float32 may be reduced as a half type.
+// Sharded ranks have sums of their own parts.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <algorithm>
@@ -28,7 +29,8 @@ class buckets_program {
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 2)),
         m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}) {
+           {.check_races = seed % 2 == 0}),
+        sharded_(seed % 5 == 0) {
     std::vector<device> who;
     for (int k = 0; k < size_; ++k)
       who.emplace_back(k);
@@ -38,10 +40,12 @@ class buckets_program {
       i.count = static_cast<std::int64_t>(random_() % 1500);
       i.type = random_() % 2 ? uint8 : float32;
       i.block = static_cast<int>(random_() % 3) - 1;
+      if (sharded_)
+        i.block = -1;
       i.result_at = bytes_;
       bytes_ += static_cast<std::size_t>(i.count) * 4;
     }
-    bucket_options o{.bucket_bytes = 1 + random_() % 2000, .average = false};
+    bucket_options o{.bucket_bytes = 1 + random_() % 2000, .average = false, .sharded = sharded_};
     if (adds_)
       o.before_reduction = [](device_span range, stream_ref s) { add_one(s, range); };
     if (auto const wire = random_() % 3)
@@ -200,6 +204,8 @@ class buckets_program {
       copy(reader, r.result.data<std::byte>() + items_[i].result_at, sums.data,
            static_cast<std::size_t>(sums.count) * size_of(sums.dtype), non_blocking);
     }
+    if (sharded_)
+      r.buckets.gather(reader);
     home.wait(other);
   }
 
@@ -231,7 +237,8 @@ class buckets_program {
       for (std::size_t g = 0; g < items_.size(); ++g) {
         device_span const sums = r.buckets.reduced(static_cast<int>(g));
         std::byte const* const from = got.data() + i * bytes_ + items_[g].result_at;
-        for (std::int64_t at = 0; at < sums.count; ++at) {
+        gradient_buckets::part const own = r.buckets.own(static_cast<int>(g));
+        for (std::int64_t at = own.first; at < own.first + own.count; ++at) {
           int const is = number_at(sums.dtype, from + static_cast<std::size_t>(at) * size_of(sums.dtype));
           if (is == sum_of(i, g))
             continue;
@@ -253,6 +260,7 @@ class buckets_program {
   std::array<std::size_t, 2> block_bytes_{};
   std::size_t bytes_ = 0;  // of a step's results
   bool const adds_ = random_() % 2 == 0;
+  bool const sharded_;
   verdict wrong_;
 };
 

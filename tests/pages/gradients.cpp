@@ -8,6 +8,7 @@
 #include "weir/device.h"
 #include "weir/launch.h"
 #include "weir/memory.h"
+#include "weir/optimizer.h"
 #include "weir/parallel_for.h"
 #include "weir/stream.h"
 #include "weir/tensor.h"
@@ -33,6 +34,7 @@ int main() {
       weir::tensor const mean =
           weir::tensor::from_blob(sums.data, {sums.count}, sums.dtype, rank.device()).to(weir::float32);
       ok[static_cast<std::size_t>(rank.rank())] = whole == 12.f && mean.cpu().host<float>()[63] == 0.125f;
+#include <gradients.3>
       weir::copy(s, &means[static_cast<std::size_t>(rank.rank())], slope + 63, sizeof(float));
     });
   for (std::thread& t : threads)

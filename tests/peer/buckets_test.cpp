@@ -426,6 +426,15 @@ TEST_F(simulated_buckets, a_build_without_memory_can_be_tried_again) {
   small.build();
 }
 
+// Equal shares round up what add() allows: parameters and gradients would take 2^64 B, and that is 0.
+TEST_F(simulated_buckets, shares_that_round_up_too_far_are_refused) {
+  gradient_buckets g(ranks_[0], {.bucket_bytes = 1, .sharded = true});
+  for (int i = 0; i < 16; ++i)
+    g.add("huge", (std::int64_t{1} << 56) - (i == 15 ? 64 : 0), float64);
+  device_guard const on(0);
+  EXPECT_THROW(g.build(), out_of_memory);
+}
+
 TEST_F(simulated_buckets, a_second_build_cuts_the_same_buckets) {
   gradient_buckets g(ranks_[0], {.bucket_bytes = 1});
   g.add("first", 4 << 20, int32);

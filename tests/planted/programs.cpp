@@ -13,6 +13,7 @@
 #include "tests/model/idle_program.h"
 #include "tests/model/legacy_program.h"
 #include "tests/model/memory_program.h"
+#include "tests/model/optimizer_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/pipeline_program.h"
 #include "tests/model/places_program.h"
@@ -58,6 +59,7 @@ std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
+      {"optimizers", [](std::uint64_t seed) { return optimizer_program(seed).run(); }},
       {"checkpoints", [](std::uint64_t seed) { return checkpoint_program(seed).run(); }},
       {"pipelines", [](std::uint64_t seed) { return pipeline_program(seed).run(); }},
       {"rings", [](std::uint64_t seed) { return ring_program(seed).run(); }},

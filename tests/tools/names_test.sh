@@ -37,7 +37,7 @@ for page in "$root"/README.md "$root"/CONTRIBUTING.md "$root"/docs/*.md "$root"/
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
 # Pages that sources, scripts and messages name.
-wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulator streams peer tensor checkpoint examples tools bench tests cmake run .ci 2> /dev/null | sort -u |
+wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulator streams peer tensor train checkpoint examples tools bench tests cmake run .ci 2> /dev/null | sort -u |
   while IFS= read -r page; do [ -e "$page" ] || [ "$page" = docs/decisions/why.md ] || echo "$page"; done)
 [ -z "$wrong" ] || { echo "sources name pages that are not there:" $wrong; failed=1; }
 tested=$(cat "$root"/docs/*/*.md | tests | wc -l)
