@@ -122,7 +122,7 @@ endfunction()
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program check_system_calls_seen_test defects_fork_locks_test defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
-  interop_libtorch_test interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
+  interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
@@ -153,7 +153,7 @@ foreach(file ${tests})
     continue()
   endif()
   # A sanitizer does not see into LibTorch.
-  if((NOT WEIR_LIBTORCH OR WEIR_SANITIZE) AND file STREQUAL "tests/interop/libtorch_test.cpp")
+  if((NOT WEIR_LIBTORCH OR WEIR_SANITIZE) AND file MATCHES "^tests/interop/libtorch_")
     continue()
   endif()
   if(NOT TARGET weir_system_calls AND file STREQUAL "tests/check/system_calls_seen_test.cpp")
@@ -164,6 +164,8 @@ foreach(file ${tests})
   set(program ${label}_test)
   if(name IN_LIST weir_own_program)
     set(program ${name})
+  elseif(file MATCHES "^tests/interop/libtorch_")
+    set(program interop_libtorch_test)
   endif()
   list(APPEND programs ${program})
   list(APPEND files_of_${program} ${file})
@@ -433,3 +435,8 @@ foreach(program exchange one_pool)
     set_tests_properties(${program} PROPERTIES TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:2:1)
   endif()
 endforeach()
+if(TARGET libtorch)
+  add_test(NAME libtorch COMMAND libtorch)
+  set_tests_properties(libtorch PROPERTIES TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:2:1
+    PASS_REGULAR_EXPRESSION "step 50: loss 0\\.0")
+endif()

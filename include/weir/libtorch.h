@@ -21,8 +21,9 @@
 
 namespace weir::libtorch {
 
+// The same on all ranks.
 struct data_parallel_options {
-  bucket_options buckets = {};
+  bucket_options buckets = {};  // sizes, sum or average, reduce_as
   // forward() of a module in training copies the buffers of rank 0 to all ranks.
   bool broadcast_buffers = true;
   // A backward pass may leave parameters out. Each step then has one more collective, and the host may wait for it.
@@ -378,6 +379,7 @@ class replica {
 // Backward passes on this thread reduce nothing while it lives: gradients accumulate on each rank.
 class [[nodiscard]] no_sync_guard {
  public:
+  // data_parallel::no_sync() makes it.
   explicit no_sync_guard(detail::replica& r) : of_(r), before_(r.synchronize(false)) {}
   ~no_sync_guard() { of_.synchronize(before_); }
   no_sync_guard(no_sync_guard const&) = delete;
@@ -413,7 +415,9 @@ class data_parallel {
     replica_->begin(module_->is_training());
     return module_->forward(std::forward<Arguments>(arguments)...);
   }
+  // The module itself, whose calls are of this rank alone.
   Module& module() noexcept { return *module_; }
+  // The same: all->eval()
   Module* operator->() noexcept { return module_.get(); }
 
   // Zeros all gradients, and keeps them where they are reduced. The module's and the optimizer's zero_grad() work, too;

@@ -132,6 +132,7 @@ class synchronized : public torch::nn::Module {
     for (auto const& b : norm_->named_buffers())
       register_buffer(b.key(), b.value());
   }
+  // In training all ranks call it.
   at::Tensor forward(at::Tensor const& x) {
     norm_->train(is_training());
     return batch_norm(*rank_, *norm_, x);
