@@ -23,7 +23,8 @@ namespace weir::libtorch {
 
 // The same on all ranks.
 struct data_parallel_options {
-  bucket_options buckets = {};  // sizes, sum or average, reduce_as
+  // Requires: `registered` is off. The block comes from the pool that is current (weir/pool.h), also a registered one.
+  bucket_options buckets = {};
   // forward() of a module in training copies the buffers of rank 0 to all ranks.
   bool broadcast_buffers = true;
   // A backward pass may leave parameters out. Each step then has one more collective, and the host may wait for it.
@@ -399,7 +400,7 @@ class data_parallel {
  public:
   // Gives all ranks the parameters and buffers of rank 0.
   // Throws: invalid_use (a tensor on another device; unlike modules), not_supported (a type of parameter, a
-  // sparse one; simulated ranks of several processes), out_of_memory, and what the communicator's calls throw
+  // sparse one), out_of_memory, and what the communicator's calls throw
   // Blocks: until all ranks have come.
   data_parallel(std::shared_ptr<Module> module, communicator& rank, data_parallel_options o = {},
                 source_location at = source_location::current())

@@ -233,6 +233,21 @@ TEST_F(libtorch_ranks, buffers_are_those_of_the_first_rank) {
   });
 }
 
+TEST_F(libtorch_ranks, buffers_come_from_a_rank_with_a_batch) {
+  on_ranks(2, [&](communicator& c) {
+    torch::nn::BatchNorm1d norm(2);
+    data_parallel all(norm, c);
+    all.forward(torch::full({4, 2}, c.rank() * 10.0 + 10)).sum().backward();
+    ASSERT_TRUE(all.any_has(c.rank() == 1));
+    if (c.rank() == 1)
+      all.forward(torch::zeros({4, 2})).sum().backward();
+    else
+      all.sit_out();
+    EXPECT_NEAR(norm->running_mean[0].item<double>(), c.rank() == 1 ? 1.8 : 2, 1e-6);
+    EXPECT_TRUE(norm->weight.grad().defined());
+  });
+}
+
 // A parameter in channels_last, one without elements, and one that has no gradient.
 TEST_F(libtorch_ranks, gradients_keep_the_layout_of_parameters) {
   struct odd : torch::nn::Module {

@@ -138,7 +138,9 @@ TEST_F(libtorch_ranks, with_three_and_five_batches_stay_alike) {
 }
 
 TEST_F(libtorch_ranks, batch_norm_is_that_of_the_whole_batch) {
-  torch::nn::BatchNorm1d whole(torch::nn::BatchNormOptions(3).momentum(c10::nullopt));
+  torch::nn::BatchNormOptions o(3);
+  o.momentum() = {};  // the mean of all batches
+  torch::nn::BatchNorm1d whole(o);
   whole->to(torch::kDouble);
   at::Tensor const batch = (numbers({10, 3, 2}, 5) + 1e3).requires_grad_();
   at::Tensor const wanted = whole(batch);
