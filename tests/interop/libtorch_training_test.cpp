@@ -139,7 +139,7 @@ TEST_F(libtorch_ranks, with_three_and_five_batches_stay_alike) {
 
 TEST_F(libtorch_ranks, batch_norm_is_that_of_the_whole_batch) {
   torch::nn::BatchNormOptions o(3);
-  o.momentum() = {};  // the mean of all batches
+  o.momentum() = std::decay_t<decltype(o.momentum())>();  // none: the mean of all batches
   torch::nn::BatchNorm1d whole(o);
   whole->to(torch::kDouble);
   at::Tensor const batch = (numbers({10, 3, 2}, 5) + 1e3).requires_grad_();
