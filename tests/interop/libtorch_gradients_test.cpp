@@ -290,11 +290,15 @@ TEST_F(libtorch_ranks, a_module_outlives_its_data_parallel) {
   on_ranks(2, [&](communicator& c) {
     auto const net = std::make_shared<two_layers>();
     take_over(*net, *whole);
+    // A graph that the program keeps keeps the node, too.
+    auto const kept = torch::autograd::impl::grad_accumulator(net->first->weight);
     {
       data_parallel all(net, c);
       all.forward(part(batch, c)).square().mean().backward();
+      EXPECT_EQ(kept->post_hooks().size(), 1u);
     }
     expect_gradients(*net, *whole, "after the end");
+    EXPECT_TRUE(kept->post_hooks().empty());
     net->zero_grad();
     if (c.rank() == 0) {
       net->forward(batch).square().mean().backward();
