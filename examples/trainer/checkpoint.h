@@ -1,9 +1,5 @@
-// Saves a trained model to a file atomically, and rejects damaged files.
+// A trained model as a file of weir/checkpoint.h: what the model and its training need to go on.
 // Threads: one per file.
-//
-// Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32
-// each), optimizer (i32; not in version 1), step (i64), the characters (vocabulary bytes), the number of
-// floats (u64), the floats, CRC-32 of all preceding bytes (u32).
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +7,7 @@
 #include <vector>
 
 #include "model.h"
+#include "weir/checkpoint.h"
 
 namespace trainer {
 
@@ -21,6 +18,8 @@ struct checkpoint {
   std::string characters;
   std::vector<float> values;  // model::save()
 };
+// All of it but the values.
+weir::checkpoint_metadata texts_of(checkpoint const&);
 // Throws: std::runtime_error with the file's name and the reason.
 void write_checkpoint(std::filesystem::path const&, checkpoint const&);
 checkpoint read_checkpoint(std::filesystem::path const&);

@@ -46,6 +46,12 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
   return rows;
 }
 
+std::vector<std::string> saved_names(std::string const& parameter, optimizer o) {
+  if (o == optimizer::adamw)
+    return {parameter, parameter + ".mean", parameter + ".square"};
+  return {parameter, parameter + ".velocity"};
+}
+
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
   if (!how.recompute)
     return true;
@@ -294,6 +300,17 @@ weir::stamp model::save(weir::tensor const& into) const {
     }
   }
   return last;
+}
+
+std::vector<weir::checkpoint_item> model::saved_items() const {
+  std::vector<weir::checkpoint_item> items;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameter_row const& row = table_[i];
+    auto const names = saved_names(row.name, options_.by);
+    for (size_t k = 0; k < names.size(); ++k)
+      items.emplace_back(names[k], parameters_[i].saved[k].view({row.rows, row.columns}));
+  }
+  return items;
 }
 
 void model::load(std::vector<float> const* all) {

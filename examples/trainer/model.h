@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "weir/checkpoint.h"
 #include "weir/collective.h"
 #include "weir/tensor.h"
 
@@ -44,6 +45,9 @@ enum class optimizer : std::int32_t { sgd, adamw };
 constexpr int states_of(optimizer o) noexcept {
   return o == optimizer::adamw ? 2 : 1;
 }
+
+// The names of a parameter's value and of its parts of the optimizer's states.
+std::vector<std::string> saved_names(std::string const& parameter, optimizer);
 
 struct update_options {
   float rate = 0, momentum = 0.9f;  // momentum: of sgd
@@ -87,6 +91,7 @@ class model {
   // complete.
   std::int64_t saved_floats() const;
   weir::stamp save(weir::tensor const& into) const;
+  std::vector<weir::checkpoint_item> saved_items() const;  // the same, in the model's own memory
   // Every replica gets those of rank 0. Requires: the floats on rank 0. Blocks: until they are on its device
   void load(std::vector<float> const*);
 

@@ -81,23 +81,17 @@ float replica::rate_at(std::int64_t step) const {
 }
 
 std::vector<float> replica::save() {
-  if (!snapshot_.defined())
-    snapshot_ = pinned({model_.saved_floats()}, weir::float32);
-  snapped_ = model_.save(snapshot_);
-  return saved();
-}
-
-std::vector<float> replica::saved() {
-  snapped_.synchronize();
+  weir::tensor const all = pinned({model_.saved_floats()}, weir::float32);
+  model_.save(all).synchronize();
   // After a failure, reductions end without a result. If there is none now, the copy has read good values.
   if (std::string const why = ranks_.failure(); !why.empty())
     throw std::runtime_error("training stops: " + why);
-  auto const values = snapshot_.host<float>();
+  auto const values = all.host<float>();
   return {values.begin(), values.end()};
 }
 
 void replica::train(std::int64_t first_step, std::int64_t last_step,
-                    std::function<void(std::int64_t step, std::vector<float>)> const& keep) {
+                    std::function<void(std::int64_t step, std::vector<weir::checkpoint_item> const&)> const& keep) {
   using clock = std::chrono::steady_clock;
   clock::time_point first_done;
   weir::stamp told[2];
@@ -109,10 +103,6 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
       report_.losses[static_cast<std::size_t>(step)] = loss_[step % 2].host<float>()[0];
     report_.done[number_].store(step + 1, std::memory_order_release);
   };
-  bool const snaps = settings_.save_every > 0 && ranks_.rank() == 0;
-  if (snaps)
-    snapshot_ = pinned({model_.saved_floats()}, weir::float32);
-  std::int64_t snapped_step = last_step;
   int const parts = settings_.accumulate;
   std::int64_t part = first_step * parts;
   if (first_step < last_step)
@@ -135,12 +125,8 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
     if (step == first_step + 1)
       first_done = clock::now();
     told[step % 2] = loss_[step % 2].copy_(model_.step_loss(), weir::non_blocking);
-    if (snaps && step == snapped_step + 1)
-      keep(snapped_step + 1, saved());
-    if (snaps && (step + 1) % settings_.save_every == 0 && step + 1 < last_step) {
-      snapped_step = step;
-      snapped_ = model_.save(snapshot_);
-    }
+    if (settings_.save_every > 0 && (step + 1) % settings_.save_every == 0 && step + 1 < last_step)
+      keep(step + 1, model_.saved_items());
     if (step + 1 == last_step)
       tell(step);
   }

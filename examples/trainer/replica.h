@@ -56,9 +56,9 @@ class replica {
   replica(settings const&, text const&, weir::communicator&, report&, std::size_t number);
   ~replica();
 
-  // Calls keep(step, values) for checkpoints, on rank 0 only: values that all replicas agreed on.
+  // Calls keep(step, items) for checkpoints, on all ranks.
   void train(std::int64_t first_step, std::int64_t last_step,
-             std::function<void(std::int64_t step, std::vector<float>)> const& keep);
+             std::function<void(std::int64_t step, std::vector<weir::checkpoint_item> const&)> const& keep);
   double validation_loss_sum(std::int64_t& rows);  // over this replica's share of the rows
   std::string generate(int characters);
   int buckets() const { return buckets_.bucket_count(); }
@@ -80,7 +80,6 @@ class replica {
   slot& slot_of(std::int64_t part) { return slots_[static_cast<std::size_t>(part % 2)]; }
   void send(slot&, int rows);
   float rate_at(std::int64_t step) const;
-  std::vector<float> saved();  // waits for the copy of the parameters
 
   settings const& settings_;
   text const& text_;
@@ -92,9 +91,7 @@ class replica {
   weir::gradient_buckets buckets_;
   model model_;
   slot slots_[2];
-  weir::tensor loss_[2];   // pinned, one number each
-  weir::tensor snapshot_;  // pinned: parameters on their way to a checkpoint
-  weir::stamp snapped_;
+  weir::tensor loss_[2];  // pinned, one number each
   double seconds_a_step_ = 0;
 };
 

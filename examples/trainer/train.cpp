@@ -8,7 +8,6 @@
 #include <optional>
 #include <thread>
 
-#include "checkpoint_writer.h"
 #include "weir/copy.h"
 
 namespace trainer {
@@ -31,11 +30,11 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   replica r(s, t, ranks, told, number);
   if (told.first_step > 0)
     r.load(from ? &from->values : nullptr);
-  std::optional<checkpoint_writer> writer;
-  if (ranks.rank() == 0 && s.save_every > 0)
-    writer.emplace(s.save_file);
-  r.train(told.first_step, s.steps, [&](std::int64_t step, std::vector<float> values) {
-    writer->write({s.shape, s.how.by, step, t.characters(), std::move(values)});
+  std::optional<weir::checkpoint_writer> writer;
+  if (s.save_every > 0)
+    writer.emplace(s.save_file, ranks);  // rank 0 writes
+  r.train(told.first_step, s.steps, [&](std::int64_t step, std::vector<weir::checkpoint_item> const& items) {
+    writer->save(items, texts_of({s.shape, s.how.by, step, t.characters(), {}}));
   });
   if (told.failed.load())
     return;

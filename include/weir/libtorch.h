@@ -60,7 +60,7 @@ class replica {
   void begin(bool trains) {
     if (begun_)
       throw invalid_use("data_parallel::forward", "the last backward pass did not end: an exception left it",
-                        "Make a new data_parallel on all ranks, or end the program", where_, error_id{528});
+                        "Make a new data_parallel on all ranks, or end the program", where_, error_id{548});
     if (synchronizes_ && trains && options_.broadcast_buffers && !buffers_.empty())
       broadcast(place_, rank_, buffers_, root_, where_);
   }
@@ -148,7 +148,7 @@ class replica {
       if (!set_type(p.scalar_type(), s.type))
         throw not_supported("data_parallel",
                             "parameter \"" + s.name + "\" of " + std::string(c10::toString(p.scalar_type())),
-                            "Train parameters of float, double, half or bfloat16", where_, error_id{529});
+                            "Train parameters of float, double, half or bfloat16", where_, error_id{549});
       slots_.push_back(std::move(s));
     }
     for (auto const& named : module.named_buffers()) {
@@ -164,10 +164,10 @@ class replica {
       throw invalid_use("data_parallel",
                         "\"" + name + "\" is on " + t.device().str() + ", and the rank's device is " + place_.on.str() +
                             (place_.is_simulated() ? ", which is simulated" : ""),
-                        "Move the module to " + place_.device().str() + " first", where_, error_id{530});
+                        "Move the module to " + place_.device().str() + " first", where_, error_id{550});
     if (t.layout() != at::kStrided)
       throw not_supported("data_parallel", "\"" + name + "\" is no dense tensor", "Keep it outside of the module",
-                          where_, error_id{531});
+                          where_, error_id{551});
   }
   // Ranks with unlike modules would reduce unlike numbers.
   void require_one_module() {
@@ -183,7 +183,7 @@ class replica {
     require_ended(rank_, where_);
     if (most[0].item<std::int64_t>() != hash || most[1].item<std::int64_t>() != -hash)
       throw invalid_use("data_parallel", "the ranks' modules differ in names, types or sizes of parameters or buffers",
-                        "Make the same module on all ranks", where_, error_id{532});
+                        "Make the same module on all ranks", where_, error_id{552});
   }
 
   // All gradients lie in one block, in order, so that neighbours are reduced as one.
@@ -263,7 +263,7 @@ class replica {
       return;
     if (torch::GradMode::is_enabled())
       throw not_supported("data_parallel", "a backward pass with create_graph, at \"" + s.name + "\"",
-                          "Use torch::autograd::grad for gradients of gradients, or no_sync()", where_, error_id{533});
+                          "Use torch::autograd::grad for gradients of gradients, or no_sync()", where_, error_id{553});
     at_place const guard(place_);
     bring(s);
     if (!begun_) {
@@ -307,7 +307,7 @@ class replica {
           "data_parallel",
           std::to_string(missing) + " of " + std::to_string(slots_.size()) +
               " parameters had no part in the backward pass: " + names + (missing > most_named ? ", …" : ""),
-          "Set data_parallel_options::find_unused on all ranks, or use them in each pass", where_, error_id{534});
+          "Set data_parallel_options::find_unused on all ranks, or use them in each pass", where_, error_id{554});
   }
   void end_step() {
     buckets_->finish(*written_, where_);

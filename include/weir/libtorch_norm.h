@@ -98,7 +98,7 @@ at::Tensor batch_norm(communicator& rank, torch::nn::BatchNormImplBase<D, Derive
   if (!detail::set_type(x.scalar_type(), type) || x.dim() < 2)
     throw not_supported(
         "batch_norm", std::to_string(x.dim()) + " dimensions of " + std::string(c10::toString(x.scalar_type())),
-        "Pass a batch of float, double, half or bfloat16 with channels in dimension 1", at, error_id{535});
+        "Pass a batch of float, double, half or bfloat16 with channels in dimension 1", at, error_id{555});
   // Sums of half and bfloat16 are of float.
   bool const is_short = type == float16 || type == bfloat16;
   detail::place const p{&runtime::current(at), rank.device()};

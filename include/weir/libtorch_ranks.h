@@ -93,7 +93,7 @@ void between(place const& p, Enqueue enqueue) {
 inline void require_ended(communicator const& c, source_location at) {
   if (std::string const why = c.failure(); !why.empty())
     throw driver_error(0, "data_parallel", "rank " + std::to_string(c.rank()) + " cannot continue: " + why,
-                       "End all ranks, and begin anew from a checkpoint", at, error_id{527});
+                       "End all ranks, and begin anew from a checkpoint", at, error_id{547});
 }
 
 inline void broadcast(place const& p, communicator& c, std::vector<at::Tensor> const& tensors, int root,

@@ -43,7 +43,7 @@ void choose_between_host_and_device(runtime::impl& r, plan& p) {
   bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
   p.by = pinned ? copy_route::engine : copy_route::staged;
   p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
-                    : "pageable memory: the copy goes through pinned staging buffers";
+                    : "pageable memory: the copy goes through pinned staging buffers, of weir or of the driver";
   if (!pinned || p.bytes < stripes::worth)
     return;
   auto const& lent = settings().helpers;
@@ -323,7 +323,7 @@ streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::st
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
   if (!to_host)
-    through.to_device(stream, a.dst, a.src, a.bytes, at);
+    through.to_device(stream, a.dst, a.src, a.bytes, p.src.in == driver::where::pageable && !p.src.leaves_its_pin, at);
   else if (caller_waits)
     bytes = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else

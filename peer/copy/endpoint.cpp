@@ -52,7 +52,8 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
            "Copy with the runtime that allocated the memory", error_id{293});
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
-    if (last.in != driver::where::pinned)
+    found.leaves_its_pin = last.in != driver::where::pinned;
+    if (found.leaves_its_pin)
       found.in = driver::where::pageable;
   }
   return found;

@@ -12,6 +12,7 @@ namespace weir::peer {
 struct endpoint {
   void const* at = nullptr;
   driver::where in = driver::where::pageable;
+  bool leaves_its_pin = false;          // it is pageable, but begins in pinned memory
   int device = -1;                      // if in == device
   std::optional<memory::block> block;   // a block of weir
   memory::allocator* memory = nullptr;  // of weir's device block

@@ -42,13 +42,16 @@ namespace weir::os {
   X(accept_tcp)                                                             \
   X(connect_tcp)                                                            \
   X(send_bytes)                                                             \
-  X(receive_bytes)
+  X(receive_bytes)                                                          \
+  X(write_file)                                                             \
+  X(sync_file)                                                              \
+  X(rename_file)
 enum class call : std::uint8_t {
 #define WEIR_ONE(name) name,
   WEIR_SYSTEM_CALLS(WEIR_ONE)
 #undef WEIR_ONE
 };
-inline constexpr int call_count = static_cast<int>(call::receive_bytes) + 1;
+inline constexpr int call_count = static_cast<int>(call::rename_file) + 1;
 constexpr bool made_often(call c) noexcept {
   return c < call::on_bad_access;
 }

@@ -86,6 +86,7 @@ inline constexpr contract none{};                                      // for te
   X(elapsed_ms, may::lose | may::forbid)                               \
   X(copy, may::lose | may::lack | may::forbid)                         \
   X(copy_peer, may::lose | may::lack | may::forbid)                    \
+  X(upload, may::lose | may::lack | may::forbid)                       \
   X(fill, may::lose | may::lack | may::forbid)                         \
   X(host_function, may::lose | may::lack | may::forbid)                \
   X(enqueue, may::lose | may::lack)                                    \

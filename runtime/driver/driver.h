@@ -69,6 +69,18 @@ enum class graph_handle : std::uint64_t { none = 0 };       // what was captured
 enum class executable_handle : std::uint64_t { none = 0 };  // can be launched any number of times
 using address = std::uintptr_t;
 
+// What one device's incomplete uploads may have together, so that none waits. Larger ones take one half of it or both.
+struct upload_room {
+  std::size_t bytes = 0;
+  std::size_t most_of_a_small_one = 0;
+  std::size_t most_of_one = 0;  // above `bytes`, it waits for all work that it is ordered behind
+  std::size_t taken_by(std::size_t upload) const noexcept {
+    if (upload <= most_of_a_small_one)
+      return upload;
+    return upload <= bytes / 2 ? bytes / 2 : bytes;
+  }
+};
+
 struct device_info {
   std::string name;
   std::size_t total_memory = 0;        // bytes
@@ -252,6 +264,11 @@ class driver {
   // Needs no access; the driver may stage the copy.
   virtual status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
                            std::size_t bytes) = 0;
+  // Pageable host memory to the device, through memory of the driver. The source has been read when the call returns.
+  // invalid: a byte of the destination is pageable. Requires: the driver does not know the source's first byte.
+  // Blocks, unlike other work: until the driver has room, see upload_room.
+  virtual status upload(int device, stream_handle, void* dst, void const* src, std::size_t bytes) = 0;
+  virtual upload_room room_for_uploads() noexcept = 0;
   // Writes count patterns of 1, 2 or 4 bytes.
   virtual status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,
                       std::size_t count) = 0;

@@ -175,6 +175,12 @@ class driver_front : public driver {
                    std::size_t bytes) override {
     WEIR_ON(copy_peer, d, d, s, dst, dst_device, src, src_device, bytes);
   }
+  status upload(int d, stream_handle s, void* dst, void const* src, std::size_t bytes) override {
+    WEIR_ON(upload, d, d, s, dst, src, bytes);
+  }
+  upload_room room_for_uploads() noexcept override {
+    return inner_->room_for_uploads();
+  }
   status fill(int d, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override {
     WEIR_ON(fill, d, d, s, dst, pattern, pattern_bytes, count);
   }

@@ -48,6 +48,8 @@ result<float> elapsed_ms(event_handle start, event_handle end) override;
 status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
 status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
                  std::size_t bytes) override;
+status upload(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
+upload_room room_for_uploads() noexcept override;
 status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t count) override;
 status host_function(int device, stream_handle, work) override;
 status enqueue(int device, stream_handle, std::span<touch const>, work) override;

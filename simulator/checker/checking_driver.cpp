@@ -449,6 +449,15 @@ status checking_driver::copy(int device, stream_handle s, void* dst, void const*
   return after_copy(is, device, now, dst, src, bytes);
 }
 
+status checking_driver::upload(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+  moment const now = before(device, s);
+  touch const written{reinterpret_cast<address>(dst), bytes, true};
+  may_write({&written, 1});
+  status const is = inner_->upload(device, s, dst, src, bytes);
+  range const uses[] = {{.at = written.at, .bytes = bytes, .writes = true}};
+  return after(is, device, now, uses, "copy");
+}
+
 status checking_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src,
                                   int src_device, std::size_t bytes) {
   moment const now = before(device, s);

@@ -53,6 +53,7 @@ class checking_driver final : public driver_front<checking_driver>, public test_
   status query_event(event_handle) override;
   status synchronize_event(event_handle) override;
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
+  status upload(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
   status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
                    std::size_t bytes) override;
   status fill(int device, stream_handle, void* dst, std::uint32_t pattern, int pattern_bytes,

@@ -96,6 +96,7 @@ class machine final : public driver, public controls {
     return device >= 0 && device < devices_;
   }
   stream* find_stream(int device, stream_handle, status&);  // Requires: the lock
+  bool is_idle(int device, stream_handle);
   int owner_of(int otherwise, stream_handle);
   struct stream_call {  // holds the lock and a stream, or says why there is none
     stream_call(machine&, int device, stream_handle);

@@ -86,7 +86,8 @@ void operation::drop() noexcept {
 }
 
 queues::queues(int n, freedoms& f, memory& m)
-    : streams(f.on(freedom::reuse) ? handle_table<stream>::reuse::at_once : handle_table<stream>::reuse::told_apart),
+    : uploading(static_cast<std::size_t>(n)),
+      streams(f.on(freedom::reuse) ? handle_table<stream>::reuse::at_once : handle_table<stream>::reuse::told_apart),
       events(f.on(freedom::reuse) ? handle_table<event>::reuse::at_once : handle_table<event>::reuse::told_apart),
       gates(handle_table<gate>::reuse::told_apart),
       devices(static_cast<std::size_t>(n)),

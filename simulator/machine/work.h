@@ -218,6 +218,7 @@ class queues {
   queues(int devices, freedoms&, memory&);
 
   mutable base::mutex mutex{base::quiet};
+  std::vector<base::atomic<std::size_t>> uploading;  // bytes of each device's room that are taken; outlives all work
   handle_table<stream> streams;
   handle_table<event> events;
   handle_table<gate> gates;

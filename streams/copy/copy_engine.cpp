@@ -24,6 +24,22 @@ namespace {
                 remedy, at);
 }
 
+template <class Enqueue>
+driver::status observed_copy(clock::stream_clock& stream, std::size_t bytes, source_location const& at,
+                             Enqueue enqueue) {
+  auto& r = stream.owner();
+  // These scopes serve observers alone.
+  if (r.observer() || observe::span_recorder::on()) [[unlikely]] {
+    base::call_site const in(r.observer(), "copy", at);
+    timed_work const timed(stream, "copy", bytes, at);
+    return stream.note(enqueue(r.machine()));
+  }
+  auto const done = enqueue(r.machine());
+  if (done.ok())
+    return done;
+  return stream.note(done);  // the device may be lost
+}
+
 }  // namespace
 
 std::size_t*& copy_in_parts::current() noexcept {
@@ -47,17 +63,18 @@ std::string which_is_lost(runtime::impl& r, driver::status why, int one, int oth
 
 driver::status try_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                         source_location const& at) {
-  auto& r = stream.owner();
-  // These scopes serve observers alone.
-  if (r.observer() || observe::span_recorder::on()) [[unlikely]] {
-    base::call_site const in(r.observer(), "copy", at);
-    timed_work const timed(stream, "copy", bytes, at);
-    return stream.note(r.machine().copy(stream.device(), stream.handle(), dst, src, bytes));
-  }
-  auto const done = r.machine().copy(stream.device(), stream.handle(), dst, src, bytes);
-  if (done.ok())
-    return done;
-  return stream.note(done);  // the device may be lost
+  return observed_copy(stream, bytes, at, [&](driver::driver& machine) {
+    return machine.copy(stream.device(), stream.handle(), dst, src, bytes);
+  });
+}
+
+void enqueue_upload(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location at) {
+  auto const done = observed_copy(stream, bytes, at, [&](driver::driver& machine) {
+    return machine.upload(stream.device(), stream.handle(), dst, src, bytes);
+  });
+  if (!done.ok()) [[unlikely]]
+    throw_refused(done, stream, dst, src, bytes, at);
+  copy_in_parts::enqueued(bytes);
 }
 
 void throw_refused_copy(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,

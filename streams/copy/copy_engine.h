@@ -34,6 +34,8 @@ void enqueue_copy(clock::stream_clock&, void* dst, void const* src, std::size_t 
 driver::status try_copy(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location const&);
 [[noreturn]] void throw_refused_copy(driver::status, clock::stream_clock const&, void const* dst, void const* src,
                                      std::size_t bytes, source_location);
+// From pageable memory, which has been read then. Blocks: as driver::upload
+void enqueue_upload(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
 // Between two devices; the driver chooses the path.
 void enqueue_peer_copy(clock::stream_clock&, void* dst, int dst_device, void const* src, int src_device,
                        std::size_t bytes, source_location);

@@ -11,6 +11,10 @@ namespace weir::streams {
 
 struct fetch {
   fetch(std::shared_ptr<copy_workers> c, std::size_t chunks) : workers(std::move(c)), chunk(chunks) {}
+  // Bytes of a copy of one slot that workers share with its caller or host function. They wake while one thread copies
+  // half a MiB.
+  static constexpr std::size_t least_shared = std::size_t{768} << 10;
+
   std::shared_ptr<copy_workers> workers;
   std::vector<copy_workers::task> chunk;  // ranges are set before their host function is enqueued
   std::size_t slots = 0;
@@ -26,8 +30,8 @@ struct fetch {
   // continues, the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const is_last = i + 1 == chunk.size();
-    if (!is_last)
-      workers->submit(chunk[i]);  // finish() below copies the last
+    if (!is_last || chunk[i].bytes >= least_shared)
+      workers->submit(chunk[i]);  // finish() below copies the last, too
     if (i + 1 < slots)
       return;  // the next slot is unused. The last chunk comes later: slots never exceed chunks
     std::size_t const in_next_slot = i + 1 - slots;

@@ -12,6 +12,7 @@
 #include "runtime/base/round_up.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/copy/fetch.h"
+#include "streams/copy/room_in_use.h"
 #include "streams/copy/slot.h"
 
 namespace weir::streams {
@@ -22,12 +23,13 @@ constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a s
 constexpr std::size_t finest_chunk = std::size_t{256} << 10;     // smaller chunks cost more than their overlap saves
 // large: after each chunk a host function delays the stream
 constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
-constexpr std::size_t fetch_last = std::size_t{8} << 20;  // the last chunks
+constexpr std::size_t least_fetch_chunk = std::size_t{8} << 20;  // also of the last chunks
 constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
-// A smaller copy passes through one slot, and one thread copies it: the caller, or the driver's for host functions. A
-// worker wakes in the time in which one thread copies half a MiB, and each host function delays the stream.
-constexpr std::size_t least_shared = std::size_t{3} << 19, least_shared_later = std::size_t{4} << 20;
+// So many bytes reach an idle host sooner than a host function of the stream would begin.
+constexpr std::size_t most_polled = std::size_t{512} << 10;
+constexpr int polls = 64;                  // each asks the driver, 1 µs
+constexpr std::size_t most_uploads = 512;  // of a room: the smallest ones count for more than their bytes
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
 constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
@@ -57,12 +59,25 @@ std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) 
 
 // The last chunks are smaller, because they are emptied after the engine is done.
 std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
-  std::size_t const least = std::min(chunk, fetch_last);
+  std::size_t const least = std::min(chunk, least_fetch_chunk);
   std::vector<std::size_t> all;
   for (std::size_t left = bytes; left > 0; left -= all.back())
     all.push_back(size_within(chunk, left, least));
   return all;
 }
+
+// On every exit the slots are marked for the work enqueued on either stream.
+struct marks {
+  std::vector<slot>& slots;
+  clock::stream_clock &from, &to;
+  ~marks() {
+    for (auto& one : slots) {
+      one.used_by(from);
+      if (&to != &from)
+        one.used_by(to);
+    }
+  }
+};
 
 // Zero on machines that move only in calls, unless they schedule host threads: then always two.
 int how_many(runtime::impl& r) {
@@ -76,27 +91,24 @@ int how_many(runtime::impl& r) {
 struct staging::state {
   class upload;
   class awaited_download;
-  struct used {
-    clock::stamp until;
-    std::size_t bytes;
-  };
-  struct device_room {
-    std::deque<used> in_use;
-    std::size_t bytes = 0;
-  };
-
   explicit state(runtime::impl& r)
       : owner(r),
         clocks(r.part<clock::clocks>()),
         pinned(r.part<pinned_memory>()),
         workers_by_node(how_many(r)),
-        rooms(static_cast<std::size_t>(r.device_count())) {}
+        upload_room(r.machine().room_for_uploads()) {
+    for (int d = 0; d < r.device_count(); ++d) {
+      rooms.emplace_back(clocks, budget);
+      uploads.emplace_back(clocks, upload_room.bytes);
+    }
+  }
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   pinned_memory& pinned;
   node_workers workers_by_node;
-  std::vector<base::guarded<device_room>> rooms;
+  driver::upload_room const upload_room;
+  std::deque<room_in_use> rooms, uploads;  // of each device: bytes in slots, and bytes that the driver stages
 
   base::guarded<tuning> to_fill, to_fetch;
 
@@ -104,52 +116,18 @@ struct staging::state {
     return workers_by_node.of(pinned.node_near(stream.device()));
   }
 
-  base::guarded<device_room>& room_of(clock::stream_clock const& stream) {
-    return rooms[static_cast<std::size_t>(stream.device())];
-  }
-
-  void forget_complete(device_room& r) {
-    while (!r.in_use.empty() && clocks.complete(r.in_use.front().until)) {
-      r.bytes -= r.in_use.front().bytes;
-      r.in_use.pop_front();
-    }
-  }
-
-  // Whether slots of that many more bytes keep the budget. If they exceed it as far as is known, polls the
-  // oldest slots: each has a fence from its enqueue.
-  bool has_room(clock::stream_clock const& stream, std::size_t bytes) {
-    while (true) {
-      clock::stamp oldest;
-      {
-        auto r = room_of(stream).lock();
-        if (r->bytes + bytes > budget)
-          forget_complete(*r);
-        // With nothing in use, no wait makes more room.
-        if (r->in_use.empty() || r->bytes + bytes <= budget)
-          return true;
-        oldest = r->in_use.front().until;
-      }
-      auto const done = clocks.poll(oldest);
-      if (!done.ok() || !done.value)
-        return false;
-    }
-  }
+  room_in_use& room_of(clock::stream_clock const& stream) { return rooms[static_cast<std::size_t>(stream.device())]; }
 
   void wait_for_room(clock::stream_clock const& stream, std::size_t bytes, source_location where) {
-    while (!has_room(stream, bytes)) {
-      clock::stamp oldest;
-      {
-        auto r = room_of(stream).lock();
-        if (r->in_use.empty())
-          return;
-        oldest = r->in_use.front().until;
-      }
+    room_in_use& room = room_of(stream);
+    while (!room.has(bytes)) {
+      auto const oldest = room.oldest();
+      if (!oldest)
+        return;
       base::internal_ordering const own_affair(owner.observer());
-      if (auto const waited = clocks.synchronize(oldest); !waited.ok())
+      if (auto const waited = clocks.synchronize(*oldest); !waited.ok())
         throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(stream.device()),
                       "Repeat the call when earlier copies to this device are complete", where);
-      auto r = room_of(stream).lock();
-      forget_complete(*r);
     }
   }
 
@@ -172,23 +150,69 @@ struct staging::state {
     return slots;
   }
 
+  // From here on the budget counts the slots, until the stream is done with them.
   void note(clock::stream_clock const& stream, std::size_t bytes) noexcept {
-    auto r = room_of(stream).lock();
+    room_of(stream).add(bytes);
+    room_of(stream).until(stream.now(), bytes);
+  }
+
+  // Work of a blocking stream may come behind that of the legacy stream, too, of which weir does not know all.
+  bool has_nothing_before(clock::stream_clock& stream) {
+    auto const kind = owner.machine().kind_of(stream.device(), stream.handle());
+    return kind.ok() && kind.value == driver::stream_kind::independent && is_idle(stream);
+  }
+  static bool is_idle(clock::stream_clock& stream) {
+    auto const idle = stream.query();
+    return idle.ok() && idle.value;
+  }
+
+  // By the driver's own call, which needs no slot and no second copy. Returns: false, if that would wait for the
+  // stream's earlier work: nothing was enqueued
+  bool is_uploaded(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
+    if (bytes > upload_room.most_of_one)
+      return false;
+    base::internal_ordering const own_affair(owner.observer());
+    if (bytes > upload_room.bytes && !has_nothing_before(stream))
+      return false;
+    std::size_t const counted = std::max(upload_room.taken_by(bytes), upload_room.bytes / most_uploads);
+    room_in_use& room = uploads[static_cast<std::size_t>(stream.device())];
+    if (!room.take(counted))
+      return false;
     try {
-      r->in_use.push_back({stream.now(), bytes});
-      r->bytes += bytes;
-    } catch (...) {}  // no memory for the note: `budget` is exceeded once
+      enqueue_upload(stream, dst, src, bytes, where);
+    } catch (...) {
+      room.give_back(counted);
+      throw;
+    }
+    // The fence lets a later copy see the end of this one.
+    if (room.until(stream.now(), counted))
+      static_cast<void>(stream.fence());
+    return true;
+  }
+
+  // Polls for all that the stream was given. Returns: whether it is complete
+  bool comes_soon(clock::stream_clock& stream) {
+    clock::stamp const given = stream.now();
+    if (!stream.fence().ok())
+      return false;
+    for (int i = 0; i < polls; ++i) {
+      auto const done = clocks.poll(given);
+      if (!done.ok())
+        return false;
+      if (done.value)
+        return true;
+    }
+    return false;
   }
 
   // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
-  std::size_t chunk_for(std::size_t bytes, tuning const& how, copy_workers const& workers,
-                        std::size_t least = least_shared) const {
-    if (bytes < least)
+  std::size_t chunk_for(std::size_t bytes, tuning const& how, copy_workers const& workers) const {
+    if (bytes <= how.chunk)
       return bytes;
     std::size_t const active = static_cast<std::size_t>(workers.threads()) + 1;
     std::size_t const shares = how.grain < how.chunk ? few_shares : 2 * active;
     std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
-    return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
+    return std::min({bytes, std::max(share, finest_chunk), how.chunk});
   }
 
   void refuse_captured(clock::stream_clock const& stream, void const* dst, void const* src, std::size_t bytes,
@@ -237,9 +261,7 @@ int staging::threads() const noexcept {
 }
 
 std::size_t staging::in_use(int device) const {
-  auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
-  state_->forget_complete(*r);
-  return r->bytes;
+  return state_->rooms[static_cast<std::size_t>(device)].bytes();
 }
 
 // One copy to a device. Copy workers fill slots ahead of the engine, which empties them in order.
@@ -293,7 +315,7 @@ class staging::state::upload {
   // Returns: none if filled slots must be enqueued first: when the engine has read them, there is room.
   std::optional<slot> slot_to_fill(std::size_t wanted) {
     // The budget does not count slots before they are enqueued, so they are added here.
-    bool const has_room = my_.has_room(stream_, (filling_.size() + 1) * chunk_);
+    bool const has_room = my_.room_of(stream_).has((filling_.size() + 1) * chunk_);
     // A copy that has filled slots never waits for room: others may wait for the room of its slots.
     if (!filling_.empty()) {
       if (!has_room)
@@ -319,8 +341,8 @@ class staging::state::upload {
     fill.by = by_;
     fill.grain = how_.grain;
     next_ += n;
-    // A copy of one slot is filled by its caller alone.
-    if (bytes_ > chunk_)
+    // A small copy is filled by its caller alone.
+    if (bytes_ > chunk_ || n >= fetch::least_shared)
       workers_->submit(fill);
   }
 
@@ -352,11 +374,12 @@ class staging::state::upload {
   std::deque<filled> filling_{};
 };
 
-void staging::to_device(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+void staging::to_device(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, bool is_pageable,
                         source_location where) {
   copy_in_parts const whole;
   state_->refuse_captured(stream, dst, src, bytes, where);
-  state::upload(*state_, stream, dst, src, bytes, where).run();
+  if (!is_pageable || !state_->is_uploaded(stream, dst, src, bytes, where))
+    state::upload(*state_, stream, dst, src, bytes, where).run();
 }
 
 void staging::download::cancel() const noexcept {
@@ -373,23 +396,19 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   // Chunks of its own: each costs the stream a host function.
   how.chunk = std::clamp(how.budget / least_fetch_slots, finest_chunk, fetch_chunk);
   auto const workers = my.workers_near(stream);
-  std::size_t chunk = my.chunk_for(bytes, how, *workers, least_shared_later);
+  std::size_t const share = base::round_up(bytes / few_shares, smallest_chunk);
+  std::size_t chunk = std::min({bytes, how.chunk, std::max(share, least_fetch_chunk)});
   std::vector<slot> slots = my.slots_for(stream, stream.device(), bytes,
                                          std::clamp<std::size_t>(how.budget / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
   auto const job = std::make_shared<fetch>(workers, sizes.size());
   job->slots = slots.size();
-  struct marks {  // on every exit the slots are marked for enqueued work
-    std::vector<slot>& slots;
-    clock::stream_clock& stream;
-    ~marks() {
-      for (auto& one : slots)
-        one.used_by(stream);
-    }
-  } const at_the_end{slots, stream};
+  marks const at_the_end{slots, stream, stream};
+  download out;
   try {
+    base::internal_ordering const own_slot(my.owner.observer());
+    bool const may_poll = bytes <= most_polled && sizes.size() == 1 && my.is_idle(stream);
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i], ++i) {
-      base::internal_ordering const own_slot(my.owner.observer());
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
       part.dst = at(dst, offset);
@@ -397,6 +416,11 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
       part.bytes = sizes[i];
       part.by = how.by, part.grain = how.grain;
       enqueue_copy(stream, through, at(src, offset), part.bytes, where);
+      // The caller empties the only slot.
+      if (may_poll && my.comes_soon(stream)) {
+        workers->finish(part);
+        return out;
+      }
       auto const queued = my.owner.machine().host_function(stream.device(), stream.handle(),
                                                            {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok())
@@ -407,9 +431,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
     job->cancel();
     throw;
   }
-  // From here on the budget counts the slots, until the stream is done with them.
   my.note(stream, chunk * slots.size());
-  download out;
   out.job_ = job;
   return out;
 }
@@ -434,7 +456,7 @@ class staging::state::awaited_download {
         ahead_((slots_.size() + 2) / 3),
         emptying_(slots_.size()),
         filled_(slots_.size()) {
-    my_.room_of(stream_).lock()->bytes += bytes_of_slots();  // held by a caller who waits
+    my_.room_of(stream_).add(bytes_of_slots());  // held by a caller who waits
   }
   // On every exit the host memory is no longer accessed.
   ~awaited_download() {
@@ -447,7 +469,7 @@ class staging::state::awaited_download {
       else
         slots_[k].used_by(stream_);
     }
-    my_.room_of(stream_).lock()->bytes -= bytes_of_slots();
+    my_.room_of(stream_).give_back(bytes_of_slots());
   }
   awaited_download(awaited_download const&) = delete;
 
@@ -490,11 +512,10 @@ class staging::state::awaited_download {
     copy_workers::task& empty = emptying_[k];
     // This task was finished before its slot was refilled: no thread reads it. It is idle again.
     empty = {at(dst_, chunk * chunk_), slots_[k].memory(), size_of_chunk(chunk), how_.by, how_.grain};
-    // The caller empties a single slot itself.
-    if (chunks_ == 1)
-      workers_->finish(empty);
-    else
+    if (chunks_ > 1 || empty.bytes >= fetch::least_shared)
       workers_->submit(empty);
+    else
+      workers_->finish(empty);
   }
 
   void refuse_failed(driver::status s) const {
@@ -542,14 +563,7 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
   std::size_t chunk =
       std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
   std::vector<slot> slots = my.slots_for(to, from.device(), bytes, between_slots, chunk, where);
-  struct marks {  // on every exit the slots are marked for the work enqueued on either stream
-    std::vector<slot>& slots;
-    clock::stream_clock &from, &to;
-    ~marks() {
-      for (auto& one : slots)
-        one.used_by(from), one.used_by(to);
-    }
-  } const at_the_end{slots, from, to};
+  marks const at_the_end{slots, from, to};
   auto const require_order = [&](driver::status waited) {
     if (!waited.ok())
       throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices",

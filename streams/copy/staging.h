@@ -20,9 +20,10 @@ class staging {  // a part of the runtime
   explicit staging(runtime::impl&);
   ~staging();
 
-  // Pageable memory to the stream's device. Ensures: the source has been read.
+  // Host memory to the stream's device. Ensures: the source has been read.
   // Blocks: while earlier staged copies to this device use all of `budget`.
-  void to_device(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
+  void to_device(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, bool is_pageable,
+                 source_location);
   // A copy from a device to pageable memory, perhaps still in progress.
   class download {
    public:

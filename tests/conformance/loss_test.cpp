@@ -37,6 +37,7 @@ TEST_P(loss, m15_every_later_call_answers_lost_with_one_number) {
   auto const e = event(0), f = event(0);
   auto const b = memory(0);
   auto* const h = pinned(4096);
+  std::uint32_t const pageable[1] = {7};
   EXPECT_OK(machine().record(0, s, f));
   finish(0, s);
   auto const segment = machine().create_segment(0, page());
@@ -56,6 +57,7 @@ TEST_P(loss, m15_every_later_call_answers_lost_with_one_number) {
       [&] { return machine().synchronize_event(f); },
       [&] { return machine().create_event(0, event_kind::order_only).is; },
       [&] { return machine().copy(0, s, b.words(), h, 4); },
+      [&] { return machine().upload(0, s, b.words(), pageable, 4); },
       [&] { return machine().fill(0, s, b.words(), 1, 4, 1); },
       [&] { return machine().host_function(0, s, nothing); },
       [&] { return machine().copy_peer(0, s, b.words(), 0, h, 0, 4); },

@@ -29,6 +29,62 @@ TEST_P(memory, m9_copies_know_device_and_pinned_memory_only) {
   EXPECT_EQ(pageable, std::vector<std::uint32_t>(4096, 5));
 }
 
+// CUDA has two buffers of 1 MiB a device for large uploads, and 4 MiB a stream for small ones. A further call waits.
+TEST_P(memory, m9_uploads_within_their_room_wait_for_no_work) {
+  auto const room = machine().room_for_uploads();
+  ASSERT_GE(room.bytes, 2 * room.most_of_a_small_one);
+  std::size_t const bytes_of_pages = (room.bytes + page() - 1) / page() * page();
+  auto const s = stream(0), t = stream(0);
+  auto const b = conformance::memory(0, bytes_of_pages), c = conformance::memory(0, bytes_of_pages);
+  std::vector<std::uint32_t> source(room.bytes / 4, 7);
+  auto const small = room.most_of_a_small_one;
+  for (auto const& [bytes, times] :
+       {std::pair{room.bytes, 1}, {room.bytes / 2, 2}, {small + 4, 2}, {small, int(room.bytes / small)}}) {
+    SCOPED_TRACE(bytes);
+    auto &one = hold(0, s), &other = hold(0, t);
+    for (int k = 0; k < times; ++k) {
+      std::fill(source.begin(), source.end(), 7 + k);
+      EXPECT_OK(machine().upload(0, k % 2 ? t : s, k % 2 ? c.words() : b.words(), source.data(), bytes));
+    }
+    std::fill(source.begin(), source.end(), 1);
+    EXPECT_SAYS(code::not_ready, machine().query_stream(0, s));
+    one.open(), other.open();
+    finish(0, s), finish(0, t);
+    EXPECT_EQ(read(times > 1 ? c : b), static_cast<std::uint32_t>(7 + times - 1));
+    if (times > 1) {
+      EXPECT_EQ(read(b), static_cast<std::uint32_t>(7 + times - 2));
+    }
+  }
+  EXPECT_OK(machine().upload(0, s, b.words(), source.data(), 0));
+}
+
+TEST_P(memory, m9_an_upload_may_end_in_pinned_memory) {
+  auto const s = stream(0);
+  auto const b = conformance::memory(0);
+  auto* const pages = static_cast<std::uint32_t*>(
+      ::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_OK(machine().pin(pages + 1024, 4096));
+  std::fill(pages, pages + 2048, 7);
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().upload(0, s, b.words(), pages, 2 * 4096));
+  std::fill(pages, pages + 2048, 9);
+  g.open();
+  finish(0, s);
+  for (std::size_t k = 0; k < 2048; k += 511)
+    EXPECT_EQ(read(b, k), 7u) << k;
+  EXPECT_OK(machine().unpin(pages + 1024));
+  ::munmap(pages, 2 * 4096);
+}
+
+TEST_P(memory, m9_an_upload_to_what_is_no_device_memory_is_refused) {
+  auto const s = stream(0);
+  std::vector<std::uint32_t> source(16, 7), target(16, 5);
+  EXPECT_SAYS(code::invalid, machine().upload(0, s, target.data(), source.data(), 64));
+  EXPECT_SAYS(code::invalid, machine().upload(9, s, target.data(), source.data(), 64));
+  finish(0, s);
+  EXPECT_EQ(target, std::vector<std::uint32_t>(16, 5));
+}
+
 TEST_P(memory, m9_one_pageable_byte_is_enough_to_refuse_a_copy) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);

@@ -36,6 +36,7 @@ class threads : public conformance {
     auto* const words = reinterpret_cast<std::uint32_t*>(at.value);
     MAKE(segment, create_segment(d, page()));
     auto* const host = pinned(4096);
+    std::uint32_t const pageable[4] = {};
     left_alone("pin");
     MAKE(found, find(host));
     MAKE(s, create_stream(d, stream_kind::independent, 0));
@@ -50,6 +51,7 @@ class threads : public conformance {
       CALL(record(d, each, e.value));
       CALL(fill(d, each, words, 7, 4, 4));
       CALL(copy(d, each, host, words, 16));
+      CALL(upload(d, each, words + 16, pageable, 16));
       CALL(copy_peer(d, each, words + 8, d, words, d, 16));
       CALL(host_function(d, each, {[](void*) {}, nullptr, nullptr}));
       MAKE(gate, hold(d, each));

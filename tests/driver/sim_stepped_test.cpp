@@ -324,6 +324,7 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"elapsed_ms", [](driver& d) { return d.elapsed_ms(e, e).is; }},
           {"copy", [](driver& d) { return d.copy(0, s, nullptr, nullptr, 0); }},
           {"copy_peer", [](driver& d) { return d.copy_peer(0, s, nullptr, 0, nullptr, 0, 0); }},
+          {"upload", [](driver& d) { return d.upload(0, s, nullptr, nullptr, 0); }},
           {"fill", [](driver& d) { return d.fill(0, s, nullptr, 0, 1, 0); }},
           {"host_function", [](driver& d) { return d.host_function(0, s, {}); }},
           {"enqueue", [](driver& d) { return d.enqueue(0, s, {}, {}); }},

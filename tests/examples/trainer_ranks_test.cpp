@@ -11,7 +11,6 @@
 #include <sstream>
 #include <thread>
 
-#include "examples/trainer/checkpoint_writer.h"
 #include "examples/trainer/train.h"
 #include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
@@ -191,12 +190,11 @@ WEIR_RANK_ROLE(writes) {
   std::int64_t floats = 0;
   for (auto const& row : parameter_table(shape))
     floats += 2 * row.count();
-  checkpoint_writer writer(file);
   std::printf("begun\n");
   std::fflush(stdout);
   for (std::int64_t step = 1;; ++step)
-    writer.write({shape, optimizer::sgd, step, "abc",
-                  std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
+    write_checkpoint(file, {shape, optimizer::sgd, step, "abc",
+                            std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
 }
 
 TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
@@ -223,21 +221,17 @@ TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
     floats += 2 * static_cast<std::size_t>(row.count());
   checkpoint const first{shape, optimizer::sgd, 1, "ab", std::vector<float>(floats, 1.f)},
       second{shape, optimizer::sgd, 2, "ab", first.values};
-  checkpoint_writer writer(folder_ / "model");
-  writer.write(first);
-  writer.finish();
+  write_checkpoint(folder_ / "model", first);
   std::filesystem::create_directory(folder_ / "model.part");  // where the next one is to be written
-  writer.write(second);
   try {
-    writer.finish();
+    write_checkpoint(folder_ / "model", second);
     FAIL() << "a folder was written";
   } catch (std::runtime_error const& e) {
     EXPECT_NE(std::string(e.what()).find("model.part cannot be written"), std::string::npos) << e.what();
   }
   EXPECT_EQ(read_checkpoint(folder_ / "model").step, 1);
   std::filesystem::remove(folder_ / "model.part");
-  writer.write(second);
-  writer.finish();
+  write_checkpoint(folder_ / "model", second);
   EXPECT_EQ(read_checkpoint(folder_ / "model").step, 2);
 }
 

@@ -4,10 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <boost/crc.hpp>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -297,24 +295,6 @@ TEST_F(trained, checkpoints_beside_training_go_on_with_the_same_bits) {
       EXPECT_TRUE(train_on(2, &read).out.agree());
     }
   }
-}
-
-// Version 1 had no optimizer but sgd.
-TEST_F(trained, a_checkpoint_of_version_1_is_read) {
-  with_.steps = 2, with_.save_file = folder_ / "model";
-  run const r = train_on(1);
-  text const t(with_.text_file, with_.shape.context);
-  write_checkpoint(with_.save_file, {with_.shape, optimizer::sgd, 2, t.characters(), r.out.values});
-  std::ifstream in(with_.save_file, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(in), {}};
-  bytes[8] = 1;
-  bytes.erase(8 + 4 + 5 * 4, 4);
-  boost::crc_32_type crc;
-  crc.process_bytes(bytes.data(), bytes.size() - 4);
-  std::uint32_t const sum = crc.checksum();
-  std::memcpy(bytes.data() + bytes.size() - 4, &sum, 4);
-  std::ofstream(with_.save_file, std::ios::binary | std::ios::trunc) << bytes;
-  EXPECT_EQ(read_checkpoint(with_.save_file).values, r.out.values);
 }
 
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {

@@ -25,7 +25,7 @@ inline verdict run_copies(std::uint64_t seed) {
     std::byte* at;
     int device;  // -1: the host
     bytes_of_host model;
-    bool pageable = false;
+    bool pageable = false, arrives = false;  // arrives: pageable, and a copy to it may be under way
   };
   std::vector<buffer> owned;
   std::vector<place> places;
@@ -46,7 +46,9 @@ inline verdict run_copies(std::uint64_t seed) {
   stream_ref last = on[0];
   int const steps = 4 + int(random() % 20);
   for (int i = 0; i < steps && wrong.ok(); ++i) {
-    auto &to = places[random() % places.size()], &from = places[random() % places.size()];
+    bool const sends = seed % 8 == 0 && random() % 4 > 0;  // from pageable memory, and waits for nothing
+    auto &to = places[random() % (sends ? 4 : places.size())],
+         &from = places[sends ? 4 + random() % 2 : random() % places.size()];
     std::size_t const bytes = random() % (n + 1);
     std::size_t const to_at = random() % (n - bytes + 1), from_at = random() % (n - bytes + 1);
     if (&to == &from)
@@ -56,11 +58,14 @@ inline verdict run_copies(std::uint64_t seed) {
                                                          : from.device;
     stream_ref const here_ = on[device];
     here_.wait(last);
-    if (from.device < 0 && from.pageable)
-      here_.synchronize();  // a pageable source is read during the call
-    copy(here_, to.at + to_at, from.at + from_at, bytes, random() % 3 ? non_blocking : blocking::yes);
+    // A pageable source is read during the call.
+    if (from.arrives)
+      here_.synchronize();
+    from.arrives = false;
+    to.arrives = to.pageable;
+    copy(here_, to.at + to_at, from.at + from_at, bytes, sends || random() % 3 ? non_blocking : blocking::yes);
     std::copy_n(from.model.begin() + std::ptrdiff_t(from_at), bytes, to.model.begin() + std::ptrdiff_t(to_at));
-    if (random() % 4 == 0) {  // a host read in between
+    if (!sends && random() % 4 == 0) {  // a host read in between
       here_.synchronize();
       for (auto const& one : places) {
         if (one.device < 0 && std::memcmp(one.at, one.model.data(), n) != 0)

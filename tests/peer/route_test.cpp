@@ -270,7 +270,7 @@ TEST_F(routes, a_device_lost_under_staging_spares_the_host) {
 }
 
 TEST_F(routes, a_refused_staged_copy_writes_nothing_later) {
-  std::size_t const many = 6_MiB;
+  std::size_t const many = 24_MiB;  // three chunks
   stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   fill(large.data(), std::byte{7}, many);

@@ -4,6 +4,7 @@
 #include "tests/model/aliases_program.h"
 #include "tests/model/bound_program.h"
 #include "tests/model/buckets_program.h"
+#include "tests/model/checkpoint_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/doors_program.h"
@@ -57,6 +58,7 @@ std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
+      {"checkpoints", [](std::uint64_t seed) { return checkpoint_program(seed).run(); }},
       {"pipelines", [](std::uint64_t seed) { return pipeline_program(seed).run(); }},
       {"rings", [](std::uint64_t seed) { return ring_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},

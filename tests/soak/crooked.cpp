@@ -126,6 +126,11 @@ weir::driver::status crooked::copy_peer(int device, weir::driver::stream_handle 
   count(device, s);
   return fault_injector::copy_peer(device, s, dst, dst_device, src, src_device, bytes);
 }
+weir::driver::status crooked::upload(int device, weir::driver::stream_handle s, void* dst, void const* src,
+                                     std::size_t bytes) {
+  count(device, s);
+  return fault_injector::upload(device, s, dst, src, bytes);
+}
 weir::driver::status crooked::fill(int device, weir::driver::stream_handle s, void* dst, std::uint32_t pattern,
                                    int pattern_bytes, std::size_t n) {
   count(device, s);

@@ -80,6 +80,8 @@ class crooked : public weir::driver::fault_injector {
                             std::size_t bytes) override;
   weir::driver::status copy_peer(int device, weir::driver::stream_handle, void* dst, int dst_device, void const* src,
                                  int src_device, std::size_t bytes) override;
+  weir::driver::status upload(int device, weir::driver::stream_handle, void* dst, void const* src,
+                              std::size_t bytes) override;
   weir::driver::status fill(int device, weir::driver::stream_handle, void* dst, std::uint32_t pattern,
                             int pattern_bytes, std::size_t count) override;
   weir::driver::status enqueue(int device, weir::driver::stream_handle, std::span<weir::driver::touch const>,

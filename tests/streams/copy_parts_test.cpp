@@ -15,11 +15,13 @@ namespace weir {
 namespace {
 
 struct copies_made final : driver::fault_injector::watcher {
-  void enters(driver::call c) noexcept override { n += c == driver::call::copy || c == driver::call::copy_peer; }
+  void enters(driver::call c) noexcept override {
+    n += c == driver::call::copy || c == driver::call::copy_peer || c == driver::call::upload;
+  }
   int n = 0;
 };
 
-constexpr size_t bytes = 6_MiB;  // more than one slot on every route
+constexpr size_t bytes = 18_MiB;  // more than one slot on every route
 
 struct ends {
   stream s{device(0)};
@@ -47,7 +49,8 @@ kind const kinds[] = {
      }},
     {"many_of_several_kinds",
      [](ends& e) {
-       std::vector<copy_item> const all{{e.here.data(), e.pageable.data(), 500'000},
+       std::vector<copy_item> const all{{e.here.data<char>() + 510'000, e.pageable.data(), 4096},
+                                        {e.here.data(), e.pageable.data(), 500'000},
                                         {e.here.data<char>() + 600'000, e.page.data(), 500},
                                         {e.there.data(), e.here.data(), 500'000}};
        copy(e.s, all, non_blocking);

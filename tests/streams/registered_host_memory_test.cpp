@@ -17,6 +17,21 @@ namespace {
 
 using test::held;
 
+// Such a range is pageable to an engine, and the driver would read it after the call.
+TEST(registered_host_memory, a_small_copy_that_leaves_it_goes_through_a_slot) {
+  test::machine m;
+  alignas(4096) static std::byte pages[8 << 10];
+  registered_host_memory const first(std::span(pages, 4096));
+  stream s{device(0)};
+  buffer on_gpu(s, sizeof pages);
+  auto const expected = test::pattern(sizeof pages, 7);
+  std::memcpy(pages, expected.data(), sizeof pages);
+  copy(s, on_gpu.data(), pages, sizeof pages, non_blocking);
+  std::memset(pages, 0, sizeof pages);
+  copy(s, pages, on_gpu.data(), sizeof pages);
+  EXPECT_EQ(std::memcmp(pages, expected.data(), sizeof pages), 0);
+}
+
 // It is pageable again afterwards.
 TEST(registered_host_memory, is_copied_by_the_engine) {
   test::machine m;

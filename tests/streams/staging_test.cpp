@@ -209,6 +209,113 @@ TEST(staging, a_caller_that_waits_for_one_slot_waits_once) {
   EXPECT_EQ(out, source);
 }
 
+// The machine tells of an upload that would wait. Its room has 16 KiB, and counts more than 4 KiB as half of it.
+TEST(staging, uploads_keep_their_room_and_others_take_slots) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
+  stream const s(device(0));
+  buffer const a(s, 64_KiB);
+  auto const source = pattern(64_KiB, 1);
+  {
+    test::held gate(m, s);
+    tests::counted_calls const calls(m.control());
+    for (int k = 0; k < 6; ++k)
+      copy(s, a.data<std::byte>() + k * 8_KiB, source.data() + k * 8_KiB, 8_KiB, non_blocking);
+    EXPECT_EQ(calls.of({driver::call::upload}), 2u);
+    EXPECT_EQ(calls.of({driver::call::copy}), 4u);
+  }
+  s.ref().synchronize();
+  tests::counted_calls const calls(m.control());
+  copy(s, a.data<std::byte>() + 48_KiB, source.data() + 48_KiB, 16_KiB, non_blocking);
+  EXPECT_EQ(calls.of({driver::call::upload}), 1u) << "there is room again";
+  copy(s, a.data<std::byte>() + 32_KiB, source.data() + 32_KiB, 32_KiB, non_blocking);
+  EXPECT_EQ(calls.of({driver::call::upload}), 1u) << "it would wait for the one before";
+  s.ref().synchronize();
+  copy(s, a.data<std::byte>() + 32_KiB, source.data() + 32_KiB, 32_KiB, non_blocking);
+  EXPECT_EQ(calls.of({driver::call::upload}), 2u) << "it has nothing to wait for";
+  EXPECT_EQ(test::read_back(a.data(), 64_KiB, 0), source);
+  EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
+}
+
+TEST(staging, a_refused_upload_keeps_no_room) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
+  buffer const a(16_KiB, {.on = device(0)});
+  auto const source = pattern(16_KiB, 1);
+  for (int k = 0; k < 3; ++k) {
+    ASSERT_NE(m.control().fail_call("upload", 1, driver::code::failed), 0u);
+    EXPECT_THROW(copy(a.data(), source.data(), 16_KiB), driver_error);
+  }
+  tests::counted_calls const calls(m.control());
+  copy(a.data(), source.data(), 16_KiB);
+  EXPECT_EQ(calls.of({driver::call::upload}), 1u);
+  EXPECT_EQ(calls.of({driver::call::copy}), 0u);
+}
+
+// The driver would read a pinned source after the call.
+TEST(staging, a_pinned_source_by_slots_is_no_upload) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  buffer const a(4_KiB, {.on = device(0)}), source = pinned(4_KiB);
+  route_guard const by(copy_route::staged);
+  tests::counted_calls const calls(m.control());
+  copy(a.data(), source.data(), 4_KiB);
+  EXPECT_EQ(calls.of({driver::call::upload}), 0u);
+  EXPECT_EQ(calls.of({driver::call::copy}), 1u);
+}
+
+// A host function would delay the stream, and begin later than the bytes come.
+TEST(staging, a_small_copy_of_an_idle_stream_arrives_in_its_call) {
+  auto const source = pattern(64_KiB, 1);
+  int arrived = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
+    stream const s(device(0));
+    buffer const a(s, 64_KiB);
+    copy(s, a.data(), source.data(), 64_KiB);
+    test::bytes_of_host out(64_KiB);
+    tests::counted_calls const calls(m.control());
+    stamp const done = copy(s, out.data(), a.data(), 64_KiB, non_blocking);
+    if (calls.of({driver::call::host_function}) == 0) {
+      ++arrived;
+      EXPECT_EQ(out, source) << seed;
+    }
+    done.synchronize();
+    EXPECT_EQ(out, source) << seed;
+  }
+  EXPECT_GT(arrived, 0) << "in one of the draws";
+}
+
+TEST(staging, a_small_copy_in_several_chunks_arrives_whole) {
+  auto const source = pattern(512_KiB, 1);
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
+                    {.pinned_limit = 192_KiB});
+    stream const s(device(0));
+    buffer const a(s, 512_KiB);
+    copy(s, a.data(), source.data(), 512_KiB);
+    test::bytes_of_host out(512_KiB);
+    copy(s, out.data(), a.data(), 512_KiB, non_blocking).synchronize();
+    EXPECT_EQ(out, source) << seed;
+  }
+}
+
+TEST(staging, a_small_copy_of_a_busy_stream_waits_for_nothing) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
+  stream const s(device(0));
+  buffer const a(s, 64_KiB);
+  auto const source = pattern(64_KiB, 1);
+  copy(s, a.data(), source.data(), 64_KiB);
+  test::bytes_of_host out(64_KiB);
+  stamp done;
+  {
+    test::held gate(m, s);
+    tests::counted_calls const calls(m.control());
+    done = copy(s, out.data(), a.data(), 64_KiB, non_blocking);
+    EXPECT_EQ(calls.of({driver::call::host_function}), 1u);
+    EXPECT_FALSE(done.query());
+  }
+  done.synchronize();
+  EXPECT_EQ(out, source);
+}
+
 TEST(staging, a_copy_that_the_driver_refused_can_be_repeated) {
   for (char const* const call : {"copy", "record"}) {
     test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$1"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rooms=(runtime streams peer tensor simulator include)
+rooms=(runtime streams peer tensor checkpoint simulator include)
 compiler=${CXX:-c++}
 cuda=${CUDA_HOME:-/usr/local/cuda}/include
 torch=/usr/include/torch

@@ -25,7 +25,7 @@ dangling() {  # dangling FOLDER: prints links (from FOLDER) and paths (from the 
   { sed '/^```/,/^```$/d' <<< "$text" | grep -oE '\]\([^)#[:space:]]+' || true; } | cut -c3- | sort -u | while IFS= read -r to; do
     [[ $to == *:* ]] || [ -e "$1/$to" ] || echo "$to"
   done
-  { grep -oE '`(bench|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools)/[a-z0-9_./*]*`' <<< "$text" || true; } |
+  { grep -oE '`(bench|checkpoint|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools)/[a-z0-9_./*]*`' <<< "$text" || true; } |
     tr -d '`' | sort -u | while IFS= read -r to; do compgen -G "$root/$to" > /dev/null || echo "$to"; done
 }
 [ "$(echo '[a](b.md#c), [d](e:f), [g](README.md#h), `tests/*/names_test.sh`, `peer/nowhere.cpp`' | dangling "$root/docs" | xargs)" = 'b.md peer/nowhere.cpp' ] ||
@@ -37,7 +37,7 @@ for page in "$root"/README.md "$root"/CONTRIBUTING.md "$root"/docs/*.md "$root"/
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
 # Pages that sources, scripts and messages name.
-wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulator streams peer tensor examples tools bench tests cmake run .ci 2> /dev/null | sort -u |
+wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulator streams peer tensor checkpoint examples tools bench tests cmake run .ci 2> /dev/null | sort -u |
   while IFS= read -r page; do [ -e "$page" ] || [ "$page" = docs/decisions/why.md ] || echo "$page"; done)
 [ -z "$wrong" ] || { echo "sources name pages that are not there:" $wrong; failed=1; }
 tested=$(cat "$root"/docs/*/*.md | tests | wc -l)

@@ -130,7 +130,7 @@ sed -n '/^## CMake options/,/^## A container/s/^| \(`WEIR_[^|]*\) |.*/\1/p' "$ro
 [ -s "$work/options" ] && diff "$work/options" "$work/rows" || fail "the options of CMake (<) are not the rows of docs/how-to/install.md (>)"
 
 # Each message is in the sources: the texts of the first columns of docs/reference/messages.md.
-(cd "$root" && find include runtime streams peer tensor simulator tools cmake CMakeLists.txt -type f ! -name '*.md' -exec cat {} +) > "$work/sources"
+(cd "$root" && find include runtime streams peer tensor checkpoint simulator tools cmake CMakeLists.txt -type f ! -name '*.md' -exec cat {} +) > "$work/sources"
 sed -n 's/^|\( [0-9 –]* |\)\{0,1\} `\([^`]*\)` |.*/\2/p' "$root/docs/reference/messages.md" > "$work/messages"
 [ "$(wc -l < "$work/messages")" -ge 12 ] || fail "only $(wc -l < "$work/messages") messages were looked for"
 # A long text is cut into two literals there.
@@ -178,8 +178,8 @@ for page in sys.argv[1:]:
     if page == "README.md" and re.search(r"\b[0-9a-f]{7,10}\b", prose):
         print("README.md names a commit"); broken = True
 print(f"{total} words, {sum(sentences) / len(sentences):.1f} a sentence")
-if total > 27176:
-    print("27176 words at most"); broken = True
+if total > 27473:
+    print("27473 words at most"); broken = True
 sys.exit(broken)
 END
 fi

@@ -362,6 +362,8 @@ expect 1 'no row peer'
 run bench copy --json --rounds 1 --pinned-bytes 4MiB --devices sim:1:1 'pin_lock*'
 expect 0 '"row": "pin_lock4x64", "bytes": 4194304, "unit": "ms", "weir": '
 [[ $(grep -c '"said": "map ' <<< "$out") == 3 ]] || { echo "FAILED: a row of its own for each way: $out"; failed=1; }
+run bench copy --json --rounds 1 --devices sim:1 sized_h2d_64KiB sized_d2h_async_2MiB
+expect 0 '"row": "sized_d2h_async_2MiB", "bytes": 2097152, "unit": "GB/s", "weir": '
 run bench copy --json --rounds 1 --bytes 3MiB --devices sim:1:1 'stage_*'
 expect 0 '"row": "stage_hand_d2h_past_8", "bytes": 3145728, "unit": "GB/s", "weir": '
 [[ $out != *null* && $(grep -c '"row": "stage_h2d_' <<< "$out") -ge 10 ]] || { echo "FAILED: a figure on both sides of each manner of staging: $out"; failed=1; }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "bench_copy.h"
@@ -21,34 +22,35 @@
 
 namespace weir::tool {
 
-row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
+row pageable_row(rig& r, std::string const& name, bool to_device, blocking waits, size_t bytes) {
+  if (bytes == 0)
+    bytes = r.bytes;
   struct both {
     std::vector<std::byte> host;
     buffer gpu;
   };
   auto const ends =
-      std::make_shared<both>(both{std::vector<std::byte>(r.bytes, std::byte{1}), buffer(r.bytes, {.on = device(0)})});
-  row out{name, r.bytes, measure::rate};
+      std::make_shared<both>(both{std::vector<std::byte>(bytes, std::byte{1}), buffer(bytes, {.on = device(0)})});
+  row out{name, bytes, measure::rate};
   out.note = to_device                ? ""
              : waits == blocking::yes ? "into touched memory, the caller waits"
                                       : "into touched memory, non_blocking";
-  out.weir = [&r, ends, to_device, waits] {
-    return rate(r.bytes, [&] {
+  out.weir = [&r, bytes, ends, to_device, waits] {
+    return rate(bytes, [&] {
       void* const host = ends->host.data();
       for (int i = 0; i < large_copies; ++i)
-        to_device ? copy(r.on, ends->gpu.data(), host, r.bytes, waits)
-                  : copy(r.on, host, ends->gpu.data(), r.bytes, waits);
+        to_device ? copy(r.on, ends->gpu.data(), host, bytes, waits) : copy(r.on, host, ends->gpu.data(), bytes, waits);
       r.on.synchronize();
     });
   };
   if (!r.raw.takes_pageable())
     return out;
-  out.raw = [&r, ends, to_device] {
+  out.raw = [&r, bytes, ends, to_device] {
     r.raw.prepare(r.on);
-    return rate(r.bytes, [&] {
+    return rate(bytes, [&] {
       for (int i = 0; i < large_copies; ++i)
         r.raw.copy_pageable(to_device ? ends->gpu.data() : ends->host.data(),
-                            to_device ? ends->host.data() : ends->gpu.data(), r.bytes, to_device);
+                            to_device ? ends->host.data() : ends->gpu.data(), bytes, to_device);
       r.raw.synchronize();
     });
   };
@@ -341,6 +343,14 @@ std::vector<std::pair<std::string, maker>> all_rows() {
   };
   for (auto& one : ring_rows())
     rows.push_back(std::move(one));
+  for (size_t bytes = 64_KiB; bytes <= 1_GiB; bytes *= 2) {
+    for (auto const& [way, up, waits] :
+         {std::tuple{"h2d", true, non_blocking}, {"d2h", false, blocking::yes}, {"d2h_async", false, non_blocking}}) {
+      std::string name = "sized_" + std::string(way) + "_" + bytes_text(bytes);
+      std::erase(name, ' ');
+      rows.emplace_back(name, [=, up = up, waits = waits](rig& r) { return pageable_row(r, name, up, waits, bytes); });
+    }
+  }
   for (auto& one : pinned_rows())
     rows.push_back(std::move(one));
   for (auto& one : staged_rows())
@@ -360,10 +370,10 @@ std::string number_or(bool there, double value, char const* otherwise) {
 }
 
 bool is_a_way(std::string const& row) {
-  return row.starts_with("pin_") || row.starts_with("stage_");
+  return row.starts_with("pin_") || row.starts_with("stage_") || row.starts_with("sized_");
 }
 
-// "pin_*" selects all rows with that prefix. Without names, all rows but pin_… and stage_….
+// "pin_*" selects all rows with that prefix. Without names, all rows but pin_…, sized_… and stage_….
 bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
   if (names.empty())
     return !is_a_way(row);
@@ -425,7 +435,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
   std::string known;
   for (auto const& [name, make] : rows)
     known += is_a_way(name) ? "" : name + ", ";
-  known += "pin_* or stage_*";
+  known += "pin_*, sized_* or stage_*";
   for (std::string const& name : names) {
     if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return is_wanted(one.first, {name}); })) {
       throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, source_location::current());

@@ -56,6 +56,7 @@ std::vector<std::pair<std::string, maker>> pinned_rows();  // pin_…: methods o
 // stage_…: limits of pageable copies, and variants of staging; only by name
 std::vector<std::pair<std::string, maker>> staged_rows();
 
-row pageable_row(rig&, char const* name, bool to_device, blocking waits = non_blocking);
+// bytes 0: those of a large copy
+row pageable_row(rig&, std::string const& name, bool to_device, blocking waits = non_blocking, size_t bytes = 0);
 
 }  // namespace weir::tool

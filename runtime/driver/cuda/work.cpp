@@ -271,6 +271,32 @@ status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src
       api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
 }
 
+status cuda_driver::upload(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+  call in(*this, device, call::mode::enqueues);
+  if (in.refused())
+    return in.refusal();
+  if (bytes == 0)
+    return {};
+  if (!copyable(dst, bytes))
+    return invalid;
+  return in.answer(
+      api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
+}
+
+// A call that finds no room waits for the stream's earlier work (docs/lab/machines.md).
+upload_room cuda_driver::room_for_uploads() noexcept {
+  // Where devices read pageable memory themselves, a call may return before the source is read.
+  for (int d = 0; d < device_count(); ++d) {
+    int reads_it = 0;
+    if (api_.cuDeviceGetAttribute(&reads_it, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+                                  at(d).id) != CUDA_SUCCESS ||
+        reads_it)
+      return {};
+  }
+  constexpr std::size_t kib = 1024;
+  return {.bytes = 2048 * kib, .most_of_a_small_one = 64 * kib, .most_of_one = 4096 * kib};
+}
+
 status cuda_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
                               std::size_t bytes) {
   call in(*this, device, call::mode::enqueues);

@@ -1,0 +1,310 @@
+// Saves are laid out and checked on the program's thread, and written on the writer's own.
+// Threads: see writing.h.
+#include "checkpoint/writing.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/base/text.h"
+#include "runtime/core/log.h"
+#include "streams/stream/context.h"
+#include "weir/copy.h"
+
+namespace weir::checkpoints {
+namespace {
+
+constexpr char const* operation = "checkpoint_writer::save";
+
+// The writers of one runtime. Their threads use it, so they end before its first part does.
+class writers {
+ public:
+  explicit writers(runtime::impl& r) {
+    r.before_the_end(this, [](void* self) noexcept { static_cast<writers*>(self)->close(); });
+  }
+  void add(std::weak_ptr<writing> w) {
+    auto all = all_.lock();
+    std::erase_if(*all, [](auto const& one) { return one.expired(); });
+    all->push_back(std::move(w));
+  }
+
+ private:
+  void close() noexcept {
+    auto const all = all_.lock();
+    for (auto const& one : *all) {
+      if (auto const w = one.lock())
+        w->close();
+    }
+  }
+  base::guarded<std::vector<std::weak_ptr<writing>>> all_;
+};
+
+std::size_t bytes_of(device_span s) {
+  return static_cast<std::size_t>(s.count) * size_of(s.dtype);
+}
+
+// Items of larger elements come first: each then lies at a multiple of its elements.
+layout layout_of(std::vector<checkpoint_item> const& items, source_location at) {
+  std::vector<std::size_t> order(items.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater{},
+                           [&](std::size_t i) { return size_of(items[i].values.dtype); });
+  layout l;
+  l.begins.resize(items.size());
+  for (std::size_t const i : order) {
+    checkpoint_item const& of = items[i];
+    std::uint64_t const bytes = static_cast<std::uint64_t>(of.extents.numel(at)) * size_of(of.values.dtype);
+    l.says.places.push_back({{of.name, of.values.dtype, of.extents, bytes}, l.bytes});
+    l.begins[i] = std::exchange(l.bytes, l.bytes + bytes);
+  }
+  return l;
+}
+
+// A program may change its folder before the file is written.
+std::string path_of(std::filesystem::path const& path, source_location at) {
+  if (!path.has_filename())
+    throw invalid_use("checkpoint_writer", base::in_quotes(path.string()) + " names no file", "Pass the path of a file",
+                      at, error_id{534});
+  return std::filesystem::absolute(path).string();
+}
+
+}  // namespace
+
+writing::writing(std::filesystem::path const& path, communicator* ranks, source_location at)
+    : path_(path_of(path, at)), ranks_(ranks), at_(at), runtime_(runtime::current(at)), known_(runtime_.get()) {}
+
+void writing::start() {
+  if (!writes())
+    return;
+  runtime_.get().part<writers>().add(weak_from_this());
+  thread_ = base::thread([this] { write_snapshots(); });
+}
+
+// ---- the thread that saves ------------------------------------------------------------------------------
+
+void writing::enter(std::string const& call, source_location at) const {
+  if (process_was_forked())
+    streams::throw_forked(call, at);
+  (void)known_.get(call, "a writer of " + path_, at);
+}
+
+stream_ref writing::stream_to_use(std::optional<stream_ref> on, source_location at) const {
+  stream_ref const s = on ? *on : current_stream(ranks_ ? ranks_->device() : gpu, at);
+  if (streams::clock_or_throw(s, operation, at).alive() == clock::life::borrowed)
+    throw invalid_use(operation, "a borrowed stream", "Keep an external_stream of it: the writer waits for its copies",
+                      at, error_id{535});
+  if (s.is_capturing(at))
+    throw invalid_use(operation, "a stream in a capture", "Save before the capture or after it", at, error_id{536});
+  return s;
+}
+
+void writing::require_items(std::vector<checkpoint_item> const& items, checkpoint_metadata const& texts,
+                            source_location at) const {
+  std::vector<std::string_view> names;
+  for (auto const& [name, value] : texts) {
+    if (name == checksum_key || !is_utf8(name) || !is_utf8(value))
+      throw invalid_use(operation, "the metadata " + base::in_quotes(base::visible(name)),
+                        "Use a name other than weir.crc32, and UTF-8", at, error_id{537});
+  }
+  for (checkpoint_item const& i : items) {
+    std::string const what = "item " + base::in_quotes(base::visible(i.name));
+    std::int64_t const whole = i.extents.numel(at), count = i.values.count;
+    if (i.name == metadata_key || !is_utf8(i.name))
+      throw invalid_use(operation, what, "Use a name other than __metadata__, in UTF-8", at, error_id{538});
+    if (i.is_part && !ranks_)
+      throw invalid_use(operation, what + ", which is a part", "Make the writer with the communicator of the ranks", at,
+                        error_id{539});
+    bool const fits = i.is_part ? count >= 0 && whole <= count * ranks_->size() : whole == count;
+    if (!fits)
+      throw invalid_use(operation,
+                        what + " of shape " + i.extents.str() + ": " + std::to_string(whole) + " elements, and " +
+                            std::to_string(count) + " are given",
+                        "Pass the elements of the shape; of parts, enough on all ranks together", at, error_id{540});
+    names.push_back(i.name);
+  }
+  std::ranges::sort(names);
+  auto const twice = std::ranges::adjacent_find(names);
+  if (twice != names.end())
+    throw invalid_use(operation, "item " + base::in_quotes(base::visible(*twice)) + " twice",
+                      "Give each item a name of its own", at, error_id{541});
+}
+
+void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item> const& items,
+                   checkpoint_metadata texts, source_location at) {
+  enter(operation, at);
+  runtime_guard const here(runtime_);
+  stream_ref const on = stream_to_use(asked, at);
+  device_guard const near(on.device(), at);
+  require_items(items, texts, at);
+  wait_for_last_save(at);
+  layout now;
+  if (writes())
+    now = layout_of(items, at);
+  now.says.texts = std::move(texts);
+  make_room(now.bytes, at);
+  event arrived({.blocking_sync = true});
+  try {
+    gather_parts(on, items, now, at);
+    copy_items(on, items, now, at);
+    arrived.record(on, at);
+  } catch (...) {
+    room_.reset();  // copies that are under way keep the memory from others
+    throw;
+  }
+  if (!writes())
+    return;
+  base::lock_guard const lock(mutex_);
+  require_open(at);
+  failure_ = nullptr;
+  next_.emplace(snapshot{std::move(now), std::move(arrived)});
+  changed_.notify_all();
+}
+
+void writing::require_open(source_location at) const {
+  if (ends_)
+    throw invalid_use(operation, "a writer whose runtime has ended", "Let the runtime live until the last save", at,
+                      error_id{542});
+}
+
+void writing::wait_for_last_save(source_location at) {
+  base::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !next_; });
+  require_open(at);
+}
+
+// Keeps what it has, if that is enough.
+void writing::make_room(std::size_t bytes, source_location at) {
+  if (room_.size() >= bytes)
+    return;
+  room_.reset();
+  try {
+    room_ = pinned(bytes, at);
+  } catch (out_of_memory const& e) {
+    room_ = buffer(bytes, {.on = cpu, .kind = memory_kind::pageable}, at);
+    if (logs(known_.get(operation, "a writer", at), log_level::warning))
+      log(log_level::warning, {.bytes = bytes}, "a checkpoint_writer uses pageable memory: " + std::string(e.what()));
+  }
+}
+
+void writing::copy_items(stream_ref on, std::vector<checkpoint_item> const& items, layout const& l,
+                         source_location at) const {
+  std::vector<copy_item> all;
+  for (std::size_t i = 0; i < items.size() && writes(); ++i) {
+    if (!items[i].is_part && items[i].values.count > 0)
+      all.push_back({room_.data<std::byte>() + l.begins[i], items[i].values.data, bytes_of(items[i].values)});
+  }
+  if (!all.empty())
+    copy(on, all, how(), at);
+}
+
+// One item after another comes to the memory of rank 0's device, which holds the largest.
+void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& items, layout const& l,
+                           source_location at) const {
+  std::size_t most = 0;
+  for (checkpoint_item const& i : items)
+    most = std::max(most, i.is_part ? bytes_of(i.values) : 0);
+  if (most == 0)
+    return;
+  stream_guard const in(on, at);
+  std::int64_t const ranks = ranks_->size();
+  buffer const whole(on, writes() ? most * static_cast<std::size_t>(ranks) : 0, default_alignment, at);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    device_span const part = items[i].values;
+    if (!items[i].is_part || part.count == 0)
+      continue;
+    ranks_->gather({whole.data(), part.count * ranks, part.dtype}, part, 0, at);
+    std::size_t const bytes = static_cast<std::size_t>(items[i].extents.numel(at)) * size_of(part.dtype);
+    if (writes() && bytes > 0)
+      copy(on, room_.data<std::byte>() + l.begins[i], whole.data(), bytes, how(), at);
+  }
+}
+
+void writing::finish(source_location at) {
+  if (process_was_forked())
+    streams::throw_forked("checkpoint_writer::finish", at);
+  base::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !next_; });
+  if (failure_)
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+// ---- the thread that writes -----------------------------------------------------------------------------
+
+void writing::write_snapshots() {
+  runtime_guard const here(runtime_);
+  while (wait_for_snapshot()) {
+    std::exception_ptr why;
+    try {
+      write_snapshot();
+    } catch (std::exception const& e) {
+      why = std::current_exception();
+      os::print_error(std::string(e.what()) + "\n");
+    }
+    base::lock_guard const lock(mutex_);
+    failure_ = std::move(why);  // the thread that hears of it ends the exception
+    next_.reset();
+    changed_.notify_all();
+  }
+}
+
+// A snapshot that is there at the end is written, too.
+bool writing::wait_for_snapshot() {
+  base::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return next_ || ends_; });
+  return next_.has_value();
+}
+
+std::span<std::byte const> writing::arrived_bytes() const {
+  try {
+    next_->arrived.synchronize(at_);
+  } catch (std::exception const& e) {
+    throw checkpoint_error(operation, path_ + " stays as it is: the values did not arrive. " + e.what(),
+                           "Mend what is told here, and go on from the file", at_, error_id{543});
+  }
+  // After a collective that did not complete, the values are any.
+  std::string const why = ranks_ ? ranks_->failure() : "";
+  if (!why.empty())
+    throw checkpoint_error(operation, path_ + " stays as it is: the ranks have failed. " + why,
+                           "Start the program again, from the file", at_, error_id{544});
+  return room_.size() ? room_.host<std::byte const>(at_).first(next_->is.bytes) : std::span<std::byte const>{};
+}
+
+void writing::write_snapshot() {
+  auto const bytes = arrived_bytes();
+  header& h = next_->is.says;
+  std::vector<std::uint32_t> sums{checksum_of_texts(h.texts)};
+  for (place const& p : h.places) {
+    checksum sum = begun_checksum(p.is);
+    sum.process_bytes(bytes.data() + p.begin, p.is.bytes);
+    sums.push_back(sum.checksum());
+  }
+  h.texts.emplace(checksum_key, words_of(sums));
+  std::string const head = text_of(h);
+  if (head.size() - length_bytes > most_header_bytes)
+    throw checkpoint_error(operation, path_ + " stays as it is: a header of " + std::to_string(head.size()) + " B",
+                           "Use fewer items or shorter texts: no program reads more than 100 MB", at_, error_id{545});
+  os::file_in_place file(path_);
+  require_written(file.begin());
+  require_written(file.write(std::as_bytes(std::span(head))));
+  require_written(file.write(bytes));
+  require_written(file.put_in_place());
+}
+
+void writing::require_written(os::file_refusal const& refused) const {
+  if (refused)
+    throw checkpoint_error(operation, "the values are not on the disk: " + refused.what, refused.remedy, at_,
+                           error_id{546});
+}
+
+void writing::close() noexcept {
+  {
+    base::lock_guard const lock(mutex_);
+    if (std::exchange(ends_, true))
+      return;
+    changed_.notify_all();
+  }
+  if (thread_.joinable())
+    thread_.join();
+  room_.reset();
+}
+
+}  // namespace weir::checkpoints
