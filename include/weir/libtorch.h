@@ -13,6 +13,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -28,6 +30,7 @@ struct data_parallel_options {
   // forward() of a module in training copies the buffers of rank 0 to all ranks.
   bool broadcast_buffers = true;
   // A backward pass may leave parameters out. Each step then has one more collective, and the host may wait for it.
+  // Reductions start at the end of the pass, in an order that all ranks share.
   // false: such a pass throws, and names them.
   bool find_unused = false;
 };
@@ -57,6 +60,16 @@ class replica {
   replica(replica const&) = delete;
   replica& operator=(replica const&) = delete;
 
+  // Ends a step with the pass that comes to an output, not with a pass inside of it, as checkpoints make them.
+  static void watch(std::shared_ptr<replica> const& all, at::Tensor const& output) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf())
+      return;
+    output.register_hook([its = std::weak_ptr(all)](at::Tensor const&) {
+      // The graph may outlive the data_parallel.
+      if (auto const r = its.lock())
+        r->end_with_this_pass();
+    });
+  }
   void begin(bool trains) {
     if (begun_)
       throw invalid_use("data_parallel::forward", "the last backward pass did not end: an exception left it",
@@ -266,11 +279,29 @@ class replica {
                           "Use torch::autograd::grad for gradients of gradients, or no_sync()", where_, error_id{553});
     at_place const guard(place_);
     bring(s);
-    if (!begun_) {
-      begun_ = true;
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { end_pass(); });
-    }
-    mark(s);
+    // Of a pass inside of the pass, which end_pass() waits for.
+    if (s.is_ready)
+      throw not_supported("data_parallel", "a second gradient of \"" + s.name + "\" in one step: a pass inside a pass",
+                          "Set data_parallel_options::find_unused on all ranks", where_, error_id{556});
+    begun_ = true;
+    end_with_this_pass();
+    if (options_.find_unused)
+      written_->wait(place_.here());
+    else
+      mark(s);
+  }
+  // The engine destroys the function with the pass, also if an exception leaves it.
+  void end_with_this_pass() {
+    if (!pass_.expired())
+      return;
+    auto const pass = std::make_shared<char>();
+    pass_ = pass;
+    torch::autograd::Engine::get_default_engine().queue_callback([this, pass] {
+      pass_.reset();
+      // A pass that gave no parameter a gradient is no step, as in torch::autograd::grad.
+      if (begun_)
+        end_pass();
+    });
   }
   void mark(slot& s) {
     int const i = index_of(s);
@@ -366,7 +397,8 @@ class replica {
   int active_;    // ranks with a batch
   int root_ = 0;  // the first of them
   bool synchronizes_ = true;
-  bool begun_ = false;  // a backward pass or a step without one has marked gradients
+  bool begun_ = false;        // a backward pass or a step without one has marked gradients
+  std::weak_ptr<char> pass_;  // the one under way that ends the step
   std::vector<slot> slots_;
   std::vector<at::Tensor> buffers_;
   std::shared_ptr<void> block_;    // all gradients
@@ -374,6 +406,20 @@ class replica {
   std::optional<stream> written_;  // behind LibTorch's work on the gradients: buckets take no borrowed stream
   std::unique_ptr<gradient_buckets> buckets_;
 };
+
+// Calls see(t) for each tensor of what forward() returned: a tensor, or a tuple, an optional or a range of such.
+template <class T, class See>
+void for_each_tensor(T const& of, See const& see) {
+  if constexpr (std::is_convertible_v<T const&, at::Tensor const&>)
+    see(of);
+  else if constexpr (requires { std::tuple_size<T>::value; })
+    std::apply([&](auto const&... each) { (for_each_tensor(each, see), ...); }, of);
+  else if constexpr (requires { of.has_value(), *of; })
+    of.has_value() ? for_each_tensor(*of, see) : void();
+  else if constexpr (requires { of.begin() != of.end(); })
+    for (auto const& each : of)
+      for_each_tensor(each, see);
+}
 
 }  // namespace detail
 
@@ -393,7 +439,9 @@ class [[nodiscard]] no_sync_guard {
 
 // A module whose gradients are the mean over all ranks when backward() returns. The parameters stay in the
 // module's memory, the gradients lie in a block of weir. All ranks make it over equal modules, with equal options.
-// Each backward pass is a step of the buckets: all ranks make as many passes, unless no_sync() is there.
+// Each backward pass that reaches a parameter is a step of the buckets: all ranks make as many, unless no_sync() is
+// there. A rank whose pass would reach none calls sit_out().
+// Passes inside a pass, as checkpoints make them, are of its step: they begin below a tensor that forward() returned.
 // Requires: the communicator and the runtime outlive it. The module's parameters are not replaced meanwhile.
 template <class Module>
 class data_parallel {
@@ -404,7 +452,7 @@ class data_parallel {
   // Blocks: until all ranks have come.
   data_parallel(std::shared_ptr<Module> module, communicator& rank, data_parallel_options o = {},
                 source_location at = source_location::current())
-      : module_(std::move(module)), replica_(std::make_unique<detail::replica>(*module_, rank, std::move(o), at)) {}
+      : module_(std::move(module)), replica_(std::make_shared<detail::replica>(*module_, rank, std::move(o), at)) {}
   data_parallel(torch::nn::ModuleHolder<Module> const& module, communicator& rank, data_parallel_options o = {},
                 source_location at = source_location::current())
       : data_parallel(module.ptr(), rank, std::move(o), at) {}
@@ -414,7 +462,13 @@ class data_parallel {
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     replica_->begin(module_->is_training());
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Arguments>(arguments)...))>) {
+      module_->forward(std::forward<Arguments>(arguments)...);
+    } else {
+      auto result = module_->forward(std::forward<Arguments>(arguments)...);
+      detail::for_each_tensor(result, [this](at::Tensor const& t) { detail::replica::watch(replica_, t); });
+      return result;
+    }
   }
   // The module itself, whose calls are of this rank alone.
   Module& module() noexcept { return *module_; }
@@ -435,7 +489,7 @@ class data_parallel {
 
  private:
   std::shared_ptr<Module> module_;
-  std::unique_ptr<detail::replica> replica_;
+  std::shared_ptr<detail::replica> replica_;
 };
 
 }  // namespace weir::libtorch

@@ -1,5 +1,7 @@
 // Where gradients lie, which passes reduce them, and what is refused.
+#include <torch/autograd.h>
 #include "tests/interop/libtorch_fixture.h"
+
 #include "weir/sim.h"
 
 namespace {
@@ -205,15 +207,78 @@ struct thrifty : two_layers {
 TEST_F(libtorch_ranks, a_pass_inside_a_pass_reduces_all) {
   at::Tensor const batch = numbers({4, 5}, 1);
   auto const whole = with_gradients(batch);
+  for (bool const find_unused : {false, true}) {
+    on_ranks(2, [&](communicator& c) {
+      auto const net = std::make_shared<thrifty>();
+      take_over(*net, *whole);
+      data_parallel all(net, c, {.find_unused = find_unused});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad(step == 1);
+        all.forward(part(batch, c)).square().mean().backward();
+        expect_gradients(*net, *whole, "step " + std::to_string(step));
+      }
+    });
+  }
+}
+
+// In turn a rank computes the second layer anew, and the other one does not. Both make one step.
+struct thrifty_at_times : thrifty {
+  std::tuple<std::vector<at::Tensor>, int> forward(at::Tensor const& x, bool thrifts) {
+    return {{thrifts ? thrifty::forward(x) : two_layers::forward(x)}, 0};
+  }
+};
+TEST_F(libtorch_ranks, passes_inside_passes_of_some_ranks_are_one_step) {
+  at::Tensor const batch = numbers({4, 5}, 1);
+  auto const whole = with_gradients(batch);
   on_ranks(2, [&](communicator& c) {
-    auto const net = std::make_shared<thrifty>();
+    auto const net = std::make_shared<thrifty_at_times>();
     take_over(*net, *whole);
     data_parallel all(net, c, {.find_unused = true});
-    for (int step = 0; step < 3; ++step) {
-      net->zero_grad(step == 1);
-      all.forward(part(batch, c)).square().mean().backward();
+    for (int step = 0; step < 4; ++step) {
+      all.zero_grad();
+      auto const y = std::get<0>(all.forward(part(batch, c), (step + c.rank()) % 2 == 0));
+      y[0].square().mean().backward();
       expect_gradients(*net, *whole, "step " + std::to_string(step));
     }
+  });
+}
+
+struct thrifty_twice : thrifty {
+  at::Tensor forward(at::Tensor const& x) { return thrifty::forward(x) + two_layers::forward(x); }
+};
+TEST_F(libtorch_ranks, a_parameter_in_both_passes_needs_find_unused) {
+  at::Tensor const batch = numbers({4, 5}, 1);
+  two_layers whole;
+  (whole.forward(batch) * 2).square().mean().backward();
+  on_ranks(2, [&](communicator& c) {
+    auto const net = std::make_shared<thrifty_twice>();
+    take_over(*net, whole);
+    data_parallel all(net, c, {.find_unused = true});
+    all.forward(part(batch, c)).square().mean().backward();
+    expect_gradients(*net, whole, "both");
+  });
+  on_ranks(1, [&](communicator& c) {
+    data_parallel all(std::make_shared<thrifty_twice>(), c);
+    at::Tensor const loss = all.forward(batch).sum();
+    std::string const text = refusal<not_supported>([&] { loss.backward(); });
+    EXPECT_NE(text.find("a second gradient of \"second."), std::string::npos) << text;
+  });
+}
+
+// The hook of the output ran, and no gradient came.
+TEST_F(libtorch_ranks, a_pass_that_ends_early_leaves_the_next_one_whole) {
+  at::Tensor const batch = numbers({4, 5}, 1);
+  auto const whole = with_gradients(batch);
+  on_ranks(2, [&](communicator& c) {
+    auto const net = std::make_shared<two_layers>();
+    take_over(*net, *whole);
+    data_parallel all(net, c);
+    at::Tensor y = all.forward(part(batch, c));
+    (void)torch::autograd::grad({y.sum()}, {net->second->bias}, {}, true);
+    y.register_hook([](at::Tensor const&) { throw std::runtime_error("of the program"); });
+    EXPECT_THROW(y.sum().backward(), std::runtime_error);
+    all.forward(part(batch, c)).square().mean().backward();
+    expect_gradients(*net, *whole, "the next one");
   });
 }
 
