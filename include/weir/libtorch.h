@@ -25,7 +25,8 @@ namespace weir::libtorch {
 
 // The same on all ranks.
 struct data_parallel_options {
-  // Requires: `registered` is off. The block comes from the pool that is current (weir/pool.h), also a registered one.
+  // Requires: `registered` is off. With `before_reduction` gradients are zero before each step: it is called with all
+  // that has accumulated. The block comes from the pool that is current (weir/pool.h), also a registered one.
   bucket_options buckets = {};
   // forward() of a module in training copies the buffers of rank 0 to all ranks.
   bool broadcast_buffers = true;
@@ -103,6 +104,7 @@ class replica {
     for (slot& s : slots_) {
       s.view.zero_();
       s.parameter.mutable_grad() = at::Tensor();
+      s.summed_over = 0;
       mark(s);
     }
     end_step();
@@ -129,6 +131,7 @@ class replica {
     std::shared_ptr<void> hook{};  // behind the accumulation
     bool is_ready = false;         // in this step
     bool has = false;              // this pass or one before it gave the parameter a gradient
+    int summed_over = 0;           // the view is the sum of so many ranks' gradients
   };
 
   class after_accumulation : public torch::autograd::FunctionPostHook {
@@ -138,6 +141,19 @@ class replica {
                                               torch::autograd::variable_list const&) override {
       all_.accumulated(all_.slots_[i_]);
       return outputs;
+    }
+
+   private:
+    replica& all_;
+    std::size_t i_;
+  };
+
+  class before_accumulation : public torch::autograd::FunctionPreHook {
+   public:
+    before_accumulation(replica& all, std::size_t i) : all_(all), i_(i) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& gradients) override {
+      all_.take_share(all_.slots_[i_]);
+      return gradients;
     }
 
    private:
@@ -233,7 +249,13 @@ class replica {
   std::shared_ptr<void> hooked(at::Tensor const& parameter, std::size_t i) {
     auto const node = torch::autograd::impl::grad_accumulator(parameter);
     auto const key = node->add_post_hook(std::make_unique<after_accumulation>(*this, i));
-    return {nullptr, [node, key](void*) { node->del_post_hook(key); }};
+    auto first = std::make_unique<before_accumulation>(*this, i);
+    auto const* const before = first.get();
+    node->add_pre_hook(std::move(first));
+    return {nullptr, [node, key, before](void*) {
+              node->del_post_hook(key);
+              std::erase_if(node->pre_hooks(), [&](auto const& each) { return each.get() == before; });
+            }};
   }
   static std::size_t padded(at::Tensor const& t) { return (t.nbytes() + 511) / 512 * 512; }
   static void free_block(place const& p, void* block) noexcept {
@@ -259,17 +281,31 @@ class replica {
 
   // Brings the gradient so far into the view. LibTorch drops the view when gradients are set to none.
   void bring(slot& s) {
+    take_share(s);
     at::Tensor& g = s.parameter.mutable_grad();
     s.has = g.defined();
     if (!s.has) {
       s.view.zero_();
       return;
     }
-    bool const is_dense = g.layout() == at::kStrided;
-    if (is_dense && g.data_ptr() == s.view.data_ptr() && g.strides() == s.view.strides())
+    if (is_view(g, s))
       return;
-    s.view.copy_(is_dense ? g : g.to_dense());
+    s.view.copy_(g.layout() == at::kStrided ? g : g.to_dense());
     g = s.view;  // the memory of the other tensor is free again
+  }
+  static bool is_view(at::Tensor const& g, slot const& s) {
+    return g.defined() && g.layout() == at::kStrided && g.data_ptr() == s.view.data_ptr() &&
+           g.strides() == s.view.strides();
+  }
+  // A sum over all ranks would be summed again by the next step: each rank keeps a part of it.
+  void take_share(slot& s) {
+    if (s.summed_over == 0)
+      return;
+    torch::NoGradGuard const no_grad;
+    at_place const guard(place_);
+    if (is_view(s.parameter.grad(), s))
+      s.view.mul_(1.0 / s.summed_over);
+    s.summed_over = 0;
   }
   void accumulated(slot& s) {
     if (!synchronizes_)
@@ -351,6 +387,7 @@ class replica {
       if (used[static_cast<std::size_t>(index_of(s))])
         s.parameter.mutable_grad() = s.view;
       s.is_ready = false;
+      s.summed_over = options_.buckets.average ? 0 : active_;
     }
     begun_ = false;
     require_ended(rank_, where_);

@@ -45,6 +45,35 @@ TEST_F(libtorch_ranks, a_second_pass_over_a_kept_graph_adds) {
   });
 }
 
+// What was summed over the ranks is not summed again.
+TEST_F(libtorch_ranks, sums_of_several_steps_add) {
+  at::Tensor const batch = numbers({4, 5}, 1);
+  auto const whole = with_gradients(batch);
+  on_ranks(2, [&](communicator& c) {
+    for (bool const find_unused : {false, true}) {
+      auto const net = std::make_shared<two_layers>();
+      take_over(*net, *whole);
+      data_parallel all(net, c, {.buckets = {.average = false}, .find_unused = find_unused});
+      for (int step = 0; step < 3; ++step) {
+        if (step == 2) {
+          auto const alone = all.no_sync();
+          (all.forward(part(batch, c)).square().mean() / 12).backward();
+        }
+        (all.forward(part(batch, c)).square().mean() / (step == 2 ? 12 : 6)).backward();
+      }
+      expect_gradients(*net, *whole, "three sixths of two ranks");
+      net->zero_grad(find_unused);
+      (all.forward(part(batch, c)).square().mean() / 2).backward();
+      expect_gradients(*net, *whole, "after zero_grad");
+      at::Tensor const other = net->first->weight.grad().clone();
+      if (find_unused) {  // a step that leaves the first layer out keeps its sum
+        net->second(numbers({1, 7}, 1)).sum().backward();
+        expect_near(net->first->weight.grad(), other, "left out");
+      }
+    }
+  });
+}
+
 // Rank r uses branch r alone, and no rank the last one.
 struct branches : torch::nn::Module {
   branches() {
