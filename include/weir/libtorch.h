@@ -49,7 +49,8 @@ class replica {
         rank_(rank),
         options_(std::move(o)),
         where_(at),
-        active_(rank.size()) {
+        active_(rank.size()),
+        buckets_(rank, options_.buckets) {
     torch::NoGradGuard const no_grad;
     at_place const guard(place_);
     std::vector<at::Tensor> all = add_parameters(module);
@@ -224,17 +225,16 @@ class replica {
       fill(block_.get(), std::byte{0}, bytes_);
       place_.here().wait(current_stream(place_.on));
     }
-    buckets_ = std::make_unique<gradient_buckets>(rank_, options_.buckets);
     auto* next = static_cast<std::byte*>(block_.get());
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       slot& s = slots_[i];
       s.view = view_of(s.parameter, next, s.parameter.scalar_type());
       auto const count = static_cast<std::int64_t>(padded(s.parameter) / size_of(s.type));
-      buckets_->add(s.name, {nullptr, 0, s.type}, {next, count, s.type}, where_);
+      buckets_.add(s.name, {nullptr, 0, s.type}, {next, count, s.type}, where_);
       next += padded(s.parameter);
     }
     if (!slots_.empty())
-      buckets_->build(where_);
+      buckets_.build(where_);
     written_.emplace(place_.on);
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       slot& s = slots_[i];
@@ -343,8 +343,8 @@ class replica {
     int const i = index_of(s);
     written_->wait(place_.here());
     if (place_.is_simulated() && s.view.numel() > 0)
-      copy(*written_, buckets_->gradient(i).data, s.view.data_ptr(), s.view.nbytes());
-    buckets_->mark_ready(i, *written_, where_);
+      copy(*written_, buckets_.gradient(i).data, s.view.data_ptr(), s.view.nbytes());
+    buckets_.mark_ready(i, *written_, where_);
     s.is_ready = true;
   }
   int index_of(slot const& s) const { return static_cast<int>(&s - slots_.data()); }
@@ -377,7 +377,7 @@ class replica {
           "Set data_parallel_options::find_unused on all ranks, or use them in each pass", where_, error_id{554});
   }
   void end_step() {
-    buckets_->finish(*written_, where_);
+    buckets_.finish(*written_, where_);
     place_.here().wait(written_->ref());
     std::vector<bool> const used = used_anywhere();
     for (slot& s : slots_) {
@@ -394,7 +394,7 @@ class replica {
   }
   // Brings what was reduced into the view.
   void fetch(slot& s) {
-    device_span const from = buckets_->reduced(index_of(s));
+    device_span const from = buckets_.reduced(index_of(s));
     if (s.view.numel() == 0)
       return;
     bool const is_cast = from.dtype != s.type;
@@ -441,7 +441,7 @@ class replica {
   std::shared_ptr<void> block_;    // all gradients
   std::size_t bytes_ = 0;          // of it
   std::optional<stream> written_;  // behind LibTorch's work on the gradients: buckets take no borrowed stream
-  std::unique_ptr<gradient_buckets> buckets_;
+  gradient_buckets buckets_;       // an exception in the constructor lets them free the other ranks
 };
 
 // Calls see(t) for each tensor of what forward() returned: a tensor, or a tuple, an optional or a range of such.

@@ -213,6 +213,19 @@ TEST_F(libtorch_ranks, unlike_types_and_integers_are_refused) {
   });
 }
 
+// The second rank would wait for the first one's parameters.
+TEST_F(libtorch_ranks, a_refused_module_frees_the_others) {
+  std::atomic<int> refused = 0;
+  on_ranks(2, [&](communicator& c) {
+    torch::nn::Linear net(3, 2);
+    if (c.rank() == 0)
+      net->to(torch::kComplexFloat);
+    if (!refusal<error>([&] { data_parallel all(net, c); }).empty())
+      ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
 // Computes the second layer anew in the backward pass, in a backward pass of its own.
 struct recomputed : torch::autograd::Function<recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* its, at::Tensor const& x, std::int64_t net) {
