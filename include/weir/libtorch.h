@@ -32,7 +32,7 @@ struct data_parallel_options {
   bool broadcast_buffers = true;
   // A backward pass may leave parameters out. Each step then has one more collective, and the host may wait for it.
   // Reductions start at the end of the pass, in an order that all ranks share.
-  // false: such a pass throws, and names them.
+  // false: such a pass throws, names them, and releases the other ranks, whose calls throw.
   bool find_unused = false;
 };
 
@@ -75,7 +75,7 @@ class replica {
   void begin(bool trains) {
     if (begun_)
       throw invalid_use("data_parallel::forward", "the last backward pass did not end: an exception left it",
-                        "Make a new data_parallel on all ranks, or end the program", where_, error_id{548});
+                        "Make the ranks and data_parallel anew", where_, error_id{548});
     if (synchronizes_ && trains && options_.broadcast_buffers && !buffers_.empty())
       broadcast(place_, rank_, buffers_, root_, where_);
   }
@@ -362,19 +362,22 @@ class replica {
     }
     end_step();
   }
-  void require_all_ready() const {
+  void require_all_ready() {
     constexpr std::size_t most_named = 8;
     std::string names;
     std::size_t missing = 0;
     for (slot const& s : slots_)
       if (!s.is_ready && ++missing <= most_named)
         names += (names.empty() ? "\"" : ", \"") + s.name + "\"";
-    if (missing > 0)
-      throw invalid_use(
-          "data_parallel",
-          std::to_string(missing) + " of " + std::to_string(slots_.size()) +
-              " parameters had no part in the backward pass: " + names + (missing > most_named ? ", …" : ""),
-          "Set data_parallel_options::find_unused on all ranks, or use them in each pass", where_, error_id{554});
+    if (missing == 0)
+      return;
+    // Other ranks may have all gradients, and wait for this one.
+    rank_.abort();
+    throw invalid_use(
+        "data_parallel",
+        std::to_string(missing) + " of " + std::to_string(slots_.size()) +
+            " parameters had no part in the backward pass: " + names + (missing > most_named ? ", …" : ""),
+        "Set data_parallel_options::find_unused on all ranks, or use them in each pass", where_, error_id{554});
   }
   void end_step() {
     buckets_.finish(*written_, where_);

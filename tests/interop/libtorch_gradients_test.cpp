@@ -96,9 +96,22 @@ TEST_F(libtorch_ranks, parameters_left_out_are_named) {
     EXPECT_NE(text.find("\"branch2.weight\", \"branch2.bias\""), std::string::npos) << text;
     EXPECT_NE(refusal<invalid_use>([&] { all.forward(numbers({2, 5}, 0), 0); }).find("did not end"), std::string::npos);
     ++named;
-    c.barrier();
   });
   EXPECT_EQ(named, 2);
+}
+
+TEST_F(libtorch_ranks, a_rank_that_leaves_parameters_out_frees_the_others) {
+  std::atomic<int> freed = 0;
+  on_ranks(2, [&](communicator& c) {
+    auto const net = std::make_shared<two_layers>();
+    data_parallel all(net, c);
+    at::Tensor y = all.forward(numbers({2, 5}, 0));
+    if (c.rank() == 0)
+      y = y.detach() + net->second->bias;
+    if (!refusal<error>([&] { y.sum().backward(); }).empty())
+      ++freed;
+  });
+  EXPECT_EQ(freed, 2);
 }
 
 TEST_F(libtorch_ranks, parameters_left_out_are_tolerated) {
