@@ -76,6 +76,10 @@ class replica {
     if (begun_)
       throw invalid_use("data_parallel::forward", "the last backward pass did not end: an exception left it",
                         "Make the ranks and data_parallel anew", where_, error_id{548});
+    for (auto const& [name, p] : frozen_)
+      if (p.requires_grad())
+        throw invalid_use("data_parallel::forward", "\"" + name + "\" requires a gradient, and was frozen at first",
+                          "Make data_parallel anew where parameters begin to require gradients", where_, error_id{557});
     if (synchronizes_ && trains && options_.broadcast_buffers && !buffers_.empty())
       broadcast(place_, rank_, buffers_, root_, where_);
   }
@@ -172,8 +176,10 @@ class replica {
         continue;
       require_here(named.key(), p);
       all.push_back(p);
-      if (!p.requires_grad())
+      if (!p.requires_grad()) {
+        frozen_.emplace_back(named.key(), p);
         continue;
+      }
       slot s{named.key(), p, {}, float32};
       if (!set_type(p.scalar_type(), s.type))
         throw not_supported("data_parallel",
@@ -440,6 +446,7 @@ class replica {
   bool begun_ = false;        // a backward pass or a step without one has marked gradients
   std::weak_ptr<char> pass_;  // the one under way that ends the step
   std::vector<slot> slots_;
+  std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters without a gradient
   std::vector<at::Tensor> buffers_;
   std::shared_ptr<void> block_;    // all gradients
   std::size_t bytes_ = 0;          // of it

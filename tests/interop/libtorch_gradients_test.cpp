@@ -239,6 +239,19 @@ TEST_F(libtorch_ranks, a_refused_module_frees_the_others) {
   EXPECT_EQ(refused, 2);
 }
 
+// No rank would reduce it.
+TEST_F(libtorch_ranks, a_parameter_that_is_not_frozen_later_is_refused) {
+  on_ranks(1, [&](communicator& c) {
+    auto const net = std::make_shared<two_layers>();
+    net->first->bias.set_requires_grad(false);
+    data_parallel all(net, c);
+    all.forward(numbers({2, 5}, 0)).sum().backward();
+    net->first->bias.set_requires_grad(true);
+    std::string const text = refusal<invalid_use>([&] { all.forward(numbers({2, 5}, 0)); });
+    EXPECT_NE(text.find("\"first.bias\" requires a gradient"), std::string::npos) << text;
+  });
+}
+
 // Computes the second layer anew in the backward pass, in a backward pass of its own.
 struct recomputed : torch::autograd::Function<recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* its, at::Tensor const& x, std::int64_t net) {
