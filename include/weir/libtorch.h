@@ -103,6 +103,9 @@ class replica {
     if (!synchronizes_)
       return;
     begin(trains);
+    // Without gradients no rank has a step.
+    if (slots_.empty())
+      return;
     torch::NoGradGuard const no_grad;
     at_place const guard(place_);
     begun_ = true;
@@ -110,6 +113,7 @@ class replica {
       s.view.zero_();
       s.parameter.mutable_grad() = at::Tensor();
       s.summed_over = 0;
+      s.has = false;
       mark(s);
     }
     end_step();
@@ -399,6 +403,8 @@ class replica {
       s.summed_over = options_.buckets.average ? 0 : active_;
     }
     begun_ = false;
+    // A loop may end before any_has() returns false.
+    active_ = rank_.size();
     require_ended(rank_, where_);
   }
   // Brings what was reduced into the view.
@@ -529,7 +535,8 @@ class data_parallel {
 
   // For ranks with unlike numbers of batches: all ranks call it before each step, until it returns false. A rank
   // without a batch calls sit_out() in the place of forward() and backward(), and steps its optimizer as the
-  // others do. The mean is over the ranks that have a batch.
+  // others do. The mean is over the ranks that have a batch. What such a rank accumulated in no_sync() is dropped.
+  // Requires: no batch norm over all ranks. A rank without a batch passes it an empty one instead.
   // Returns: whether any rank has one. Blocks: until all ranks have called
   bool any_has(bool batch) { return replica_->any_has(batch); }
   void sit_out() { replica_->sit_out(module_->is_training()); }

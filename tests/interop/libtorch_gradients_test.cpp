@@ -130,6 +130,22 @@ TEST_F(libtorch_ranks, parameters_left_out_are_tolerated) {
   });
 }
 
+// Rank 0 used its branch in the first step, and sits the second one out.
+TEST_F(libtorch_ranks, a_rank_that_sits_out_has_no_gradients) {
+  on_ranks(2, [&](communicator& c) {
+    auto const net = std::make_shared<branches>();
+    data_parallel all(net, c, {.find_unused = true});
+    all.forward(numbers({2, 5}, 0), static_cast<std::size_t>(c.rank())).sum().backward();
+    net->zero_grad(true);
+    if (c.rank() == 0)
+      all.sit_out();
+    else
+      all.forward(numbers({2, 5}, 0), 1).sum().backward();
+    EXPECT_FALSE(net->all[0]->weight.grad().defined());
+    EXPECT_TRUE(net->all[1]->weight.grad().defined());
+  });
+}
+
 // The second rank would wait in its reductions.
 TEST_F(libtorch_ranks, an_exception_in_forward_frees_the_others) {
   std::atomic<int> freed = 0;

@@ -137,6 +137,36 @@ TEST_F(libtorch_ranks, with_three_and_five_batches_stay_alike) {
   });
 }
 
+// Later steps are again of all ranks.
+TEST_F(libtorch_ranks, a_loop_left_early_leaves_the_next_step_whole) {
+  at::Tensor const batch = numbers({4, 5}, 1);
+  auto const whole = with_gradients(batch);
+  on_ranks(2, [&](communicator& c) {
+    auto const net = std::make_shared<two_layers>();
+    take_over(*net, *whole);
+    data_parallel all(net, c);
+    ASSERT_TRUE(all.any_has(c.rank() == 0));
+    if (c.rank() == 0)
+      all.forward(part(batch, c)).square().mean().backward();
+    else
+      all.sit_out();
+    all.zero_grad();
+    all.forward(part(batch, c)).square().mean().backward();
+    expect_gradients(*net, *whole, "the next step");
+  });
+}
+
+TEST_F(libtorch_ranks, a_frozen_module_sits_out) {
+  on_ranks(1, [&](communicator& c) {
+    torch::nn::Linear net(3, 2);
+    for (at::Tensor const& p : net->parameters())
+      p.set_requires_grad(false);
+    data_parallel all(net, c);
+    all.sit_out();
+    EXPECT_FALSE(all.any_has(false));
+  });
+}
+
 TEST_F(libtorch_ranks, batch_norm_is_that_of_the_whole_batch) {
   torch::nn::BatchNormOptions o(3);
   o.momentum() = std::decay_t<decltype(o.momentum())>();  // none: the mean of all batches
