@@ -233,7 +233,6 @@ class replica {
     if (bytes_ > 0) {
       block_ = std::shared_ptr<void>(allocate(bytes_), [p = place_](void* block) { free_block(p, block); });
       fill(block_.get(), std::byte{0}, bytes_);
-      place_.here().wait(current_stream(place_.on));
     }
     auto* next = static_cast<std::byte*>(block_.get());
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -245,6 +244,8 @@ class replica {
     }
     if (!slots_.empty())
       buckets_.build(where_);
+    // Both have zeroed memory.
+    place_.here().wait(current_stream(place_.on));
     written_.emplace(place_.on);
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       slot& s = slots_[i];
