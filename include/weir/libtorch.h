@@ -213,7 +213,8 @@ class replica {
   void require_one_module() {
     std::string text;
     for (slot const& s : slots_)
-      text += s.name + std::string(name_of(s.type)) + std::to_string(s.parameter.dim()) + c10::str(s.parameter.sizes());
+      text += s.name + std::string(name_of(s.type)) + std::to_string(s.parameter.dim()) +
+              c10::str(s.parameter.sizes(), at::IntArrayRef(strides_of(s.parameter)));
     for (at::Tensor const& b : buffers_)
       text += c10::str(b.scalar_type(), b.sizes());
     auto const hash = static_cast<std::int64_t>(std::hash<std::string>{}(text) >> 2);
@@ -222,7 +223,8 @@ class replica {
     at::Tensor const most = both.cpu();
     require_ended(rank_, where_);
     if (most[0].item<std::int64_t>() != hash || most[1].item<std::int64_t>() != -hash)
-      throw invalid_use("data_parallel", "the ranks' modules differ in names, types or sizes of parameters or buffers",
+      throw invalid_use("data_parallel",
+                        "the ranks' modules differ in names, types, sizes or strides of parameters or buffers",
                         "Make the same module on all ranks", where_, error_id{552});
   }
 
@@ -279,10 +281,14 @@ class replica {
     } catch (...) {  // the device is lost, or the process ends
     }
   }
-  at::Tensor view_of(at::Tensor const& like, void* at, at::ScalarType type) const {
+  static c10::DimVector strides_of(at::Tensor const& like) {
     c10::DimVector strides = c10::contiguous_strides(like.sizes());
     if (like.is_non_overlapping_and_dense())
       strides.assign(like.strides().begin(), like.strides().end());
+    return strides;
+  }
+  at::Tensor view_of(at::Tensor const& like, void* at, at::ScalarType type) const {
+    c10::DimVector const strides = strides_of(like);
     at::TensorOptions const as = torch::TensorOptions(type).device(place_.device());
     if (place_.is_simulated() || like.numel() == 0)
       return torch::empty_strided(like.sizes(), strides, as).zero_();

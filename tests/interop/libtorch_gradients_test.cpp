@@ -232,6 +232,19 @@ TEST_F(libtorch_ranks, unlike_modules_are_refused) {
   EXPECT_EQ(refused, 2);
 }
 
+// Equal places in the gradients would be of unlike elements.
+TEST_F(libtorch_ranks, unlike_strides_are_refused) {
+  std::atomic<int> refused = 0;
+  on_ranks(2, [&](communicator& c) {
+    torch::nn::Conv2d net(2, 3, 3);
+    if (c.rank() == 1)
+      net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    if (!refusal<invalid_use>([&] { data_parallel all(net, c); }).empty())
+      ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
 TEST_F(libtorch_ranks, unlike_types_and_integers_are_refused) {
   on_ranks(1, [&](communicator& c) {
     struct of_complex : torch::nn::Module {
