@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "weir/collective.h"
@@ -52,7 +53,9 @@ class at_place {
 // A tensor that collectives read and write: itself on a GPU, or a copy in the memory of a simulated device.
 class carried {
  public:
-  carried(place const& p, at::Tensor const& t) : tensor_(t), packed_(t.contiguous()), place_(p) {
+  // is_copied: collectives of one group share no memory
+  carried(place const& p, at::Tensor const& t, bool is_copied = false)
+      : tensor_(t), packed_(is_copied ? t.clone(at::MemoryFormat::Contiguous) : t.contiguous()) {
     if (!p.is_simulated() || packed_.numel() == 0)
       return;
     staged_ = buffer(packed_.nbytes());
@@ -73,7 +76,6 @@ class carried {
 
  private:
   at::Tensor tensor_, packed_;
-  place place_;
   buffer staged_;
 };
 
@@ -101,8 +103,9 @@ inline void broadcast(place const& p, communicator& c, std::vector<at::Tensor> c
   torch::NoGradGuard const no_grad;
   at_place const guard(p);
   std::vector<carried> all;
+  std::unordered_set<void const*> storages;
   for (at::Tensor const& t : tensors)
-    all.emplace_back(p, t);
+    all.emplace_back(p, t, !storages.insert(t.storage().unsafeGetStorageImpl()).second);
   between(p, [&] {
     collective_group g(c);
     for (carried& each : all)
