@@ -88,7 +88,7 @@ struct normalized : torch::autograd::Function<normalized> {
 // of all ranks, too. In evaluation it calls the module's forward().
 // All ranks call it in the same order. In a module beside data_parallel it takes a communicator of its own (split).
 // Requires: the communicator and the runtime outlive the backward pass.
-// Throws: not_supported (a type), and what all_reduce throws
+// Throws: not_supported (a type), invalid_use (another number of channels), and what all_reduce throws
 template <std::size_t D, class Derived>
 at::Tensor batch_norm(communicator& rank, torch::nn::BatchNormImplBase<D, Derived>& norm, at::Tensor const& x,
                       source_location at = source_location::current()) {
@@ -99,6 +99,11 @@ at::Tensor batch_norm(communicator& rank, torch::nn::BatchNormImplBase<D, Derive
     throw not_supported(
         "batch_norm", std::to_string(x.dim()) + " dimensions of " + std::string(c10::toString(x.scalar_type())),
         "Pass a batch of float, double, half or bfloat16 with channels in dimension 1", at, error_id{555});
+  if (x.size(1) != norm.options.num_features())
+    throw invalid_use(
+        "batch_norm",
+        std::to_string(x.size(1)) + " channels, and the norm is of " + std::to_string(norm.options.num_features()),
+        "Pass a batch with the norm's channels in dimension 1", at, error_id{558});
   // Sums of half and bfloat16 are of float.
   bool const is_short = type == float16 || type == bfloat16;
   detail::place const p{&runtime::current(at), rank.device()};

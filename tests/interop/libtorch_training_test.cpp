@@ -195,6 +195,14 @@ TEST_F(libtorch_ranks, batch_norm_is_that_of_the_whole_batch) {
   });
 }
 
+TEST_F(libtorch_ranks, batch_norm_of_other_channels_is_refused) {
+  on_ranks(1, [&](communicator& c) {
+    torch::nn::BatchNorm1d norm(3);
+    std::string const text = refusal<invalid_use>([&] { (void)libtorch::batch_norm(c, *norm, torch::ones({4, 1})); });
+    EXPECT_NE(text.find("1 channels, and the norm is of 3"), std::string::npos) << text;
+  });
+}
+
 // The checker closes the pages of simulated devices to the host.
 TEST(libtorch_checked, a_training_has_no_races) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB}, {.check_races = true});
