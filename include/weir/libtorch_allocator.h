@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <cstdio>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,19 +30,26 @@ inline void use_allocator(source_location at = source_location::current()) {
         }
       },
       [machine](void* block, std::size_t, int device, cudaStream_t stream) {
-        runtime_guard const in(*machine);
-        ::weir::detail::deallocate_on(weir::device(device), stream, block);
+        // Destructors of tensors call it.
+        try {
+          runtime_guard const in(*machine);
+          ::weir::detail::deallocate_on(weir::device(device), stream, block);
+        } catch (std::exception const& e) {
+          std::fprintf(stderr, "weir: a block of LibTorch is not freed: %s\n", e.what());
+        }
       });
   allocator->set_record_stream_fn([machine](void* block, cudaStream_t stream) {
     runtime_guard const in(*machine);
-    record_stream(block, ::weir::detail::stream_of(stream));
+    // Memory of others (from_blob, DLPack) is none of weir's.
+    if (block && find_block(block))
+      record_stream(block, ::weir::detail::stream_of(stream));
   });
   allocator->set_base_alloc_fn([machine](void* inside, std::size_t* bytes) -> void* {
     runtime_guard const in(*machine);
     std::optional<block_info> const block = find_block(inside);
     if (bytes)
       *bytes = block ? block->bytes : 0;
-    return block ? block->base : nullptr;
+    return block ? block->base : inside;
   });
   allocator->set_memory_fraction_fn([machine](double of_total, int device) {
     runtime_guard const in(*machine);
