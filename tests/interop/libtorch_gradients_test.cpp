@@ -2,6 +2,8 @@
 #include <torch/autograd.h>
 #include "tests/interop/libtorch_fixture.h"
 
+#include <barrier>
+
 #include "weir/sim.h"
 
 namespace {
@@ -87,8 +89,10 @@ struct branches : torch::nn::Module {
 
 TEST_F(libtorch_ranks, parameters_left_out_are_named) {
   std::atomic<int> named = 0;
+  std::barrier made(2);  // the first error ends the other rank's constructor, too
   on_ranks(2, [&](communicator& c) {
     data_parallel all(std::make_shared<branches>(), c);
+    made.arrive_and_wait();
     std::string const text = refusal<invalid_use>([&] {
       all.forward(numbers({2, 5}, 0), static_cast<std::size_t>(c.rank())).sum().backward();
     });
@@ -102,9 +106,11 @@ TEST_F(libtorch_ranks, parameters_left_out_are_named) {
 
 TEST_F(libtorch_ranks, a_rank_that_leaves_parameters_out_frees_the_others) {
   std::atomic<int> freed = 0;
+  std::barrier made(2);
   on_ranks(2, [&](communicator& c) {
     auto const net = std::make_shared<two_layers>();
     data_parallel all(net, c);
+    made.arrive_and_wait();
     at::Tensor y = all.forward(numbers({2, 5}, 0));
     if (c.rank() == 0)
       y = y.detach() + net->second->bias;
