@@ -35,7 +35,7 @@ inline void use_allocator(source_location at = source_location::current()) {
           runtime_guard const in(*machine);
           ::weir::detail::deallocate_on(weir::device(device), stream, block);
         } catch (std::exception const& e) {
-          std::fprintf(stderr, "weir: a block of LibTorch is not freed: %s\n", e.what());
+          std::fprintf(stderr, "%s (a block of LibTorch is not freed)\n", e.what());
         }
       });
   allocator->set_record_stream_fn([machine](void* block, cudaStream_t stream) {

@@ -104,7 +104,7 @@ TEST_F(libtorch_ranks, parameters_left_out_are_named) {
   EXPECT_EQ(named, 2);
 }
 
-TEST_F(libtorch_ranks, a_rank_that_leaves_parameters_out_frees_the_others) {
+TEST_F(libtorch_ranks, parameters_left_out_by_one_free_the_others) {
   std::atomic<int> freed = 0;
   std::barrier made(2);
   on_ranks(2, [&](communicator& c) {
@@ -275,7 +275,7 @@ TEST_F(libtorch_ranks, a_refused_module_frees_the_others) {
 }
 
 // No rank would reduce it.
-TEST_F(libtorch_ranks, a_parameter_that_is_not_frozen_later_is_refused) {
+TEST_F(libtorch_ranks, a_parameter_frozen_at_first_is_refused) {
   on_ranks(1, [&](communicator& c) {
     auto const net = std::make_shared<two_layers>();
     net->first->bias.set_requires_grad(false);
@@ -330,7 +330,7 @@ struct thrifty_at_times : thrifty {
     return {{thrifts ? thrifty::forward(x) : two_layers::forward(x)}, 0};
   }
 };
-TEST_F(libtorch_ranks, passes_inside_passes_of_some_ranks_are_one_step) {
+TEST_F(libtorch_ranks, passes_inside_passes_are_one_step) {
   at::Tensor const batch = numbers({4, 5}, 1);
   auto const whole = with_gradients(batch);
   on_ranks(2, [&](communicator& c) {
@@ -369,7 +369,7 @@ TEST_F(libtorch_ranks, a_parameter_in_both_passes_needs_find_unused) {
 }
 
 // The hook of the output ran, and no gradient came.
-TEST_F(libtorch_ranks, a_pass_that_ends_early_leaves_the_next_one_whole) {
+TEST_F(libtorch_ranks, a_pass_that_ends_early_leaves_the_next_whole) {
   at::Tensor const batch = numbers({4, 5}, 1);
   auto const whole = with_gradients(batch);
   on_ranks(2, [&](communicator& c) {
