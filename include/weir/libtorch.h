@@ -502,7 +502,8 @@ class [[nodiscard]] no_sync_guard {
 // Each backward pass that reaches a parameter is a step of the buckets: all ranks make as many, unless no_sync() is
 // there. A rank whose pass would reach none calls sit_out().
 // Passes inside a pass, as checkpoints make them, are of its step: they begin below a tensor that forward() returned.
-// Requires: the communicator and the runtime outlive it. The module's parameters are not replaced meanwhile.
+// Requires: the communicator outlives it, and the runtime also the module's gradients. The module's parameters are not
+// replaced meanwhile.
 template <class Module>
 class data_parallel {
  public:
