@@ -60,6 +60,11 @@ weir_program(questions examples/questions/*.cpp)
 weir_tested_program(seeds main.cpp)
 weir_program(pictures examples/pictures/*.cpp)
 weir_program(exchange examples/interop/exchange.cpp)
+if(WEIR_LIBTORCH)
+  include(weir_libtorch)
+  weir_program(libtorch examples/interop/libtorch.cpp)
+  weir_with_libtorch(libtorch)
+endif()
 weir_program(one_pool examples/interop/one_pool.cu)
 
 # A program in C, over the shared library.

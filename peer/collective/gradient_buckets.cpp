@@ -304,6 +304,11 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
         "gradient_buckets::mark_ready",
         base::text(s.named(i), " from a stream of gpu:", stream.device(), ", the rank's device is gpu:", s.device()),
         "Pass the stream that wrote the gradient", at, error_id{280});
+  // It can be asked in this call alone, and the reduction may start in a later one. A capture needs no answer.
+  if (stream.alive() == clock::life::borrowed && !stream.captured().value)
+    throw invalid_use("gradient_buckets::mark_ready",
+                      s.named(i) + " from a borrowed stream, " + streams::describe(stream),
+                      "Pass an external_stream of it, or a stream that waits for it", at, error_id{576});
   if (o.was_ready)
     throw invalid_use(
         "gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",

@@ -243,6 +243,23 @@ TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
   }
 }
 
+TEST(gradient_buckets, a_borrowed_writer_is_named) {
+  auto ranks = communicator::create_all(first_devices(1));
+  device_guard const on(0);
+  simulated_stream const theirs(device(0));
+  gradient_buckets g(ranks[0]);
+  g.add("layer", 4);
+  g.build();
+  stream_ref const borrowed = borrow_stream(device(0), theirs.handle());
+  borrowed.wait(current_stream());
+  fill(borrowed, g.gradient(0).data, std::byte{1}, 16);
+  std::string const said = refusal<invalid_use>([&] { g.mark_ready(0, borrowed); });
+  EXPECT_NE(said.find("\"layer\" (gradient 0) from a borrowed stream"), std::string::npos) << said;
+  current_stream().wait(borrowed);
+  g.mark_ready(0, current_stream());
+  g.finish(current_stream());
+}
+
 TEST(gradient_buckets, after_their_runtime_each_call_says_so) {
   auto own = std::make_unique<runtime>(simulated{.devices = 1, .memory = 64_MiB});
   std::vector<communicator> ranks;

@@ -66,8 +66,8 @@ cat > "$work/system.cpp" << 'END'
 #include <cstring>
 #include <ctime>
 END
-# Not the adaptors for what comes with a CUDA toolkit.
-(cd "$root/include" && grep -LE '^#include <(cuda|thrust)' weir/*.h | sed 's/.*/#include "&"/') >> "$work/system.cpp"
+# Not the adaptors for what comes with a CUDA toolkit or LibTorch.
+(cd "$root/include" && grep -LE '^#include <(cuda|thrust|torch)' weir/*.h | sed 's/.*/#include "&"/') >> "$work/system.cpp"
 cat >> "$work/system.cpp" << 'END'
 int both(void* dst, void const* src) {
   using namespace std;

@@ -121,6 +121,14 @@ grep -q 'still missing after the installation: clang_format' "$work/out" || fail
 printf '#!/bin/sh\necho Debian clang-format version 14.0.6\n' > "$work/bin/clang-format"
 packages format && [ ! -s "$work/calls" ] || fail "a clang-format 14 of any name will do"
 
+machine
+if packages libtorch; then fail "LibTorch that is still missing is an error"; fi
+asked 'install -y --no-remove .*libtorch-dev' || fail "LibTorch is installed on request"
+: > "$work/calls"
+mkdir -p "$work/system/usr/include/torch/csrc/api/include/torch"
+touch "$work/system/usr/include/torch/csrc/api/include/torch/torch.h"
+packages libtorch && [ ! -s "$work/calls" ] || fail "a LibTorch that is there will do"
+
 if packages frobnicate; then fail "an unknown group is refused"; fi
 
 [ "$failed" = 0 ] || { echo "$failed cases failed"; exit 1; }
