@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "peer/collective/group.h"
 #include "runtime/base/text.h"
 #include "runtime/core/log.h"
 #include "streams/stream/context.h"
@@ -134,18 +135,12 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
   runtime_guard const here(runtime_);
   stream_ref const on = stream_to_use(asked, at);
   device_guard const near(on.device(), at);
-  require_items(items, texts, at);
-  wait_for_last_save(at);
-  layout now;
-  if (writes())
-    now = layout_of(items, at);
-  now.says.texts = std::move(texts);
-  make_room(now.bytes, at);
-  event arrived({.blocking_sync = true});
+  prepared now = prepare_all(on, items, std::move(texts), at);
   try {
     gather_parts(on, items, now, at);
-    copy_items(on, items, now, at);
-    arrived.record(on, at);
+    copy_items(on, items, now.is, at);
+    if (now.arrived)
+      now.arrived->record(on, at);
   } catch (...) {
     room_.reset();  // copies that are under way keep the memory from others
     throw;
@@ -155,8 +150,48 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
   base::lock_guard const lock(mutex_);
   require_open(at);
   failure_ = nullptr;
-  next_.emplace(snapshot{std::move(now), std::move(arrived)});
+  next_.emplace(snapshot{std::move(now.is), std::move(*now.arrived)});
   changed_.notify_all();
+}
+
+writing::prepared writing::prepare(stream_ref on, std::vector<checkpoint_item> const& items, checkpoint_metadata texts,
+                                   source_location at) {
+  require_items(items, texts, at);
+  wait_for_last_save(at);
+  prepared now;
+  if (!writes())
+    return now;
+  now.is = layout_of(items, at);
+  now.is.says.texts = std::move(texts);
+  make_room(now.is.bytes, at);
+  std::size_t largest = 0;
+  for (checkpoint_item const& i : items)
+    largest = std::max(largest, i.is_part ? bytes_of(i.values) : 0);
+  if (largest > 0)
+    now.gathered = buffer(on, largest * static_cast<std::size_t>(ranks_->size()), default_alignment, at);
+  now.arrived.emplace(event_options{.blocking_sync = true});
+  return now;
+}
+
+writing::prepared writing::prepare_all(stream_ref on, std::vector<checkpoint_item> const& items,
+                                       checkpoint_metadata texts, source_location at) {
+  constexpr auto round = peer::rank_watch::round::save;
+  bool const gathers = ranks_ && std::ranges::any_of(items, &checkpoint_item::is_part);
+  prepared now;
+  try {
+    now = prepare(on, items, std::move(texts), at);
+  } catch (...) {
+    // The others would wait in a gather. What this rank throws is its own failure, even if none of them comes.
+    try {
+      if (gathers)
+        (void)ranks_->state_->all->all_are_ready(round, ranks_->rank(), false, at);
+    } catch (std::exception const&) {}
+    throw;
+  }
+  if (gathers && !ranks_->state_->all->all_are_ready(round, ranks_->rank(), true, at))
+    throw checkpoint_error(operation, path_ + " stays as it is: another rank cannot save its parts",
+                           "Mend what that rank throws, and save again on all", at, error_id{547});
+  return now;
 }
 
 void writing::require_open(source_location at) const {
@@ -196,26 +231,29 @@ void writing::copy_items(stream_ref on, std::vector<checkpoint_item> const& item
     copy(on, all, how(), at);
 }
 
-// One item after another comes to the memory of rank 0's device, which holds the largest.
-void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& items, layout const& l,
+// One item after another comes to the memory of rank 0's device, which holds the largest. A failed copy does not
+// keep this rank from the gathers that the others call.
+void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& items, prepared const& now,
                            source_location at) const {
-  std::size_t most = 0;
-  for (checkpoint_item const& i : items)
-    most = std::max(most, i.is_part ? bytes_of(i.values) : 0);
-  if (most == 0)
+  if (std::ranges::none_of(items, &checkpoint_item::is_part))
     return;
   stream_guard const in(on, at);
-  std::int64_t const ranks = ranks_->size();
-  buffer const whole(on, writes() ? most * static_cast<std::size_t>(ranks) : 0, default_alignment, at);
+  std::exception_ptr failed;
   for (std::size_t i = 0; i < items.size(); ++i) {
     device_span const part = items[i].values;
     if (!items[i].is_part || part.count == 0)
       continue;
-    ranks_->gather({whole.data(), part.count * ranks, part.dtype}, part, 0, at);
+    ranks_->gather({now.gathered.data(), part.count * ranks_->size(), part.dtype}, part, 0, at);
     std::size_t const bytes = static_cast<std::size_t>(items[i].extents.numel(at)) * size_of(part.dtype);
-    if (writes() && bytes > 0)
-      copy(on, room_.data<std::byte>() + l.begins[i], whole.data(), bytes, how(), at);
+    try {
+      if (writes() && bytes > 0 && !failed)
+        copy(on, room_.data<std::byte>() + now.is.begins[i], now.gathered.data(), bytes, how(), at);
+    } catch (...) {
+      failed = std::current_exception();
+    }
   }
+  if (failed)
+    std::rethrow_exception(failed);
 }
 
 void writing::finish(source_location at) {
