@@ -309,8 +309,10 @@ std::span<std::byte const> writing::arrived_bytes() const {
 void writing::write_snapshot() {
   auto const bytes = arrived_bytes();
   header& h = next_->is.says;
-  std::vector<std::uint32_t> sums{checksum_of_texts(h.texts)};
-  for (place const& p : h.places) {
+  std::vector<std::uint32_t> sums = checksums_of_texts(h.texts);
+  sums.insert(sums.begin(), static_cast<std::uint32_t>(sums.size()));
+  for (std::size_t const i : by_name(h.places)) {
+    place const& p = h.places[i];
     checksum sum = begun_checksum(p.is);
     sum.process_bytes(bytes.data() + p.begin, p.is.bytes);
     sums.push_back(sum.checksum());
