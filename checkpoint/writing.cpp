@@ -268,6 +268,7 @@ void writing::finish(source_location at) {
 // ---- the thread that writes -----------------------------------------------------------------------------
 
 void writing::write_snapshots() {
+  os::refuse_writes_beyond_the_limit();
   runtime_guard const here(runtime_);
   while (wait_for_snapshot()) {
     std::exception_ptr why;

@@ -3,6 +3,7 @@
 #include "runtime/base/os_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,13 @@ bool has_name(int file, std::string const& path) noexcept {
 }
 
 }  // namespace
+
+void refuse_writes_beyond_the_limit() noexcept {
+  sigset_t beyond;
+  ::sigemptyset(&beyond);
+  ::sigaddset(&beyond, SIGXFSZ);
+  (void)::pthread_sigmask(SIG_BLOCK, &beyond, nullptr);
+}
 
 file_in_place::~file_in_place() {
   if (file_.is_open())
