@@ -68,10 +68,27 @@ std::string path_of(std::filesystem::path const& path, source_location at) {
   return std::filesystem::absolute(path).string();
 }
 
+// Without host memory.
+void tell(std::exception_ptr const& why) noexcept {
+  try {
+    if (why)
+      std::rethrow_exception(why);
+  } catch (std::exception const& e) {
+    os::print_error(e.what());
+    os::print_error("\n");
+  }
+}
+
 }  // namespace
 
 writing::writing(std::filesystem::path const& path, communicator* ranks, source_location at)
-    : path_(path_of(path, at)), ranks_(ranks), at_(at), runtime_(runtime::current(at)), known_(runtime_.get()) {}
+    : path_(path_of(path, at)),
+      ranks_(ranks),
+      at_(at),
+      runtime_(runtime::current(at)),
+      known_(runtime_.get()),
+      no_memory_(std::make_exception_ptr(checkpoint_error(operation, path_ + " stays as it is: no host memory",
+                                                          "Free host memory, and save again", at, error_id{548}))) {}
 
 void writing::start() {
   if (!writes())
@@ -274,10 +291,12 @@ void writing::write_snapshots() {
     std::exception_ptr why;
     try {
       write_snapshot();
-    } catch (std::exception const& e) {
+    } catch (std::bad_alloc const&) {
+      why = no_memory_;
+    } catch (std::exception const&) {
       why = std::current_exception();
-      os::print_error(std::string(e.what()) + "\n");
     }
+    tell(why);
     base::lock_guard const lock(mutex_);
     failure_ = std::move(why);  // the thread that hears of it ends the exception
     next_.reset();

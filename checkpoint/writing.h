@@ -69,7 +69,8 @@ class writing : public std::enable_shared_from_this<writing> {
   communicator* const ranks_;
   source_location const at_;
   runtime& runtime_;
-  known_runtime const known_;  // the same: it may end first
+  known_runtime const known_;           // the same: it may end first
+  std::exception_ptr const no_memory_;  // made while there is host memory
 
   buffer room_;  // of the thread that saves; while next_ is set, of the other one
   base::mutex mutex_;

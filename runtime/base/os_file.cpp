@@ -103,12 +103,12 @@ file_refusal file_in_place::write(std::span<std::byte const> bytes) {
 }
 
 file_refusal file_in_place::put_in_place() {
+  std::string const folder = path_.substr(0, path_.rfind('/') + 1);  // the last thing that needs host memory
   if (refused(call::sync_file) ? (errno = EIO, true) : ::fsync(file_.get()) != 0)
     return refusal(part_, "brought to the disk", errno);
   if (refused(call::rename_file) ? (errno = EACCES, true) : ::rename(part_.c_str(), path_.c_str()) != 0)
     return refusal(path_, "replaced", errno);
   file_.close();
-  std::string const folder = path_.substr(0, path_.rfind('/') + 1);
   owned_file const in(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // A folder that may be written and not read: the system brings the new name to the disk by itself, later.
   if (!in.is_open() || ::fsync(in.get()) == 0 || is_not_offered(errno))
