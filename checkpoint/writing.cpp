@@ -118,6 +118,7 @@ stream_ref writing::stream_to_use(std::optional<stream_ref> on, source_location 
 void writing::require_items(std::vector<checkpoint_item> const& items, checkpoint_metadata const& texts,
                             source_location at) const {
   std::vector<std::string_view> names;
+  std::ptrdiff_t all = 0;
   for (auto const& [name, value] : texts) {
     if (name == checksum_key || !is_utf8(name) || !is_utf8(value))
       throw invalid_use(operation, "the metadata " + base::in_quotes(base::visible(name)),
@@ -131,6 +132,13 @@ void writing::require_items(std::vector<checkpoint_item> const& items, checkpoin
     if (i.is_part && !ranks_)
       throw invalid_use(operation, what + ", which is a part", "Make the writer with the communicator of the ranks", at,
                         error_id{539});
+    // A number of bytes that wraps would pass for a small one.
+    std::ptrdiff_t bytes = 0;
+    std::int64_t const ranks = i.is_part ? ranks_->size() : 1;
+    if (__builtin_mul_overflow(count, static_cast<std::int64_t>(size_of(i.values.dtype)) * ranks, &bytes) ||
+        __builtin_add_overflow(all, bytes, &all))
+      throw invalid_use(operation, what + " of shape " + i.extents.str() + ": more bytes than a memory has",
+                        "Pass the count of elements, not of bytes", at, error_id{549});
     bool const fits = i.is_part ? count >= 0 && whole <= count * ranks_->size() : whole == count;
     if (!fits)
       throw invalid_use(operation,

@@ -332,6 +332,11 @@ TEST_F(checkpoints, refuse_what_the_format_cannot_have) {
   EXPECT_NE(says({{"x", x}}, {{"weir.crc32", ""}}).find("other than weir.crc32"), string::npos);
   EXPECT_NE(says({{"x", x}}, {{"a", "\xc0\x80"}}).find("UTF-8"), string::npos);
   EXPECT_NE(says({{"x", {x.data(), 15, float32}, {4, 4}}}).find("16 elements, and 15 are given"), string::npos);
+  std::int64_t const many = std::int64_t{1} << 61, half = many / 4;
+  EXPECT_NE(says({{"x", {x.data(), many, int64}, {many}}}).find("more bytes than a memory has"), string::npos);
+  EXPECT_NE(
+      says({{"x", {x.data(), half, int64}, {half}}, {"y", {x.data(), half, int64}, {half}}}).find("\"y\" of shape"),
+      string::npos);
   EXPECT_NE(says({checkpoint_item::part("x", {x.data(), 16, float32}, {16})}).find("which is a part"), string::npos);
   EXPECT_NE(refused([&] { (void)checkpoint_item("x", x.t()); }).find("a view with gaps"), string::npos);
   EXPECT_NE(refused([&] { (void)checkpoint_item("x", tensor()); }).find("an undefined tensor"), string::npos);
