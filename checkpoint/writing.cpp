@@ -231,14 +231,18 @@ void writing::wait_for_last_save(source_location at) {
   require_open(at);
 }
 
-// Keeps what it has, if that is enough.
+// Keeps what it has, if that is enough. Pinned memory takes the place of pageable memory once there is some.
 void writing::make_room(std::size_t bytes, source_location at) {
-  if (room_.size() >= bytes)
+  bool const is_enough = room_.size() >= bytes;
+  if (is_enough && (bytes == 0 || how() == blocking::no))
     return;
-  room_.reset();
+  if (!is_enough)
+    room_.reset();
   try {
     room_ = pinned(bytes, at);
   } catch (out_of_memory const& e) {
+    if (is_enough)
+      return;
     room_ = buffer(bytes, {.on = cpu, .kind = memory_kind::pageable}, at);
     if (logs(known_.get(operation, "a writer", at), log_level::warning))
       log(log_level::warning, {.bytes = bytes}, "a checkpoint_writer uses pageable memory: " + std::string(e.what()));

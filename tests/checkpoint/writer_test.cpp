@@ -282,7 +282,19 @@ TEST_F(checkpoints, go_through_pageable_memory_without_pinned) {
   x.fill_(5);
   w.finish();
   EXPECT_EQ(value_in_file(), 4);
+  w.save({{"x", x}});
+  w.finish();
+  EXPECT_EQ(value_in_file(), 5);
   faults.forget_orders();
+  // Only copies to pinned memory wait for the stream without the host.
+  stream const s;
+  set_all(s, x, 6);
+  {
+    held const still(m, s);
+    w.save(s, {{"x", x}});
+  }
+  w.finish();
+  EXPECT_EQ(value_in_file(), 6);
 }
 
 TEST_F(checkpoints, keep_the_old_file_when_the_device_is_lost) {
