@@ -59,8 +59,8 @@ class header_events {
   bool on_document_begin(failed&) { return true; }
   bool on_document_end(failed&) { return true; }
   bool on_object_begin(failed& f) {
-    if (depth_ == 1)
-      begin_member();
+    if (depth_ == 1 && !begin_member())
+      return require(false, "a second object of texts", f);
     return require(++depth_ <= 2 && numbers_ == nullptr, "an object within an item", f);
   }
   bool on_object_end(std::size_t, failed& f) {
@@ -124,9 +124,10 @@ class header_events {
     f = parsing::error::exception;
     return false;
   }
-  void begin_member() {
+  bool begin_member() {  // false: the texts are there already
     in_texts_ = name_ == metadata_key;
     type_.reset(), shape_.reset(), offsets_.reset();
+    return !in_texts_ || !std::exchange(has_texts_, true);
   }
   bool end_item(failed& f) {
     if (!require(type_ && shape_ && offsets_, "no dtype, no shape or no data_offsets", f) ||
@@ -158,7 +159,7 @@ class header_events {
   header& into_;
   std::string why_, name_, field_, word_;
   int depth_ = 0;
-  bool in_texts_ = false;
+  bool in_texts_ = false, has_texts_ = false;
   std::optional<std::string> type_;
   list shape_, offsets_;
   list* numbers_ = nullptr;  // the list that is open

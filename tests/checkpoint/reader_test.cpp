@@ -79,6 +79,7 @@ TEST_F(checkpoint_reader_of, hostile_headers_names_what_is_wrong) {
       {safetensors(R"({"__metadata__":{"a":1}})", ""), "a number where none belongs"},
       {safetensors(R"({"__metadata__":{"a":{}}})", ""), "an object within an item"},
       {safetensors(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "a text twice"},
+      {safetensors(R"({"__metadata__":{},"__metadata__":{"a":"1"}})", ""), "\"__metadata__\" has a second object"},
       {item(R"("dtype":"U8","shape":[4])"), "no dtype, no shape or no data_offsets"},
       {item(R"("dtype":"U8","shape":[4],"data_offsets":[0])"), "data_offsets that are not two"},
       {item(R"("dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4])"), "a field twice"},
