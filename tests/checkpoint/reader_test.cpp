@@ -116,6 +116,8 @@ TEST_F(checkpoint_reader_of, hostile_headers_names_what_is_wrong) {
     EXPECT_NE(text.find(why), std::string::npos) << why << ": " << text;
     EXPECT_NE(text.find(file().string()), std::string::npos) << text;
   }
+  std::string const text = refused_text(item(R"("dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4])"));
+  EXPECT_NE(text.find("let another program write this one in types that weir has"), std::string::npos) << text;
 }
 
 TEST_F(checkpoint_reader_of, what_is_no_file_names_it) {
