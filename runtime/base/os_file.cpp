@@ -27,6 +27,7 @@ char const* remedy_of(int why) noexcept {
     case EACCES:
     case EPERM:
     case EROFS: return "Allow this process to write in the folder";
+    case ELOOP: return "Remove the link";
     case EAGAIN: return "Let one process at a time write this path";
     default: return "Check the disk and the path";
   }
@@ -73,8 +74,9 @@ file_in_place::~file_in_place() {
 
 file_refusal file_in_place::begin() {
   while (true) {
-    owned_file file(refused(call::write_file) ? (errno = EACCES, -1)
-                                              : ::open(part_.c_str(), O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666));
+    owned_file file(refused(call::write_file)
+                        ? (errno = EACCES, -1)
+                        : ::open(part_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (!file.is_open())
       return refusal(part_, "written", errno);
     struct ::stat about {};
@@ -85,6 +87,12 @@ file_refusal file_in_place::begin() {
     // The process that held the lock may have renamed the file since it was opened here.
     if (!has_name(file.get(), part_))
       continue;
+    // Another name of the file is another file of a person, who would lose its contents.
+    if (about.st_nlink > 1) {
+      if (::unlink(part_.c_str()) != 0)
+        return refusal(part_, "written", errno);
+      continue;
+    }
     file_ = std::move(file);
     return ::ftruncate(file_.get(), 0) == 0 ? file_refusal{} : refusal(part_, "written", errno);
   }

@@ -248,6 +248,22 @@ TEST_F(checkpoints, replace_the_part_of_a_killed_process) {
   EXPECT_EQ(files(), 1u);
 }
 
+// Whoever may write in the folder could have another file of the user written.
+TEST_F(checkpoints, write_no_other_file_through_a_link) {
+  machine m({.devices = 1, .memory = 64_MiB});
+  checkpoint_writer w(file());
+  write_file(folder_ / "other", "kept");
+  std::filesystem::create_symlink(folder_ / "other", part());
+  w.save({{"x", full({10}, 1)}});
+  EXPECT_NE(failure_of(w).find("Remove the link"), string::npos);
+  std::filesystem::remove(part());
+  std::filesystem::create_hard_link(folder_ / "other", part());
+  w.save({{"x", full({10}, 2)}});
+  w.finish();
+  EXPECT_EQ(value_in_file(), 2);
+  EXPECT_EQ(bytes_of_file(folder_ / "other"), "kept");
+}
+
 TEST_F(checkpoints, leave_a_file_to_the_process_that_writes_it) {
   os::file_in_place mine(file().string());
   ASSERT_FALSE(mine.begin());
