@@ -24,6 +24,9 @@ char const* remedy_of(int why) noexcept {
     case EFBIG: return "Free space on the disk, or raise the limit";
     case ENOENT:
     case ENOTDIR: return "Create the folder, or correct the path";
+    case ENAMETOOLONG: return "Use a shorter name: .part is added to it";
+    case EMFILE:
+    case ENFILE: return "Close files, or raise the limit of open files";
     case EACCES:
     case EPERM:
     case EROFS: return "Allow this process to write in the folder";
@@ -119,7 +122,9 @@ file_refusal file_in_place::put_in_place() {
   file_.close();
   owned_file const in(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // A folder that may be written and not read: the system brings the new name to the disk by itself, later.
-  if (!in.is_open() || ::fsync(in.get()) == 0 || is_not_offered(errno))
+  bool const may_be_left =
+      in.is_open() ? ::fsync(in.get()) == 0 || is_not_offered(errno) : errno == EACCES || errno == EPERM;
+  if (may_be_left)
     return {};
   return refusal(folder, "brought to the disk", errno);
 }

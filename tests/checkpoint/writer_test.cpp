@@ -232,6 +232,7 @@ TEST_F(checkpoints, name_a_folder_that_is_not_there_or_refuses) {
   };
   EXPECT_NE(says(folder_ / "no" / "model").find("no/model.part cannot be written: No such file"), string::npos);
   EXPECT_NE(says("/proc/weir_model").find("/proc/weir_model.part cannot be written"), string::npos);
+  EXPECT_NE(says(folder_ / string(252, 'x')).find("File name too long. Use a shorter name"), string::npos);
   std::filesystem::create_directory(part());
   EXPECT_NE(says(file()).find("model.safetensors.part cannot be written: Is a directory"), string::npos);
   EXPECT_NE(refused([] { checkpoint_writer w(""); }).find("names no file"), string::npos);
