@@ -70,7 +70,8 @@ class checkpoint_writer {
   // behind a collective that did not complete is not written. Requires: the communicator stays in its place,
   // and outlives this.
   checkpoint_writer(std::filesystem::path const&, communicator&, source_location = source_location::current());
-  // Blocks: until the last save is written. A runtime that ends first does so.
+  // Blocks: until the last save is written. A runtime that ends first does so. The end of a process may lose
+  // the last save of a writer of static storage: call finish() before main returns.
   ~checkpoint_writer();
   checkpoint_writer(checkpoint_writer const&) = delete;
 
