@@ -22,8 +22,7 @@ struct opened_file {
   opened_file(std::filesystem::path const&, source_location);
   // Throws: checkpoint_error
   void require(os::file_refusal const&, source_location) const;
-  [[noreturn]] void refuse(std::string const& why, source_location,
-                           char const* remedy = "Take an earlier file, or copy this one anew") const;
+  [[noreturn]] void refuse(std::string const& why, source_location) const;
   void take_checksums(source_location);
   std::size_t index_of(std::string_view name, source_location) const;
   // Calls use(part, offset) for the parts of these bytes of the item, in order.
@@ -53,8 +52,9 @@ opened_file::opened_file(std::filesystem::path const& p, source_location at) : p
   data_begin = length_bytes + length;
   std::string const why = read_header(text, all - data_begin, says);
   if (!why.empty())
-    refuse("is damaged, or of a form that weir does not read: " + why, at,
-           "Take an earlier file, or let another program write this one in types that weir has");
+    throw checkpoint_error("checkpoint_reader", path + " is damaged, or of a form that weir does not read: " + why,
+                           "Take an earlier file, or let another program write this one in types that weir has", at,
+                           error_id{550});
   take_checksums(at);
   for (place const& one : says.places)
     entries.push_back(one.is);
@@ -82,8 +82,9 @@ void opened_file::take_checksums(source_location at) {
     sums[i] = checked ? of_items[static_cast<std::ptrdiff_t>(k++)] : 0;
 }
 
-void opened_file::refuse(std::string const& why, source_location at, char const* remedy) const {
-  throw checkpoint_error("checkpoint_reader", path + " " + why, remedy, at, error_id{527});
+void opened_file::refuse(std::string const& why, source_location at) const {
+  throw checkpoint_error("checkpoint_reader", path + " " + why, "Take an earlier file, or copy this one anew", at,
+                         error_id{527});
 }
 
 void opened_file::require(os::file_refusal const& refused, source_location at) const {

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t most_at_once = std::size_t{1} << 30;  // Linux moves less than 2 GiB a call
 
+// Long: one line for each reason.
 char const* remedy_of(int why) noexcept {
   switch (why) {
     case ENOSPC:
