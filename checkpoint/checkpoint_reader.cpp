@@ -52,7 +52,9 @@ opened_file::opened_file(std::filesystem::path const& p, source_location at) : p
   data_begin = length_bytes + length;
   std::string const why = read_header(text, all - data_begin, says);
   if (!why.empty())
-    refuse("is damaged, or of a form that weir does not read: " + why, at);
+    throw checkpoint_error("checkpoint_reader", path + " is damaged, or of a form that weir does not read: " + why,
+                           "Take an earlier file, or let another program write this one in types that weir has", at,
+                           error_id{580});
   take_checksums(at);
   for (place const& one : says.places)
     entries.push_back(one.is);
@@ -62,12 +64,22 @@ void opened_file::take_checksums(source_location at) {
   auto const told = says.texts.find(std::string(checksum_key));
   if (told == says.texts.end())
     return;
-  auto all = checksums_in(told->second, 1 + says.places.size());
-  if (!all || all->front() != checksum_of_texts(says.texts))
+  auto const words = checksums_in(told->second);
+  if (!words)
+    refuse("is damaged: the checksums in its metadata", at);
+  auto const of_items = words->begin() + 1 + words->front();
+  auto found = checksums_of_texts(says.texts);
+  std::ranges::sort(found);
+  bool const all_are_there = std::all_of(words->begin() + 1, of_items,
+                                         [&](std::uint32_t sum) { return std::ranges::binary_search(found, sum); });
+  if (!all_are_there)
     refuse("is damaged: the checksum of its metadata does not match", at);
-  sums.assign(all->begin() + 1, all->end());
   says.texts.erase(told);
-  checked = true;
+  // A program that added items, or left some out, kept checksums of others.
+  checked = static_cast<std::size_t>(words->end() - of_items) == says.places.size();
+  sums.resize(says.places.size());
+  for (std::size_t k = 0; std::size_t const i : by_name(says.places))
+    sums[i] = checked ? of_items[static_cast<std::ptrdiff_t>(k++)] : 0;
 }
 
 void opened_file::refuse(std::string const& why, source_location at) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <numeric>
 
 #include "runtime/base/text.h"
 
@@ -58,8 +59,8 @@ class header_events {
   bool on_document_begin(failed&) { return true; }
   bool on_document_end(failed&) { return true; }
   bool on_object_begin(failed& f) {
-    if (depth_ == 1)
-      begin_member();
+    if (depth_ == 1 && !begin_member())
+      return require(false, "a second object of texts", f);
     return require(++depth_ <= 2 && numbers_ == nullptr, "an object within an item", f);
   }
   bool on_object_end(std::size_t, failed& f) {
@@ -123,9 +124,10 @@ class header_events {
     f = parsing::error::exception;
     return false;
   }
-  void begin_member() {
+  bool begin_member() {  // false: the texts are there already
     in_texts_ = name_ == metadata_key;
     type_.reset(), shape_.reset(), offsets_.reset();
+    return !in_texts_ || !std::exchange(has_texts_, true);
   }
   bool end_item(failed& f) {
     if (!require(type_ && shape_ && offsets_, "no dtype, no shape or no data_offsets", f) ||
@@ -157,7 +159,7 @@ class header_events {
   header& into_;
   std::string why_, name_, field_, word_;
   int depth_ = 0;
-  bool in_texts_ = false;
+  bool in_texts_ = false, has_texts_ = false;
   std::optional<std::string> type_;
   list shape_, offsets_;
   list* numbers_ = nullptr;  // the list that is open
@@ -270,15 +272,24 @@ checksum begun_checksum(checkpoint_entry const& e) {
   return sum;
 }
 
-std::uint32_t checksum_of_texts(checkpoint_metadata const& texts) {
-  checksum sum;
+std::vector<std::uint32_t> checksums_of_texts(checkpoint_metadata const& texts) {
+  std::vector<std::uint32_t> sums;
   for (auto const& [name, value] : texts) {
     if (name == checksum_key)
       continue;
+    checksum sum;
     sum.process_bytes(name.c_str(), name.size() + 1);
     sum.process_bytes(value.c_str(), value.size() + 1);
+    sums.push_back(sum.checksum());
   }
-  return sum.checksum();
+  return sums;
+}
+
+std::vector<std::size_t> by_name(std::vector<place> const& places) {
+  std::vector<std::size_t> order(places.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) -> std::string const& { return places[i].is.name; });
+  return order;
 }
 
 std::string words_of(std::vector<std::uint32_t> const& sums) {
@@ -291,10 +302,10 @@ std::string words_of(std::vector<std::uint32_t> const& sums) {
   return text;
 }
 
-std::optional<std::vector<std::uint32_t>> checksums_in(std::string_view text, std::size_t words) {
+std::optional<std::vector<std::uint32_t>> checksums_in(std::string_view text) {
   constexpr std::size_t wide = 9;  // a word and a space
   std::vector<std::uint32_t> sums;
-  for (std::size_t i = 0; i < words && i * wide + 8 <= text.size(); ++i) {
+  for (std::size_t i = 0; i * wide + 8 <= text.size(); ++i) {
     std::uint32_t value = 0;
     std::string_view const word = text.substr(i * wide, 8);
     for (char const c : word) {
@@ -305,7 +316,7 @@ std::optional<std::vector<std::uint32_t>> checksums_in(std::string_view text, st
     }
     sums.push_back(value);
   }
-  if (text != words_of(sums) || sums.size() != words)
+  if (text != words_of(sums) || sums.empty() || sums[0] >= sums.size())
     return std::nullopt;
   return sums;
 }

@@ -5,8 +5,9 @@
 //   the rest   the items' bytes. Offsets count from here. They cover it all, without gaps or overlap
 // Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs (validate).
 //
-// weir's checksums are the text "weir.crc32": words of eight hexadecimal digits. The first is of all other
-// texts. One for each item follows, in the order of the file, of its name, type, shape and bytes.
+// weir's checksums are the text "weir.crc32": words of eight hexadecimal digits. The first is the number of
+// other texts. One for each of them follows, by name. One for each item is last, by name, of its name, type,
+// shape and bytes. So another program may order the items as it likes, and add texts.
 // Threads: values.
 #pragma once
 #include <boost/crc.hpp>
@@ -45,10 +46,11 @@ std::string read_header(std::string_view text, std::uint64_t data_bytes, header&
 bool is_utf8(std::string_view) noexcept;
 
 using checksum = boost::crc_32_type;
-checksum begun_checksum(checkpoint_entry const&);             // the item's bytes follow
-std::uint32_t checksum_of_texts(checkpoint_metadata const&);  // but for the checksums
+checksum begun_checksum(checkpoint_entry const&);                           // the item's bytes follow
+std::vector<std::uint32_t> checksums_of_texts(checkpoint_metadata const&);  // but for the checksums
+std::vector<std::size_t> by_name(std::vector<place> const&);                // their numbers
 std::string words_of(std::vector<std::uint32_t> const&);
-// Returns: none unless the text is so many words.
-std::optional<std::vector<std::uint32_t>> checksums_in(std::string_view text, std::size_t words);
+// Returns: none unless the text is words, and has those that its first one counts.
+std::optional<std::vector<std::uint32_t>> checksums_in(std::string_view text);
 
 }  // namespace weir::checkpoints

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "peer/collective/group.h"
 #include "runtime/base/text.h"
 #include "runtime/core/log.h"
 #include "streams/stream/context.h"
@@ -67,10 +68,27 @@ std::string path_of(std::filesystem::path const& path, source_location at) {
   return std::filesystem::absolute(path).string();
 }
 
+// Without host memory.
+void tell(std::exception_ptr const& why) noexcept {
+  try {
+    if (why)
+      std::rethrow_exception(why);
+  } catch (std::exception const& e) {
+    os::print_error(e.what());
+    os::print_error("\n");
+  }
+}
+
 }  // namespace
 
 writing::writing(std::filesystem::path const& path, communicator* ranks, source_location at)
-    : path_(path_of(path, at)), ranks_(ranks), at_(at), runtime_(runtime::current(at)), known_(runtime_.get()) {}
+    : path_(path_of(path, at)),
+      ranks_(ranks),
+      at_(at),
+      runtime_(runtime::current(at)),
+      known_(runtime_.get()),
+      no_memory_(std::make_exception_ptr(checkpoint_error(operation, path_ + " stays as it is: no host memory",
+                                                          "Free host memory, and save again", at, error_id{578}))) {}
 
 void writing::start() {
   if (!writes())
@@ -100,6 +118,7 @@ stream_ref writing::stream_to_use(std::optional<stream_ref> on, source_location 
 void writing::require_items(std::vector<checkpoint_item> const& items, checkpoint_metadata const& texts,
                             source_location at) const {
   std::vector<std::string_view> names;
+  std::ptrdiff_t all = 0;
   for (auto const& [name, value] : texts) {
     if (name == checksum_key || !is_utf8(name) || !is_utf8(value))
       throw invalid_use(operation, "the metadata " + base::in_quotes(base::visible(name)),
@@ -113,6 +132,13 @@ void writing::require_items(std::vector<checkpoint_item> const& items, checkpoin
     if (i.is_part && !ranks_)
       throw invalid_use(operation, what + ", which is a part", "Make the writer with the communicator of the ranks", at,
                         error_id{539});
+    // A number of bytes that wraps would pass for a small one.
+    std::ptrdiff_t bytes = 0;
+    std::int64_t const ranks = i.is_part ? ranks_->size() : 1;
+    if (__builtin_mul_overflow(count, static_cast<std::int64_t>(size_of(i.values.dtype)) * ranks, &bytes) ||
+        __builtin_add_overflow(all, bytes, &all))
+      throw invalid_use(operation, what + " of shape " + i.extents.str() + ": more bytes than a memory has",
+                        "Pass the count of elements, not of bytes", at, error_id{579});
     bool const fits = i.is_part ? count >= 0 && whole <= count * ranks_->size() : whole == count;
     if (!fits)
       throw invalid_use(operation,
@@ -134,18 +160,12 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
   runtime_guard const here(runtime_);
   stream_ref const on = stream_to_use(asked, at);
   device_guard const near(on.device(), at);
-  require_items(items, texts, at);
-  wait_for_last_save(at);
-  layout now;
-  if (writes())
-    now = layout_of(items, at);
-  now.says.texts = std::move(texts);
-  make_room(now.bytes, at);
-  event arrived({.blocking_sync = true});
+  prepared now = prepare_all(on, items, std::move(texts), at);
   try {
     gather_parts(on, items, now, at);
-    copy_items(on, items, now, at);
-    arrived.record(on, at);
+    copy_items(on, items, now.is, at);
+    if (now.arrived)
+      now.arrived->record(on, at);
   } catch (...) {
     room_.reset();  // copies that are under way keep the memory from others
     throw;
@@ -155,8 +175,48 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
   base::lock_guard const lock(mutex_);
   require_open(at);
   failure_ = nullptr;
-  next_.emplace(snapshot{std::move(now), std::move(arrived)});
+  next_.emplace(snapshot{std::move(now.is), std::move(*now.arrived)});
   changed_.notify_all();
+}
+
+writing::prepared writing::prepare(stream_ref on, std::vector<checkpoint_item> const& items, checkpoint_metadata texts,
+                                   source_location at) {
+  require_items(items, texts, at);
+  wait_for_last_save(at);
+  prepared now;
+  if (!writes())
+    return now;
+  now.is = layout_of(items, at);
+  now.is.says.texts = std::move(texts);
+  make_room(now.is.bytes, at);
+  std::size_t largest = 0;
+  for (checkpoint_item const& i : items)
+    largest = std::max(largest, i.is_part ? bytes_of(i.values) : 0);
+  if (largest > 0)
+    now.gathered = buffer(on, largest * static_cast<std::size_t>(ranks_->size()), default_alignment, at);
+  now.arrived.emplace(event_options{.blocking_sync = true});
+  return now;
+}
+
+writing::prepared writing::prepare_all(stream_ref on, std::vector<checkpoint_item> const& items,
+                                       checkpoint_metadata texts, source_location at) {
+  constexpr auto round = peer::rank_watch::round::save;
+  bool const gathers = ranks_ && std::ranges::any_of(items, &checkpoint_item::is_part);
+  prepared now;
+  try {
+    now = prepare(on, items, std::move(texts), at);
+  } catch (...) {
+    // The others would wait in a gather. What this rank throws is its own failure, even if none of them comes.
+    try {
+      if (gathers)
+        (void)ranks_->state_->all->all_are_ready(round, ranks_->rank(), false, at);
+    } catch (std::exception const&) {}
+    throw;
+  }
+  if (gathers && !ranks_->state_->all->all_are_ready(round, ranks_->rank(), true, at))
+    throw checkpoint_error(operation, path_ + " stays as it is: another rank cannot save its parts",
+                           "Mend what that rank throws, and save again on all", at, error_id{577});
+  return now;
 }
 
 void writing::require_open(source_location at) const {
@@ -171,14 +231,18 @@ void writing::wait_for_last_save(source_location at) {
   require_open(at);
 }
 
-// Keeps what it has, if that is enough.
+// Keeps what it has, if that is enough. Pinned memory takes the place of pageable memory once there is some.
 void writing::make_room(std::size_t bytes, source_location at) {
-  if (room_.size() >= bytes)
+  bool const is_enough = room_.size() >= bytes;
+  if (is_enough && (bytes == 0 || how() == blocking::no))
     return;
-  room_.reset();
+  if (!is_enough)
+    room_.reset();
   try {
     room_ = pinned(bytes, at);
   } catch (out_of_memory const& e) {
+    if (is_enough)
+      return;
     room_ = buffer(bytes, {.on = cpu, .kind = memory_kind::pageable}, at);
     if (logs(known_.get(operation, "a writer", at), log_level::warning))
       log(log_level::warning, {.bytes = bytes}, "a checkpoint_writer uses pageable memory: " + std::string(e.what()));
@@ -196,26 +260,29 @@ void writing::copy_items(stream_ref on, std::vector<checkpoint_item> const& item
     copy(on, all, how(), at);
 }
 
-// One item after another comes to the memory of rank 0's device, which holds the largest.
-void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& items, layout const& l,
+// One item after another comes to the memory of rank 0's device, which holds the largest. A failed copy does not
+// keep this rank from the gathers that the others call.
+void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& items, prepared const& now,
                            source_location at) const {
-  std::size_t most = 0;
-  for (checkpoint_item const& i : items)
-    most = std::max(most, i.is_part ? bytes_of(i.values) : 0);
-  if (most == 0)
+  if (std::ranges::none_of(items, &checkpoint_item::is_part))
     return;
   stream_guard const in(on, at);
-  std::int64_t const ranks = ranks_->size();
-  buffer const whole(on, writes() ? most * static_cast<std::size_t>(ranks) : 0, default_alignment, at);
+  std::exception_ptr failed;
   for (std::size_t i = 0; i < items.size(); ++i) {
     device_span const part = items[i].values;
     if (!items[i].is_part || part.count == 0)
       continue;
-    ranks_->gather({whole.data(), part.count * ranks, part.dtype}, part, 0, at);
+    ranks_->gather({now.gathered.data(), part.count * ranks_->size(), part.dtype}, part, 0, at);
     std::size_t const bytes = static_cast<std::size_t>(items[i].extents.numel(at)) * size_of(part.dtype);
-    if (writes() && bytes > 0)
-      copy(on, room_.data<std::byte>() + l.begins[i], whole.data(), bytes, how(), at);
+    try {
+      if (writes() && bytes > 0 && !failed)
+        copy(on, room_.data<std::byte>() + now.is.begins[i], now.gathered.data(), bytes, how(), at);
+    } catch (...) {
+      failed = std::current_exception();
+    }
   }
+  if (failed)
+    std::rethrow_exception(failed);
 }
 
 void writing::finish(source_location at) {
@@ -230,15 +297,18 @@ void writing::finish(source_location at) {
 // ---- the thread that writes -----------------------------------------------------------------------------
 
 void writing::write_snapshots() {
+  os::refuse_writes_beyond_the_limit();
   runtime_guard const here(runtime_);
   while (wait_for_snapshot()) {
     std::exception_ptr why;
     try {
       write_snapshot();
-    } catch (std::exception const& e) {
+    } catch (std::bad_alloc const&) {
+      why = no_memory_;
+    } catch (std::exception const&) {
       why = std::current_exception();
-      os::print_error(std::string(e.what()) + "\n");
     }
+    tell(why);
     base::lock_guard const lock(mutex_);
     failure_ = std::move(why);  // the thread that hears of it ends the exception
     next_.reset();
@@ -271,8 +341,10 @@ std::span<std::byte const> writing::arrived_bytes() const {
 void writing::write_snapshot() {
   auto const bytes = arrived_bytes();
   header& h = next_->is.says;
-  std::vector<std::uint32_t> sums{checksum_of_texts(h.texts)};
-  for (place const& p : h.places) {
+  std::vector<std::uint32_t> sums = checksums_of_texts(h.texts);
+  sums.insert(sums.begin(), static_cast<std::uint32_t>(sums.size()));
+  for (std::size_t const i : by_name(h.places)) {
+    place const& p = h.places[i];
     checksum sum = begun_checksum(p.is);
     sum.process_bytes(bytes.data() + p.begin, p.is.bytes);
     sums.push_back(sum.checksum());

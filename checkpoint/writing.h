@@ -46,9 +46,18 @@ class writing : public std::enable_shared_from_this<writing> {
   void require_items(std::vector<checkpoint_item> const&, checkpoint_metadata const&, source_location) const;
   void require_open(source_location) const;  // under the lock
   void wait_for_last_save(source_location);
+  // What a save needs beside its items. Only rank 0 has it.
+  struct prepared {
+    layout is;
+    buffer gathered;  // the parts of one item
+    std::optional<event> arrived{};
+  };
+  prepared prepare(stream_ref, std::vector<checkpoint_item> const&, checkpoint_metadata, source_location);
+  // On all ranks, or on none. Blocks: with parts, until all ranks have called
+  prepared prepare_all(stream_ref, std::vector<checkpoint_item> const&, checkpoint_metadata, source_location);
   void make_room(std::size_t bytes, source_location);
   void copy_items(stream_ref, std::vector<checkpoint_item> const&, layout const&, source_location) const;
-  void gather_parts(stream_ref, std::vector<checkpoint_item> const&, layout const&, source_location) const;
+  void gather_parts(stream_ref, std::vector<checkpoint_item> const&, prepared const&, source_location) const;
 
   void write_snapshots();
   bool wait_for_snapshot();  // false: the end
@@ -60,7 +69,8 @@ class writing : public std::enable_shared_from_this<writing> {
   communicator* const ranks_;
   source_location const at_;
   runtime& runtime_;
-  known_runtime const known_;  // the same: it may end first
+  known_runtime const known_;           // the same: it may end first
+  std::exception_ptr const no_memory_;  // made while there is host memory
 
   buffer room_;  // of the thread that saves; while next_ is set, of the other one
   base::mutex mutex_;

@@ -38,8 +38,11 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   });
   if (told.failed.load())
     return;
-  if (writer)
-    writer->finish();
+  // A save that failed is told already, and the values at the end may still find room.
+  try {
+    if (writer)
+      writer->finish();
+  } catch (weir::checkpoint_error const&) {}
   std::vector<std::int64_t> const prints = gather(ranks, static_cast<std::int64_t>(r.fingerprint()));
   std::int64_t rows = 0;
   double const sum = r.validation_loss_sum(rows);

@@ -70,7 +70,8 @@ class checkpoint_writer {
   // behind a collective that did not complete is not written. Requires: the communicator stays in its place,
   // and outlives this.
   checkpoint_writer(std::filesystem::path const&, communicator&, source_location = source_location::current());
-  // Blocks: until the last save is written. A runtime that ends first does so.
+  // Blocks: until the last save is written. A runtime that ends first does so. The end of a process may lose
+  // the last save of a writer of static storage: call finish() before main returns.
   ~checkpoint_writer();
   checkpoint_writer(checkpoint_writer const&) = delete;
 
@@ -80,9 +81,11 @@ class checkpoint_writer {
   // to standard error at once, and finish() throws it. save() does not: the old file stays, and the training
   // goes on.
   // Blocks: host, until the save before is written; not for this one, except for items in host memory. If the
-  // system has no pinned memory left, the copies go through pageable memory, and may block the host.
+  // system has no pinned memory left, the copies go through pageable memory, and may block the host. With parts
+  // every rank waits until all have called, and until rank 0's last file is written.
   // Throws: invalid_use (a name twice, or that the format cannot have; counts; a borrowed stream, or one in a
-  // capture; the runtime has ended), out_of_memory, device_lost, driver_error: nothing is written.
+  // capture; the runtime has ended), out_of_memory, device_lost, driver_error; with parts, checkpoint_error
+  // (another rank cannot save), timed_out: nothing is written.
   void save(std::vector<checkpoint_item> const&, checkpoint_metadata = {},
             source_location = source_location::current());
   void save(stream_ref, std::vector<checkpoint_item> const&, checkpoint_metadata = {},

@@ -14,6 +14,10 @@
 #include "weir/launch.h"
 #include "weir/stream.h"
 
+namespace weir::checkpoints {
+class writing;
+}
+
 namespace weir WEIR_API {
 
 class pool;
@@ -159,6 +163,7 @@ class communicator {
  private:
   friend class gradient_buckets;
   friend class collective_group;
+  friend class checkpoints::writing;
   struct state;
   explicit communicator(std::unique_ptr<state>) noexcept;
   std::unique_ptr<state> state_;

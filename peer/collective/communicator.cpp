@@ -81,6 +81,10 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
   return t;
 }
 
+std::string_view name_of_round(rank_watch::round of) noexcept {
+  return base::name_in({"barrier", "split", "register_pool", "checkpoint_writer::save", "communicator"}, of);
+}
+
 bool have_collective(requests all) noexcept {
   return std::any_of(all.begin(), all.end(), [](collective_request const& r) { return !r.between_two(); });
 }

@@ -167,6 +167,7 @@ struct captured_requests {
 };
 
 using color_and_key = std::array<int, 2>;  // of a rank in a split: its color and key
+std::string_view name_of_round(rank_watch::round) noexcept;
 class group;
 struct seat {  // of a rank in a group
   std::shared_ptr<group> in{};
@@ -199,6 +200,9 @@ class group : public std::enable_shared_from_this<group> {
   // Requires: a registered one
   void register_pool(int rank, clock::stream_clock& on, memory::allocator&, memory::memory_pool&, source_location);
   virtual void barrier(int rank, base::time_limit, source_location) = 0;
+  // Before collectives that a rank alone may be unable to call: a rank that waits inside NCCL cannot be freed.
+  // Blocks: until all ranks have come. Returns: whether `mine` of all ranks is true
+  virtual bool all_are_ready(rank_watch::round, int rank, bool mine, source_location) = 0;
   // The rank's place among those of its color, by key and rank. Without one: communicator::no_color
   virtual seat split(int rank, int color, int key, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
@@ -228,9 +232,6 @@ class group : public std::enable_shared_from_this<group> {
   // The backend says why no rank can continue. Ends all ranks. Throws: driver_error that names the rank, if one
   // ended them before: an abort stops the backend, which does not know whose it was
   virtual void end_broken(int rank, std::string const& why, std::string const& operation, source_location);
-  // Before NCCL registers memory: a rank that waits inside NCCL cannot be freed. Blocks: until all ranks have come
-  // Returns: whether `mine` of all ranks is true
-  virtual bool meet_to_register(int rank, bool mine, source_location) = 0;
   virtual void issued(int /*rank*/) noexcept {}  // what the rank agreed on last
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
@@ -265,6 +266,7 @@ class thread_group final : public group {
  public:
   thread_group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
   void barrier(int rank, base::time_limit, source_location) override;
+  bool all_are_ready(rank_watch::round, int rank, bool mine, source_location) override;
   seat split(int rank, int color, int key, source_location) override;
   void abort(int rank, std::string_view why) noexcept override;
   bool waits(int rank) const noexcept override;
@@ -344,7 +346,6 @@ class thread_group final : public group {
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
   void agree(int rank, std::span<collective_request>, source_location) override;
-  bool meet_to_register(int rank, bool mine, source_location) override;
   void withdraw(int rank, requests, source_location) noexcept override;
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);

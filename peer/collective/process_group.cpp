@@ -66,10 +66,10 @@ class process_group final : public group {
     try {
       backend_->connect([&] { (void)meet(rank_watch::round::connect, {}, options_.start, at); }, at);
       if (watch().failed())
-        refuse_if_over(rank_, name_of_round(rank_watch::round::connect), {}, at);
+        refuse_if_over(rank_, std::string(name_of_round(rank_watch::round::connect)), {}, at);
     } catch (driver_error const& e) {
       // The cause may be a rank that has failed: then its verdict is told.
-      end_broken(rank_, std::string(e.operands()), name_of_round(rank_watch::round::connect), at);
+      end_broken(rank_, std::string(e.operands()), std::string(name_of_round(rank_watch::round::connect)), at);
       throw;
     } catch (std::exception const& e) {
       abort(rank_, e.what());
@@ -79,6 +79,13 @@ class process_group final : public group {
 
   void barrier(int, base::time_limit limit, source_location at) override {
     (void)meet(rank_watch::round::barrier, {}, limit, at);
+  }
+
+  bool all_are_ready(rank_watch::round why, int, bool mine, source_location at) override {
+    // what all ranks have called, this call too
+    std::string const calls(reinterpret_cast<char const*>(&trace_), sizeof trace_);
+    auto const all = meet(why, calls + (mine ? '1' : '0'), options_.start, at);
+    return std::ranges::all_of(all, [](rank_watch::offer const& its) { return its.bytes.back() == '1'; });
   }
 
   // Any rank may be the first of its color, so each brings an id. One round tells all: a failure never leaves
@@ -239,14 +246,11 @@ class process_group final : public group {
     return base::text("rank ", other.rank, ": an exception ended its gradient_buckets or collective_group", waits);
   }
 
-  static std::string name_of_round(rank_watch::round of) {
-    return std::string(base::name_in({"barrier", "split", "register_pool", "communicator"}, of));
-  }
-  // Returns: what each rank brought. A split brings a color, a key and more; a registration what all ranks must
-  // share, and a character of its own; a barrier nothing.
+  // Returns: what each rank brought. A split brings a color, a key and more; a registration and a save what all
+  // ranks must share, and a character of their own; a barrier nothing.
   std::vector<rank_watch::offer> meet(rank_watch::round why, std::string const& brings, base::time_limit limit,
                                       source_location at) {
-    std::string const operation = name_of_round(why);
+    std::string const operation(name_of_round(why));
     refuse_if_over(rank_, operation, {}, at);
     speaks();
     auto const end = wait_for_others(why, limit, brings);
@@ -280,8 +284,8 @@ class process_group final : public group {
   // Throws: invalid_use unless all ranks came for the same, and brought what fits.
   void require_same(rank_watch::round why, std::string const& brings, std::vector<rank_watch::offer> const& brought,
                     source_location at) const {
-    std::string const operation = name_of_round(why);
-    // The last character of a registration is the rank's own. A barrier brings nothing.
+    std::string const operation(name_of_round(why));
+    // The last character of a registration or a save is the rank's own. A barrier brings nothing.
     std::string shared = brings;
     if (!shared.empty())
       shared.pop_back();
@@ -385,12 +389,6 @@ class process_group final : public group {
       uncount(all);
       throw;
     }
-  }
-  bool meet_to_register(int, bool mine, source_location at) override {
-    // what all ranks have called, this call too
-    std::string const calls(reinterpret_cast<char const*>(&trace_), sizeof trace_);
-    auto const all = meet(rank_watch::round::register_pool, calls + (mine ? '1' : '0'), options_.start, at);
-    return std::ranges::all_of(all, [](rank_watch::offer const& its) { return its.bytes.back() == '1'; });
   }
   void issued(int) noexcept override { calls_under_way_.fetch_sub(1); }
   void withdraw(int, requests all, source_location) noexcept override {

@@ -84,7 +84,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   try {
     bool all_may = may_multicast;
     if (!runtime_.machine().simulated())
-      all_may = meet_to_register(rank, may_multicast, at);
+      all_may = all_are_ready(rank_watch::round::register_pool, rank, may_multicast, at);
     backend_->register_memory(rank, on, r, all_may, at);
   } catch (...) {
     take_back(rank, operation, {&r, 1}, at);

@@ -294,8 +294,8 @@ void thread_group::barrier(int rank, base::time_limit limit, source_location at)
 
 constexpr std::chrono::minutes longest_wait{10};
 
-bool thread_group::meet_to_register(int rank, bool mine, source_location at) {
-  auto const m = meet(rank, "register_pool", {mine ? 1 : 0, 0}, longest_wait, at, nullptr);
+bool thread_group::all_are_ready(rank_watch::round why, int rank, bool mine, source_location at) {
+  auto const m = meet(rank, name_of_round(why), {mine ? 1 : 0, 0}, longest_wait, at, nullptr);
   return std::ranges::all_of(m->colors, [](color_and_key const& its) { return its[0] != 0; });
 }
 

@@ -66,7 +66,7 @@ class rank_watch {
   bool left_with_less(int rank, transfers own) const;
 
   // Why ranks meet. They may come for different things: each learns what the others came for.
-  enum class round : std::uint32_t { barrier, split, register_pool, connect };
+  enum class round : std::uint32_t { barrier, split, register_pool, save, connect };
   struct offer {
     std::optional<round> is{};  // none: as this rank's
     std::string bytes{};

@@ -350,7 +350,7 @@ void run_after_thread_locals(void (*run)(void*)) noexcept {
     (void)pthread_setspecific(only.key, &not_null);
 }
 
-void print_error(std::string const& line) noexcept {
+void print_error(std::string_view line) noexcept {
   std::size_t at = 0;
   while (at < line.size()) {
     ssize_t const n = ::write(STDERR_FILENO, line.data() + at, line.size() - at);

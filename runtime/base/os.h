@@ -127,7 +127,7 @@ bool run_this_thread_on(std::vector<int> const& processors) noexcept;
 // Calls run after the calling thread has destroyed its thread_local values, and again if run asks again, a
 // few times. Not in the thread that ends the process. Requires: the same function each time.
 void run_after_thread_locals(void (*run)(void*)) noexcept;
-void print_error(std::string const& line) noexcept;  // to stderr, in one piece
+void print_error(std::string_view line) noexcept;    // to stderr, in one piece
 [[noreturn]] void end_process(int status) noexcept;  // flushes files; runs no exit handler
 
 }  // namespace weir::os

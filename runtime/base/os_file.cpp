@@ -3,6 +3,7 @@
 #include "runtime/base/os_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@ namespace {
 
 constexpr std::size_t most_at_once = std::size_t{1} << 30;  // Linux moves less than 2 GiB a call
 
+// Long: one line for each reason.
 char const* remedy_of(int why) noexcept {
   switch (why) {
     case ENOSPC:
@@ -23,9 +25,13 @@ char const* remedy_of(int why) noexcept {
     case EFBIG: return "Free space on the disk, or raise the limit";
     case ENOENT:
     case ENOTDIR: return "Create the folder, or correct the path";
+    case ENAMETOOLONG: return "Use a shorter name: .part is added to it";
+    case EMFILE:
+    case ENFILE: return "Close files, or raise the limit of open files";
     case EACCES:
     case EPERM:
     case EROFS: return "Allow this process to write in the folder";
+    case ELOOP: return "Remove the link";
     case EAGAIN: return "Let one process at a time write this path";
     default: return "Check the disk and the path";
   }
@@ -58,6 +64,13 @@ bool has_name(int file, std::string const& path) noexcept {
 
 }  // namespace
 
+void refuse_writes_beyond_the_limit() noexcept {
+  sigset_t beyond;
+  ::sigemptyset(&beyond);
+  ::sigaddset(&beyond, SIGXFSZ);
+  (void)::pthread_sigmask(SIG_BLOCK, &beyond, nullptr);
+}
+
 file_in_place::~file_in_place() {
   if (file_.is_open())
     (void)::unlink(part_.c_str());
@@ -65,8 +78,9 @@ file_in_place::~file_in_place() {
 
 file_refusal file_in_place::begin() {
   while (true) {
-    owned_file file(refused(call::write_file) ? (errno = EACCES, -1)
-                                              : ::open(part_.c_str(), O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666));
+    owned_file file(refused(call::write_file)
+                        ? (errno = EACCES, -1)
+                        : ::open(part_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (!file.is_open())
       return refusal(part_, "written", errno);
     struct ::stat about {};
@@ -77,6 +91,12 @@ file_refusal file_in_place::begin() {
     // The process that held the lock may have renamed the file since it was opened here.
     if (!has_name(file.get(), part_))
       continue;
+    // Another name of the file is another file of a person, who would lose its contents.
+    if (about.st_nlink > 1) {
+      if (::unlink(part_.c_str()) != 0)
+        return refusal(part_, "written", errno);
+      continue;
+    }
     file_ = std::move(file);
     return ::ftruncate(file_.get(), 0) == 0 ? file_refusal{} : refusal(part_, "written", errno);
   }
@@ -95,15 +115,17 @@ file_refusal file_in_place::write(std::span<std::byte const> bytes) {
 }
 
 file_refusal file_in_place::put_in_place() {
+  std::string const folder = path_.substr(0, path_.rfind('/') + 1);  // the last thing that needs host memory
   if (refused(call::sync_file) ? (errno = EIO, true) : ::fsync(file_.get()) != 0)
     return refusal(part_, "brought to the disk", errno);
   if (refused(call::rename_file) ? (errno = EACCES, true) : ::rename(part_.c_str(), path_.c_str()) != 0)
     return refusal(path_, "replaced", errno);
   file_.close();
-  std::string const folder = path_.substr(0, path_.rfind('/') + 1);
   owned_file const in(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // A folder that may be written and not read: the system brings the new name to the disk by itself, later.
-  if (!in.is_open() || ::fsync(in.get()) == 0 || is_not_offered(errno))
+  bool const may_be_left =
+      in.is_open() ? ::fsync(in.get()) == 0 || is_not_offered(errno) : errno == EACCES || errno == EPERM;
+  if (may_be_left)
     return {};
   return refusal(folder, "brought to the disk", errno);
 }

@@ -17,6 +17,10 @@ struct file_refusal {
   explicit operator bool() const noexcept { return !what.empty(); }
 };
 
+// A write of this thread beyond the process's limit of a file (RLIMIT_FSIZE) is refused, and sends no signal that
+// would end the process.
+void refuse_writes_beyond_the_limit() noexcept;
+
 // Writes PATH.part and renames it to PATH once the disk has it. A process that ends at any moment leaves the
 // old file whole, or the new one. PATH.part of a process that was killed is written anew.
 // Invariant: one process at a time holds PATH.part, by a lock that ends with it and that its children do not

@@ -118,6 +118,55 @@ TEST_F(checkpoints_of_ranks, stay_as_they_are_when_the_ranks_fail) {
   EXPECT_EQ(checkpoint_reader(file()).read("x", cpu).host<float>()[0], 1);
 }
 
+// Rank 0 alone has no memory for the parts of all. The ranks stay together for what they call next.
+void save_too_much(communicator& c, std::filesystem::path const& file) {
+  checkpoint_writer w(file, c);
+  std::int64_t const many = 6'000'000;
+  {
+    tensor const mine = full({many}, 1);
+    auto const save = [&] { w.save({checkpoint_item::part("all", {mine.data(), many, float32}, {many * c.size()})}); };
+    if (c.rank() == 0) {
+      EXPECT_THROW(save(), out_of_memory);
+    } else {
+      EXPECT_NE(unreadable(save).find("another rank cannot save its parts"), std::string::npos);
+    }
+  }
+  tensor const few = full({10}, 2);
+  w.save({checkpoint_item::part("all", {few.data(), 10, float32}, {10 * c.size()})});
+  c.all_reduce({few.data(), 10, float32});
+  EXPECT_EQ(few.cpu().host<float>()[9], 2 * c.size());
+  w.finish();
+  c.barrier();
+  EXPECT_EQ(checkpoint_reader(file).read("all", cpu).host<float>()[19], 2);
+}
+TEST_F(checkpoints_of_ranks, stay_together_when_rank_0_has_no_memory) {
+  as_ranks(2, [&](communicator& c) { save_too_much(c, file()); });
+}
+TEST_F(checkpoints_of_ranks, agree_across_processes_without_memory) {
+  test::as_ranks(2, [&](communicator& c) { save_too_much(c, file()); });
+}
+
+// Rank 0 copies each item behind its gather. The others call the gathers that follow a refused copy.
+TEST_F(checkpoints_of_ranks, stay_together_when_a_copy_is_refused) {
+  as_ranks(2, [&](communicator& c) {
+    checkpoint_writer w(file(), c);
+    tensor const x = full({10}, 1);
+    auto const save = [&] {
+      w.save({checkpoint_item::part("a", {x.data(), 10, float32}, {20}),
+              checkpoint_item::part("b", {x.data(), 5, float32}, {10})});
+    };
+    c.barrier();
+    if (c.rank() == 0) {
+      driver::fault_injector_of(runtime::current().get().machine())->refuse({.of = driver::call::copy});
+      EXPECT_THROW(save(), driver_error);
+    } else {
+      save();
+    }
+    save();
+    w.finish();
+  });
+}
+
 TEST_F(checkpoints_of_ranks, refuses_parts_that_are_too_small) {
   as_ranks(2, [&](communicator& c) {
     checkpoint_writer w(file(), c);

@@ -79,6 +79,7 @@ TEST_F(checkpoint_reader_of, hostile_headers_names_what_is_wrong) {
       {safetensors(R"({"__metadata__":{"a":1}})", ""), "a number where none belongs"},
       {safetensors(R"({"__metadata__":{"a":{}}})", ""), "an object within an item"},
       {safetensors(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "a text twice"},
+      {safetensors(R"({"__metadata__":{},"__metadata__":{"a":"1"}})", ""), "\"__metadata__\" has a second object"},
       {item(R"("dtype":"U8","shape":[4])"), "no dtype, no shape or no data_offsets"},
       {item(R"("dtype":"U8","shape":[4],"data_offsets":[0])"), "data_offsets that are not two"},
       {item(R"("dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4])"), "a field twice"},
@@ -104,14 +105,19 @@ TEST_F(checkpoint_reader_of, hostile_headers_names_what_is_wrong) {
            R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"x":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
            "1234"),
        "\"x\" is there twice"},
-      {safetensors(R"({"__metadata__":{"weir.crc32":"0"}})", ""), "the checksum of its metadata"},
-      {safetensors(R"({"__metadata__":{"weir.crc32":"00000000 00000000"}})", ""), "the checksum of its metadata"},
+      {safetensors(R"({"__metadata__":{"weir.crc32":"0"}})", ""), "the checksums in its metadata"},
+      {safetensors(R"({"__metadata__":{"weir.crc32":""}})", ""), "the checksums in its metadata"},
+      {safetensors(R"({"__metadata__":{"weir.crc32":"00000001"}})", ""), "the checksums in its metadata"},
+      {safetensors(R"({"__metadata__":{"weir.crc32":"ffffffff 00000000"}})", ""), "the checksums in its metadata"},
+      {safetensors(R"({"__metadata__":{"weir.crc32":"00000001 00000000"}})", ""), "the checksum of its metadata"},
   };
   for (auto const& [bytes, why] : all) {
     std::string const text = refused_text(bytes);
     EXPECT_NE(text.find(why), std::string::npos) << why << ": " << text;
     EXPECT_NE(text.find(file().string()), std::string::npos) << text;
   }
+  std::string const text = refused_text(item(R"("dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4])"));
+  EXPECT_NE(text.find("let another program write this one in types that weir has"), std::string::npos) << text;
 }
 
 TEST_F(checkpoint_reader_of, what_is_no_file_names_it) {
@@ -143,6 +149,40 @@ TEST_F(checkpoint_reader_of, wrong_memory_refuses_it) {
   r.read("b", {two, 1, int32}, 1);
   EXPECT_EQ(two[0], 0x78787878);
   EXPECT_EQ(two[1], 0);
+}
+
+// Another program orders the items by its own rule, and adds a text. What weir wrote is still checked.
+TEST_F(checkpoint_reader_of, a_file_saved_anew_by_others_checks_it) {
+  std::uint8_t values[] = {1, 2, 3, 4, 5, 6};
+  {
+    checkpoint_writer w(file());
+    w.save({{"a", {values, 4, uint8}, {4}}, {"b", {values + 4, 2, uint8}, {2}}}, {{"step", "3"}});
+    w.finish();
+  }
+  std::string sums = bytes_of_file(file());
+  sums.erase(0, sums.find("weir.crc32"));
+  sums.erase(sums.find("\"}"));
+  auto const anew = [&](std::string const& step, std::string const& items, std::string const& data) {
+    write_file(
+        file(),
+        safetensors(R"({"__metadata__":{"format":"pt","step":")" + step + "\",\"" + sums + "\"}," + items, data));
+  };
+  std::string const b = R"("b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]})",
+                    a = R"("a":{"dtype":"U8","shape":[4],"data_offsets":[2,6]})";
+  anew("3", b + "," + a + "}", "\5\6\1\2\3\4");
+  checkpoint_reader const r(file());
+  EXPECT_TRUE(r.has_checksums());
+  EXPECT_EQ(r.metadata(), (checkpoint_metadata{{"format", "pt"}, {"step", "3"}}));
+  r.check();
+  EXPECT_EQ(r.read("a", cpu).host<std::uint8_t>()[3], 4);
+  anew("3", b + "," + a + "}", "\5\6\1\2\3\5");
+  EXPECT_NE(unreadable([&] { checkpoint_reader(file()).check(); }).find("of item \"a\""), std::string::npos);
+  anew("4", b + "," + a + "}", "\5\6\1\2\3\4");
+  EXPECT_NE(unreadable([&] { checkpoint_reader const other(file()); }).find("of its metadata"), std::string::npos);
+  anew("3", b + "}", "\5\6");
+  checkpoint_reader const less(file());
+  EXPECT_FALSE(less.has_checksums());
+  EXPECT_EQ(less.read("b", cpu).host<std::uint8_t>()[1], 6);
 }
 
 // Flips, cuts and lengthens a valid file at random. What is not refused has the values of the whole file.

@@ -201,7 +201,8 @@ TEST_F(checkpoints, leave_the_old_file_whole_when_a_step_fails) {
   }
 }
 
-// A real limit of the system: the file grows until the disk, here a limit of the process, is full.
+// A real limit of the system: the file grows until the disk, here a limit of the process, is full. The limit's
+// signal ends a process that does not block it.
 TEST_F(checkpoints, survive_a_full_disk) {
   machine m({.devices = 1, .memory = 64_MiB});
   tensor x = full({100'000}, 1);
@@ -210,14 +211,12 @@ TEST_F(checkpoints, survive_a_full_disk) {
   w.finish();
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  auto const handler = ::signal(SIGXFSZ, SIG_IGN);
   rlimit const small{150'000, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   x.fill_(2);
   w.save({{"x", x}});
   string const text = failure_of(w);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  ::signal(SIGXFSZ, handler);
   EXPECT_NE(text.find(part().string() + " cannot be written: File too large. Free space"), string::npos) << text;
   EXPECT_EQ(value_in_file(), 1);
   EXPECT_EQ(files(), 1u);
@@ -233,6 +232,7 @@ TEST_F(checkpoints, name_a_folder_that_is_not_there_or_refuses) {
   };
   EXPECT_NE(says(folder_ / "no" / "model").find("no/model.part cannot be written: No such file"), string::npos);
   EXPECT_NE(says("/proc/weir_model").find("/proc/weir_model.part cannot be written"), string::npos);
+  EXPECT_NE(says(folder_ / string(252, 'x')).find("File name too long. Use a shorter name"), string::npos);
   std::filesystem::create_directory(part());
   EXPECT_NE(says(file()).find("model.safetensors.part cannot be written: Is a directory"), string::npos);
   EXPECT_NE(refused([] { checkpoint_writer w(""); }).find("names no file"), string::npos);
@@ -247,6 +247,22 @@ TEST_F(checkpoints, replace_the_part_of_a_killed_process) {
   w.finish();
   EXPECT_EQ(value_in_file(), 1);
   EXPECT_EQ(files(), 1u);
+}
+
+// Whoever may write in the folder could have another file of the user written.
+TEST_F(checkpoints, write_no_other_file_through_a_link) {
+  machine m({.devices = 1, .memory = 64_MiB});
+  checkpoint_writer w(file());
+  write_file(folder_ / "other", "kept");
+  std::filesystem::create_symlink(folder_ / "other", part());
+  w.save({{"x", full({10}, 1)}});
+  EXPECT_NE(failure_of(w).find("Remove the link"), string::npos);
+  std::filesystem::remove(part());
+  std::filesystem::create_hard_link(folder_ / "other", part());
+  w.save({{"x", full({10}, 2)}});
+  w.finish();
+  EXPECT_EQ(value_in_file(), 2);
+  EXPECT_EQ(bytes_of_file(folder_ / "other"), "kept");
 }
 
 TEST_F(checkpoints, leave_a_file_to_the_process_that_writes_it) {
@@ -283,7 +299,19 @@ TEST_F(checkpoints, go_through_pageable_memory_without_pinned) {
   x.fill_(5);
   w.finish();
   EXPECT_EQ(value_in_file(), 4);
+  w.save({{"x", x}});
+  w.finish();
+  EXPECT_EQ(value_in_file(), 5);
   faults.forget_orders();
+  // Only copies to pinned memory wait for the stream without the host.
+  stream const s;
+  set_all(s, x, 6);
+  {
+    held const still(m, s);
+    w.save(s, {{"x", x}});
+  }
+  w.finish();
+  EXPECT_EQ(value_in_file(), 6);
 }
 
 TEST_F(checkpoints, keep_the_old_file_when_the_device_is_lost) {
@@ -333,6 +361,11 @@ TEST_F(checkpoints, refuse_what_the_format_cannot_have) {
   EXPECT_NE(says({{"x", x}}, {{"weir.crc32", ""}}).find("other than weir.crc32"), string::npos);
   EXPECT_NE(says({{"x", x}}, {{"a", "\xc0\x80"}}).find("UTF-8"), string::npos);
   EXPECT_NE(says({{"x", {x.data(), 15, float32}, {4, 4}}}).find("16 elements, and 15 are given"), string::npos);
+  std::int64_t const many = std::int64_t{1} << 61, half = many / 4;
+  EXPECT_NE(says({{"x", {x.data(), many, int64}, {many}}}).find("more bytes than a memory has"), string::npos);
+  EXPECT_NE(
+      says({{"x", {x.data(), half, int64}, {half}}, {"y", {x.data(), half, int64}, {half}}}).find("\"y\" of shape"),
+      string::npos);
   EXPECT_NE(says({checkpoint_item::part("x", {x.data(), 16, float32}, {16})}).find("which is a part"), string::npos);
   EXPECT_NE(refused([&] { (void)checkpoint_item("x", x.t()); }).find("a view with gaps"), string::npos);
   EXPECT_NE(refused([&] { (void)checkpoint_item("x", tensor()); }).find("an undefined tensor"), string::npos);

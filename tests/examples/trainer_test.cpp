@@ -264,6 +264,12 @@ TEST_F(trained, a_checkpoint_has_the_loss_scale_and_the_steps) {
   EXPECT_EQ(rest.out.fingerprints, whole.out.fingerprints);
 }
 
+// The last checkpoint beside the training meets no folder. The training comes to its end, and has its values.
+TEST_F(trained, a_failed_checkpoint_does_not_end_the_training) {
+  with_.steps = 4, with_.save_every = 2, with_.save_file = folder_ / "none" / "model";
+  EXPECT_FALSE(train_on(1).out.values.empty());
+}
+
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.save_file = folder_ / "model";
   with_.steps = 2;

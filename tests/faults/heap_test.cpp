@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,7 @@
 #include "streams/pinned/use_cache.h"
 #include "tests/faults/trial.h"
 #include "tests/support/memory_bench.h"
+#include "weir/checkpoint.h"
 #include "weir/collective.h"
 
 namespace weir::faults {
@@ -482,6 +484,32 @@ TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
     EXPECT_EQ(::sched_setaffinity(t, sizeof all, &all), 0);
   }
   EXPECT_EQ(::sched_setaffinity(0, sizeof all, &all), 0);
+}
+
+// A writer's thread that has no host memory tells the path, and the process goes on.
+TEST(a_checkpoint_writer_without_memory, tells_its_path) {
+  weir::runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  weir::runtime_guard const in(machine);
+  auto const file = std::filesystem::temp_directory_path() / ("weir_heap_" + std::to_string(::getpid()));
+  float value = 1;
+  checkpoint_writer w(file);
+  os::refuse_by([](os::call c) noexcept {
+    if (c == os::call::write_file)
+      heap::fail(1, heap::without_end);  // on the writer's thread
+    return c == os::call::write_file;
+  });
+  ::testing::internal::CaptureStderr();
+  w.save({{"x", {&value, 1, float32}, {}}});
+  std::string what;
+  try {
+    w.finish();
+  } catch (checkpoint_error const& e) {
+    what = e.what();
+  }
+  os::refuse_by(nullptr);
+  EXPECT_NE(what.find(file.string() + " stays as it is: no host memory"), std::string::npos) << what;
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), what + "\n");
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 }  // namespace
