@@ -323,11 +323,11 @@ streams::staging::download by_staging(runtime::impl& r, plan const& p, clock::st
   bool const to_host = p.dst.on_host();
   mark(to_host ? p.src : p.dst, stream, at);
   if (!to_host)
-    through.to_device(stream, a.dst, a.src, a.bytes, p.src.in == driver::where::pageable && !p.src.leaves_its_pin, at);
+    through.to_device(stream, a.dst, a.src, a.bytes, p.src.is_pageable(), at);
   else if (caller_waits)
     bytes = through.to_waiting_host(stream, a.dst, a.src, a.bytes, at);
   else
-    bytes = through.to_host(stream, a.dst, a.src, a.bytes, at);
+    bytes = through.to_host(stream, a.dst, a.src, a.bytes, p.dst.is_pageable(), at);
   // A destination may be pinned, if a route_guard asks for slots. A source on the host has been read by now.
   mark_host(r, p.dst, stream);
   return bytes;

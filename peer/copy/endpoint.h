@@ -19,6 +19,7 @@ struct endpoint {
   bool foreign = false;                 // of another process, see weir/share.h
   std::uint64_t readers = 0;            // of shared memory: devices with access, a bit each
   bool open_to(int reader) const { return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1; }
+  bool is_pageable() const noexcept { return in == driver::where::pageable && !leaves_its_pin; }
   bool on_host() const noexcept { return in == driver::where::pageable || in == driver::where::pinned; }
   std::string text() const;  // "gpu:1 0x7f1000"
 };

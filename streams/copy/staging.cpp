@@ -388,7 +388,7 @@ void staging::download::cancel() const noexcept {
 }
 
 staging::download staging::to_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
-                                   source_location where) {
+                                   bool is_pageable, source_location where) {
   copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
@@ -407,7 +407,8 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   download out;
   try {
     base::internal_ordering const own_slot(my.owner.observer());
-    bool const may_poll = bytes <= most_polled && sizes.size() == 1 && my.is_idle(stream);
+    // To the race checker, pinned memory that the caller writes would be the program's own write.
+    bool const may_poll = is_pageable && bytes <= most_polled && sizes.size() == 1 && my.is_idle(stream);
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i], ++i) {
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();

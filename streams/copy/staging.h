@@ -37,9 +37,10 @@ class staging {  // a part of the runtime
     std::shared_ptr<void> job_;
     std::optional<clock::stamp> arrived_;
   };
-  // The stream's device to pageable memory. The bytes arrive in stream order; later stamps cover them.
-  // Blocks: as to_device; not for this copy.
-  download to_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
+  // The stream's device to host memory. The bytes arrive in stream order; later stamps cover them.
+  // Blocks: as to_device; not for this copy, or for a small one of an idle stream, 64 polls at most.
+  download to_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, bool is_pageable,
+                   source_location);
   // The same for a caller that waits: no host function delays the stream. Ensures: the bytes have arrived.
   download to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // From the device of `from` to that of `to`. Ensures: `to` is ordered after the copy.
