@@ -244,6 +244,8 @@ TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
 }
 
 TEST(gradient_buckets, a_borrowed_writer_is_named) {
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
   auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   simulated_stream const theirs(device(0));
