@@ -1,6 +1,6 @@
 // Copies from pageable memory, which is read in the call.
 // Threads: as the driver interface.
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -22,7 +22,7 @@ class uploaded {
     return used.fetch_add(counted_) + counted_ <= all.bytes;
   }
   void arrive() noexcept {
-    std::memcpy(to_, bytes_.data(), bytes_.size());
+    std::copy(bytes_.begin(), bytes_.end(), static_cast<std::byte*>(to_));  // perhaps none
     leave();
   }
 
