@@ -10,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/sanitized.h"
 #include "weir/array.h"
 #include "weir/collective.h"
 #include "weir/copy.h"
@@ -263,6 +264,9 @@ TEST_F(fork_owners, of_a_loop_refuse_their_calls_in_a_child) {
     }
   };
   full_loader full;
+  // A sanitizer's own allocator may be locked by another thread at the fork: then the child allocates nothing more.
+  if (tests::sanitized)
+    return;
   EXPECT_EQ(child_that([&] { ::_exit(is_typed([&] { full.from.next(); }) ? 7 : 1); }), 7);
   pid_t child = -1;
   auto const go = [&] {
