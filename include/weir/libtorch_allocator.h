@@ -1,5 +1,5 @@
-// weir/libtorch_allocator.h: weir as LibTorch's allocator of device memory, for LibTorch 2.x with CUDA. It serves tensors
-// on the streams that LibTorch names. A program in Python installs weir.torch instead (docs/how-to/pytorch.md).
+// weir/libtorch_allocator.h: weir as LibTorch's allocator of device memory, for LibTorch 2.x with CUDA. It serves
+// tensors on the streams that LibTorch names. A program in Python installs weir.torch instead (docs/how-to/pytorch.md).
 // Threads: any.
 #pragma once
 #include <c10/util/Exception.h>

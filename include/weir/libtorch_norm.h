@@ -84,8 +84,8 @@ struct normalized : torch::autograd::Function<normalized> {
 
 }  // namespace detail
 
-// What a batch norm of LibTorch computes in training, over the batches of all ranks. Gradients flow through the statistics
-// of all ranks, too. In evaluation it calls the module's forward().
+// What a batch norm of LibTorch computes in training, over the batches of all ranks. Gradients flow through the
+// statistics of all ranks, too. In evaluation it calls the module's forward().
 // All ranks call it in the same order. In a module beside data_parallel it takes a communicator of its own (split).
 // Requires: the communicator and the runtime outlive the backward pass.
 // Throws: not_supported (a type), invalid_use (another number of channels), and what all_reduce throws

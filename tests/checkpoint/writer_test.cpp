@@ -249,7 +249,7 @@ TEST_F(checkpoints, replace_the_part_of_a_killed_process) {
   EXPECT_EQ(files(), 1u);
 }
 
-// Whoever may write in the folder could have another file of the user written.
+// A link in the folder could name another file of the user.
 TEST_F(checkpoints, write_no_other_file_through_a_link) {
   machine m({.devices = 1, .memory = 64_MiB});
   checkpoint_writer w(file());

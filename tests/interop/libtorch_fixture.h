@@ -1,5 +1,5 @@
-// Ranks that train modules of LibTorch: a thread a rank, on simulated devices. Tensors are of double, so that ranks agree
-// with one rank to about twelve digits.
+// Ranks that train modules of LibTorch: a thread a rank, on simulated devices. Tensors are of double, so that ranks
+// agree with one rank to about twelve digits.
 // Threads: as each says.
 #pragma once
 #include "weir/libtorch.h"

@@ -236,6 +236,20 @@ TEST(staging, uploads_keep_their_room_and_others_take_slots) {
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 
+// Work of the legacy stream may stand before that of a blocking one, also if both seem idle.
+TEST(staging, a_large_upload_takes_an_independent_stream) {
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
+  auto const source = pattern(32_KiB, 1);
+  for (auto const& [flags, uploads] : {std::pair{stream_flags::blocking, 0u}, {stream_flags::non_blocking, 1u}}) {
+    stream const s(device(0), flags);
+    buffer const a(s, 32_KiB);
+    tests::counted_calls const calls(m.control());
+    copy(s, a.data(), source.data(), 32_KiB);
+    EXPECT_EQ(calls.of({driver::call::upload}), uploads);
+    EXPECT_EQ(test::read_back(a.data(), 32_KiB, 0), source);
+  }
+}
+
 TEST(staging, a_refused_upload_keeps_no_room) {
   test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   buffer const a(16_KiB, {.on = device(0)});

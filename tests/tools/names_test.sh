@@ -25,7 +25,7 @@ dangling() {  # dangling FOLDER: prints links (from FOLDER) and paths (from the 
   { sed '/^```/,/^```$/d' <<< "$text" | grep -oE '\]\([^)#[:space:]]+' || true; } | cut -c3- | sort -u | while IFS= read -r to; do
     [[ $to == *:* ]] || [ -e "$1/$to" ] || echo "$to"
   done
-  { grep -oE '`(bench|checkpoint|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools)/[a-z0-9_./*]*`' <<< "$text" || true; } |
+  { grep -oE '`(bench|checkpoint|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools|train)/[a-z0-9_./*]*`' <<< "$text" || true; } |
     tr -d '`' | sort -u | while IFS= read -r to; do compgen -G "$root/$to" > /dev/null || echo "$to"; done
 }
 [ "$(echo '[a](b.md#c), [d](e:f), [g](README.md#h), `tests/*/names_test.sh`, `peer/nowhere.cpp`' | dangling "$root/docs" | xargs)" = 'b.md peer/nowhere.cpp' ] ||
