@@ -40,11 +40,11 @@ def skip(why):
 
 
 def block(value=1.0):
-    return torch.full((256, 256), value, device="cuda")
+    return torch.full((256, 256), float(value), device="cuda")
 
 
 def pinned(value=1.0):
-    return torch.full((256, 256), value).pin_memory()
+    return torch.full((256, 256), float(value)).pin_memory()
 
 
 def prepared():
