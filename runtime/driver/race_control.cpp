@@ -10,7 +10,7 @@ constinit base::atomic<detail::all_checkers const*> detail::checkers{nullptr};
 
 std::string_view name_of(finding::kind k) noexcept {
   return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
-                        "source changed", "host too early", "undeclared use", "stuck"},
+                        "source changed", "host too early", "undeclared use", "stuck", "possible race"},
                        k);
 }
 

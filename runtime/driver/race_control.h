@@ -26,6 +26,7 @@ struct finding {
     early_host,        // the host uses memory that a stream's work still uses
     undeclared,        // work uses pinned memory that it does not declare
     stuck,             // the host waits for something that cannot happen
+    possible_race,     // two uses that may meet: at least one is known by a pointer alone. No error by itself
   };
   kind what{};
   std::string text;  // full sentences: the bytes, both uses, the remedy
@@ -61,6 +62,8 @@ struct unjudged {
   std::string text() const;  // "Not judged: …"; empty: all was
 };
 
+class seen_calls;  // seen_calls.h
+
 // Of one checker: driver::checker() tells which is in front of a machine.
 class control {
  public:
@@ -75,6 +78,9 @@ class control {
   // The stream carries parts of the program's calls, until the program leases it. weir orders the program's streams
   // with it inside these calls, so that reports ask to wait for the stream of the call instead.
   virtual void is_weirs_own(int device, stream_handle) = 0;
+  // For a watcher of calls that weir does not make: from this call on, unseen() leaves out what it tells. It lives as
+  // long as the control. Null: this checker takes no such calls
+  virtual seen_calls* calls() { return nullptr; }
 };
 
 // A host use of bytes by this thread, outside any work of a stream. Every checker of the process sees it.
