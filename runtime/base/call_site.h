@@ -26,6 +26,7 @@ struct call_context {
   site in;                                // of the outermost public call
   int internal_ordering = 0;              // > 0: the program may not rely on completion seen or waits inserted now
   bool moves_a_pool = false;              // its copies are of blocks that may be freed meanwhile
+  int unwatched = 0;                      // > 0: a watch of CUDA's calls does not tell those of this thread
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
@@ -92,6 +93,14 @@ class [[nodiscard]] moving_a_pool {
 
  private:
   bool const before_;
+};
+
+// While one exists, this thread's CUDA calls are weir's own, or declared.
+class [[nodiscard]] unwatched {
+ public:
+  unwatched() noexcept { ++this_call().unwatched; }
+  ~unwatched() { --this_call().unwatched; }
+  unwatched(unwatched const&) = delete;
 };
 
 // While one exists, the program may rely on it again: it has called the program back.

@@ -237,11 +237,17 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
 }
 
 CUstream_st* handle_for_work(stream_ref s, source_location at) {
-  return streams::native_handle(streams::worker_or_throw(s, "launch", at), at);
+  clock::stream_clock& stream = streams::worker_or_throw(s, "launch", at);
+  CUstream_st* const handle = streams::native_handle(stream, at);
+  // What on_gpu enqueues is declared. A checker's watch of CUDA leaves it out until end_work() or abandon_work().
+  if (stream.owner().observer()) [[unlikely]]
+    base::this_call().unwatched = 1;
+  return handle;
 }
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
+  base::this_call().unwatched = 0;
   let_pools_go(stream);
   streams::end_timed_launch();
   tell_touched(stream, uses);
@@ -249,6 +255,8 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
+  if (stream.owner().observer()) [[unlikely]]
+    base::this_call().unwatched = 0;
   if (!stream.owner().machine().simulated())
     let_pools_go(stream);  // begin_work() kept them; of a simulated launch, queue_work() has let them go
   streams::named_work const named(stream);

@@ -1,0 +1,225 @@
+// CUPTI's one subscription of the process, and the checkers that it serves.
+// Threads: any. A callback holds the list's lock, so that a watch that has ended tells nothing more.
+#include <algorithm>
+#include <array>
+
+#include "runtime/base/call_site.h"
+#include "runtime/base/lasting.h"
+#include "runtime/base/os.h"
+#include "runtime/base/os_library.h"
+#include "runtime/base/process.h"
+#include "runtime/base/sync.h"
+#include "runtime/driver/call_watch.h"
+#include "runtime/driver/cuda/symbols.h"
+#include "runtime/driver/cuda/watch/places.h"
+#include "runtime/driver/cuda/watch/seen_call.h"
+#include "runtime/driver/race_control.h"
+
+namespace weir::driver {
+
+#if WEIR_HAS_CUPTI
+namespace cuda {
+namespace {
+
+constexpr std::size_t most_calls = 1024;
+using call_table = std::array<watched_call const*, most_calls>;
+call_table const& table() {
+  static call_table const* const all = [] {
+    auto* const made = new call_table{};
+    for (auto const rows : {launch_calls(), copy_calls(), order_calls(), memory_calls(), graph_calls()})
+      for (watched_call const& row : rows)
+        if (row.id < most_calls)
+          (*made)[row.id] = &row;
+    return made;
+  }();
+  return *all;
+}
+
+struct subscribers {
+  CUpti_SubscriberHandle handle = nullptr;
+  std::vector<seen_calls*> checkers;
+  check::control* (*make)() = nullptr;  // makes one at the next call
+};
+base::guarded<subscribers>& everyone() {
+  static base::lasting<base::guarded<subscribers>> all;
+  return *all;
+}
+
+// Without the list's lock: the driver that the checker wraps calls CUDA.
+void make_awaited_checker() noexcept {
+  check::control* (*const make)() = std::exchange(everyone().lock()->make, nullptr);
+  if (!make) [[likely]]
+    return;
+  try {
+    check::control* const made = make();
+    if (seen_calls* const to = made ? made->calls() : nullptr)
+      everyone().lock()->checkers.push_back(to);
+  } catch (...) {
+    os::print_error("weir-662: the race checker found no host memory, and sees nothing\n");
+  }
+}
+
+// What a checker or this file asks of CUDA meanwhile is not told: `unwatched` keeps it away.
+void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void const* told) noexcept {
+  if (domain != CUPTI_CB_DOMAIN_DRIVER_API || id >= most_calls || base::this_call().unwatched > 0 ||
+      process_was_forked())
+    return;
+  watched_call const* const row = table()[id];
+  auto const& call = *static_cast<CUpti_CallbackData const*>(told);
+  if (!row || row->when != call.callbackSite)
+    return;
+  base::unwatched const own;
+  make_awaited_checker();
+  auto const all = everyone().lock();
+  try {
+    row->tell({call, row->is_per_thread, all->checkers});
+  } catch (...) {  // no host memory
+    for (seen_calls* const to : all->checkers)
+      to->not_understood("calls that found no host memory for their record");
+  }
+}
+
+std::string begin(subscribers& all) {
+  cupti_found const& found = find_cupti();
+  if (!found.api)
+    return found.why;
+  CUptiResult const is = found.api->subscribe(&all.handle, see, nullptr);
+  if (is == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)
+    return "another tool has CUPTI's callbacks in this process. Run without the profiler";
+  char const* words = nullptr;
+  if (is != CUPTI_SUCCESS) {
+    found.api->result_string(is, &words);
+    return std::string("CUPTI refused its callbacks: ") + (words ? words : std::to_string(is));
+  }
+  base::unwatched const own;
+  for (std::size_t id = 0; id < most_calls; ++id)
+    if (table()[id])  // an older library refuses a call that it does not know
+      (void)found.api->enable_callback(1, all.handle, CUPTI_CB_DOMAIN_DRIVER_API, static_cast<CUpti_CallbackId>(id));
+  return {};
+}
+
+class subscribed final : public call_watch {
+ public:
+  explicit subscribed(seen_calls& to) : to_(to) {}
+  ~subscribed() override {
+    auto const all = everyone().lock();
+    std::erase(all->checkers, &to_);
+  }
+
+ private:
+  seen_calls& to_;
+};
+
+constinit base::atomic<int> captures{0};  // that the program began and has not ended
+
+template <class Entry>
+void look_up(Entry& entry, char const* name, int version) {
+  static auto const find = reinterpret_cast<PFN_cuGetProcAddress_v12000>(
+      os::find_symbol(os::load_library("libcuda.so.1"), "cuGetProcAddress_v2"));
+  void* found = nullptr;
+  CUdriverProcAddressQueryResult answer{};
+  if (find(name, &found, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &answer) == CUDA_SUCCESS)
+    entry = reinterpret_cast<Entry>(found);
+}
+
+}  // namespace
+
+// CUPTI's subscription stays: ending it while threads are inside callbacks is not defined.
+watch_begun watch(check::control& checker) {
+  auto const all = everyone().lock();
+  if (!all->handle)
+    if (std::string why = begin(*all); !why.empty())
+      return {nullptr, std::move(why)};
+  seen_calls* const to = checker.calls();
+  if (!to)
+    return {nullptr, "this checker takes no such calls"};
+  auto made = std::make_unique<subscribed>(*to);
+  all->checkers.push_back(to);
+  return {std::move(made), {}};
+}
+
+std::string watch_later(check::control* (*make)()) {
+  auto const all = everyone().lock();
+  if (!all->handle)
+    if (std::string why = begin(*all); !why.empty())
+      return why;
+  all->make = make;
+  return {};
+}
+
+void capture_began() noexcept {
+  captures.fetch_add(1);
+}
+void capture_ended() noexcept {
+  if (captures.load() > 0)
+    captures.fetch_sub(1);
+}
+
+int seen_call::device() const {
+  CUdevice now = 0;
+  return load().api->cuCtxGetDevice(&now) == CUDA_SUCCESS ? static_cast<int>(now) : 0;
+}
+
+// The predefined streams are those of the current context.
+int seen_call::device_of(CUstream s) const {
+  if (!s || s == CU_STREAM_LEGACY || s == CU_STREAM_PER_THREAD)
+    return device();
+  CUcontext of = nullptr;
+  if (load().api->cuStreamGetCtx(s, &of) != CUDA_SUCCESS || of == told_.context)
+    return device();
+  entries const& api = *load().api;
+  CUcontext before = nullptr;
+  api.cuCtxPushCurrent(of);
+  int const found = device();
+  api.cuCtxPopCurrent(&before);
+  return found;
+}
+
+// A stream that cannot be asked is the legacy one beside a capture: it is not captured itself.
+bool seen_call::is_captured(CUstream s) const noexcept {
+  if (captures.load(base::memory_order_relaxed) == 0) [[likely]]
+    return false;
+  CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
+  return load().api->cuStreamIsCapturing(s, &is) == CUDA_SUCCESS && is != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+base::site seen_call::site() const {
+  return {name(), place_of_caller()};
+}
+
+watch_entries const& entries_of_watch() {
+  static watch_entries const* const all = [] {
+    auto* const found = new watch_entries;
+    look_up(found->function_parameter, "cuFuncGetParamInfo", 12040);
+    look_up(found->kernel_parameter, "cuKernelGetParamInfo", 12040);
+    look_up(found->function_name, "cuFuncGetName", 12030);
+    look_up(found->kernel_name, "cuKernelGetName", 12030);
+    look_up(found->graph_nodes, "cuGraphGetNodes", 10000);
+    look_up(found->graph_edges, "cuGraphGetEdges", 10000);
+    look_up(found->node_type, "cuGraphNodeGetType", 10000);
+    look_up(found->kernel_node, "cuGraphKernelNodeGetParams", 12000);
+    look_up(found->copy_node, "cuGraphMemcpyNodeGetParams", 10000);
+    look_up(found->fill_node, "cuGraphMemsetNodeGetParams", 10000);
+    return found;
+  }();
+  return *all;
+}
+
+}  // namespace cuda
+
+watch_begun watch_calls(check::control& checker) {
+  return cuda::watch(checker);
+}
+std::string watch_when_called(check::control* (*make)()) {
+  return cuda::watch_later(make);
+}
+#else
+watch_begun watch_calls(check::control&) {
+  return {nullptr, "weir was built without CUPTI's headers"};
+}
+std::string watch_when_called(check::control* (*)()) {
+  return "weir was built without CUPTI's headers";
+}
+#endif
+
+}  // namespace weir::driver
