@@ -9,9 +9,9 @@
 namespace weir::driver {
 
 enum class parameter_kind : std::uint8_t {
-  value,         // a number or a structure
-  reads,         // a pointer to const: the kernel reads there
-  may_write,     // another pointer
+  value,      // a number or a structure
+  reads,      // a pointer to const: the kernel reads there
+  may_write,  // another pointer
 };
 struct kernel_signature {
   std::string name;  // without its parameters: "add<float>"; the mangled name if that cannot be read

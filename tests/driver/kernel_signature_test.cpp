@@ -43,7 +43,8 @@ struct read_text {
 
 TEST(kernel_signature, counts_commas_at_the_top_alone) {
   read_text const all[] = {
-      {"void add<4, f<int, int>(int, int)>(std::array<char*, 3ul>, int*)", "add<4, f<int, int>(int, int)>",
+      {"void add<4, f<int, int>(int, int)>(std::array<char*, 3ul>, int*)",
+       "add<4, f<int, int>(int, int)>",
        {value, may_write}},
       {"(anonymous namespace)::k(float const*)", "(anonymous namespace)::k", {reads}},
       {"k(float const**, float* const*)", "k", {may_write, reads}},

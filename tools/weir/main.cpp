@@ -112,7 +112,8 @@ int command(int argc, char** argv) try {
     return std::fputs(usage, stdout), 0;
   if (command == "--version")
     return std::printf("%s\n", weir::tool::version_line().c_str()), 0;
-  static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "check", "snapshot", "help", "--version"};
+  static constexpr std::string_view commands[] = {"info",  "doctor",   "bench", "replay",
+                                                  "check", "snapshot", "help",  "--version"};
   auto const meant = weir::base::near(command, commands);
   std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(),
                meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);

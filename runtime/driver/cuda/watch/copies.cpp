@@ -27,9 +27,7 @@ void tell_copy(seen_call const& call, copy_parts const& c) {
     return;
   int const device = call.device_of(c.stream);
   base::site const site = call.site();
-  call.each([&](seen_calls& to) {
-    to.copied(device, call.handle(c.stream), c.to, c.from, c.bytes, c.waits, site);
-  });
+  call.each([&](seen_calls& to) { to.copied(device, call.handle(c.stream), c.to, c.from, c.bytes, c.waits, site); });
 }
 
 // Pageable memory to a device: the call returns when the source has been read, and the copy may still be under way.

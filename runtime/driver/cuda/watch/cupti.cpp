@@ -41,14 +41,15 @@ cupti_found search_cupti() {
       entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(os::find_symbol(library, name));
       return entry != nullptr;
     };
-    bool const has_all =
-        find(table.subscribe, "cuptiSubscribe") && find(table.unsubscribe, "cuptiUnsubscribe") &&
-        find(table.enable_callback, "cuptiEnableCallback") && find(table.result_string, "cuptiGetResultString");
+    bool const has_all = find(table.subscribe, "cuptiSubscribe") && find(table.unsubscribe, "cuptiUnsubscribe") &&
+                         find(table.enable_callback, "cuptiEnableCallback") &&
+                         find(table.result_string, "cuptiGetResultString");
     if (has_all)
       return {&table, {}};
   }
-  return {nullptr, "libcupti.so was not found. Put the folder of the toolkit that has it (extras/CUPTI/lib64) into "
-                   "LD_LIBRARY_PATH"};
+  return {nullptr,
+          "libcupti.so was not found. Put the folder of the toolkit that has it (extras/CUPTI/lib64) into "
+          "LD_LIBRARY_PATH"};
 }
 
 }  // namespace

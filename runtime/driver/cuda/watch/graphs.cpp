@@ -150,7 +150,8 @@ void tell_node_changed(seen_call const& call) {
 constexpr watched_call graph_rows[] = {
     WEIR_CALL(cuGraphInstantiate_v2, EXIT, tell_instantiated<cuGraphInstantiate_v2_params>),
     WEIR_CALL(cuGraphInstantiateWithFlags, EXIT, tell_instantiated<cuGraphInstantiateWithFlags_params>),
-    WEIR_CALL_OF_STREAM(cuGraphInstantiateWithParams, _ptsz, EXIT, tell_instantiated<cuGraphInstantiateWithParams_params>),
+    WEIR_CALL_OF_STREAM(cuGraphInstantiateWithParams, _ptsz, EXIT,
+                        tell_instantiated<cuGraphInstantiateWithParams_params>),
     WEIR_CALL(cuGraphExecUpdate, EXIT, tell_updated<cuGraphExecUpdate_params>),
     WEIR_CALL(cuGraphExecUpdate_v2, EXIT, tell_updated<cuGraphExecUpdate_v2_params>),
     WEIR_CALL_OF_STREAM(cuGraphLaunch, _ptsz, EXIT, tell_graph_launched),

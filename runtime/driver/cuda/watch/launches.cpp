@@ -90,9 +90,8 @@ void add_words(unsigned char const* value, parameter const& p, std::vector<check
     std::uint64_t word = 0;
     std::memcpy(&word, value + at, word_bytes);
     if (may_be_address(word))
-      to.push_back({.at = static_cast<address>(word),
-                    .writes = p.is != parameter_kind::reads,
-                    .in_structure = !is_pointer});
+      to.push_back(
+          {.at = static_cast<address>(word), .writes = p.is != parameter_kind::reads, .in_structure = !is_pointer});
   }
 }
 
@@ -136,7 +135,8 @@ void tell_extended_launch(seen_call const& call) {
   for (unsigned i = 0; i < p.config->numAttrs; ++i)
     if (p.config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
         p.config->attrs[i].value.programmaticStreamSerializationAllowed)
-      call.not_understood("programmatic dependent launches, which may begin before the work in front of them has ended");
+      call.not_understood(
+          "programmatic dependent launches, which may begin before the work in front of them has ended");
   tell_launch(call, {p.f, p.config->hStream, p.kernelParams, p.extra});
 }
 void tell_old_launch(seen_call const& call) {

@@ -2,15 +2,16 @@
 // Threads: any.
 #include "runtime/driver/cuda/watch/places.h"
 
-#include <dlfcn.h>
 #include <execinfo.h>
 
 #include <cstdio>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "runtime/base/lasting.h"
+#include "runtime/base/os_symbols.h"
 #include "runtime/base/sync.h"
 #include "runtime/driver/kernel_signature.h"
 
@@ -18,68 +19,94 @@ namespace weir::driver::cuda {
 namespace {
 
 constexpr int most_frames = 24;
+constexpr int most_unnamed = 4;  // of a stripped program: which of them is its own cannot be told
 
-struct place_text {
-  bool is_programs = false;
-  std::string text;
+struct frame_text {
+  enum class of : std::uint8_t { cuda, program, unnamed } is = of::cuda;
+  std::string text;      // "train(step+0x45)" or "train+0x1a2b"
+  std::string function;  // mangled
 };
 
-std::string_view base_name(std::string_view path) {
+std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-bool is_of_cuda(std::string_view file) {
-  for (std::string_view const name : {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia", "libweir"})
-    if (file.starts_with(name))
+bool starts_with_one(std::string_view text, std::initializer_list<std::string_view> all) {
+  for (std::string_view const name : all)
+    if (text.starts_with(name))
       return true;
   return false;
 }
 
-// Functions of the runtime library, which a program may hold itself.
-bool is_of_runtime_library(std::string_view function) {
-  for (std::string_view const name : {"cuda", "__cuda", "cudart", "__device_stub", "libcudart"})
-    if (function.starts_with(name))
-      return true;
-  return false;
-}
-
-std::string offset_of(void* frame, void* from) {
+std::string hex(std::size_t number) {
   char digits[2 + 16 + 1];
-  std::snprintf(digits, sizeof digits, "0x%tx", static_cast<char*>(frame) - static_cast<char*>(from));
+  std::snprintf(digits, sizeof digits, "0x%zx", number);
   return digits;
 }
 
-place_text look_up_frame(void* frame) {
-  Dl_info its{};
-  if (::dladdr(frame, &its) == 0 || !its.dli_fname)
-    return {};
-  place_text found;
-  std::string_view const file = base_name(its.dli_fname);
-  std::string_view const function = its.dli_sname ? its.dli_sname : "";
-  found.is_programs = !is_of_cuda(file) && !is_of_runtime_library(function);
-  found.text = std::string(file);
-  if (its.dli_sname)
-    found.text += "(" + signature_of(its.dli_sname).name + "+" + offset_of(frame, its.dli_saddr) + ")";
-  else
-    found.text += "+" + offset_of(frame, its.dli_fbase);
+// The runtime library may be a part of the program: the names of its functions tell.
+frame_text look_up_frame(void* code) {
+  // A return address may be that of the next function.
+  os::code_place const at = os::place_of_code(static_cast<char const*>(code) - 1);
+  frame_text found;
+  found.function = at.function;
+  std::string const file(file_name(at.file));
+  if (at.file.empty() || starts_with_one(file, {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia", "libweir_"}))
+    return found;
+  if (at.function.empty()) {
+    found.is = frame_text::of::unnamed;
+    found.text = file + "+" + hex(at.offset);
+    return found;
+  }
+  std::string const name = signature_of(at.function.c_str()).name;
+  if (starts_with_one(name, {"cuda", "__cuda", "__device_stub", "libcudart", "weir::driver::"}))
+    return found;
+  found.is = frame_text::of::program;
+  found.text = file + "(" + name + "+" + hex(at.offset) + ")";
   return found;
 }
 
+// The text of a path through a stripped program.
+class path_text {
+ public:
+  void add(std::string const& frame) {
+    if (count_ == most_unnamed)
+      return;
+    text_ += (count_ == 0 ? "" : " from ") + frame;
+    ++count_;
+  }
+  bool is_empty() const noexcept { return count_ == 0; }
+  char const* lasting() const {
+    static base::lasting<base::guarded<std::set<std::string>>> all;
+    return (*all).lock()->insert(text_).first->c_str();
+  }
+
+ private:
+  std::string text_;
+  int count_ = 0;
+};
+
 }  // namespace
 
-source_location place_of_caller() {
-  static base::lasting<base::guarded<std::unordered_map<void*, place_text>>> all;
+source_location place_of_caller(char const* kernel) {
+  static base::lasting<base::guarded<std::unordered_map<void*, frame_text>>> all;
   void* frames[most_frames];
   int const n = ::backtrace(frames, most_frames);
   auto const known = (*all).lock();
+  path_text unnamed;
   for (int i = 1; i < n; ++i) {
     auto const [at, is_new] = known->try_emplace(frames[i]);
     if (is_new)
       at->second = look_up_frame(frames[i]);
-    if (at->second.is_programs)
-      return {at->second.text.c_str(), "", 0};
+    frame_text const& frame = at->second;
+    // On the host a kernel is a function of the same name, which launches it.
+    if (frame.is == frame_text::of::cuda || (kernel && frame.function == kernel))
+      continue;
+    if (frame.is == frame_text::of::program && unnamed.is_empty())
+      return {frame.text.c_str(), "", 0};
+    unnamed.add(frame.text);
   }
-  return {nullptr, nullptr, 0};
+  return unnamed.is_empty() ? source_location{nullptr, nullptr, 0} : source_location{unnamed.lasting(), "", 0};
 }
 
 }  // namespace weir::driver::cuda

@@ -5,8 +5,9 @@
 
 namespace weir::driver::cuda {
 
-// The file is "train(step(float*)+0x45)" or "train+0x1a2b", the line 0: no debug information is read. No file name: no
-// frame is the program's. The texts live as long as the process, one for each address.
-source_location place_of_caller();
+// The file is "train(step+0x45)", the line 0: no debug information is read. A stripped program has its innermost
+// frames instead: "train+0x1a2b from train+0x99". No file name: no frame is the program's. The texts live as long as
+// the process. kernel: the mangled name of what is launched; null: no launch. Throws: bad_alloc
+source_location place_of_caller(char const* kernel);
 
 }  // namespace weir::driver::cuda

@@ -103,10 +103,12 @@ void capture_began() noexcept;  // of a stream, by the program
 void capture_ended() noexcept;
 
 // Rows of a call that has a variant for per-thread default streams.
-#define WEIR_CALL(name, when, tell) \
-  watched_call { CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, false, tell }
-#define WEIR_CALL_OF_STREAM(name, suffix, when, tell) \
-  WEIR_CALL(name, when, tell), watched_call {         \
+#define WEIR_CALL(name, when, tell)                               \
+  watched_call {                                                  \
+    CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, false, tell \
+  }
+#define WEIR_CALL_OF_STREAM(name, suffix, when, tell)                    \
+  WEIR_CALL(name, when, tell), watched_call {                            \
     CUPTI_DRIVER_TRACE_CBID_##name##suffix, CUPTI_API_##when, true, tell \
   }
 

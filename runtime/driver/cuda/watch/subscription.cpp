@@ -184,7 +184,7 @@ bool seen_call::is_captured(CUstream s) const noexcept {
 }
 
 base::site seen_call::site() const {
-  return {name(), place_of_caller()};
+  return {name(), place_of_caller(told_.symbolName)};
 }
 
 watch_entries const& entries_of_watch() {
