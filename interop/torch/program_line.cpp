@@ -1,4 +1,4 @@
-// The line of the Python program that allocates, for the history.
+// The line of the Python program that allocates or launches, for the history and for the race checker.
 // Python's functions are found in the process, so that one library serves every version of Python from 3.9.
 // Threads: any. Takes Python's lock, as PyTorch's own recorder does.
 #include <dlfcn.h>
@@ -7,6 +7,7 @@
 #include <set>
 
 #include "interop/torch/door.h"
+#include "weir/observe.h"
 
 namespace weir::interop {
 namespace {
@@ -98,8 +99,11 @@ source_location line_of(python const& py) {
 }  // namespace
 
 void name_library(std::string path_prefix) {
-  std::lock_guard const hold(lock);
-  library = std::move(path_prefix);
+  {
+    std::lock_guard const hold(lock);
+    library = std::move(path_prefix);
+  }
+  name_race_places(line_of_program);
 }
 
 source_location line_of_program() noexcept {

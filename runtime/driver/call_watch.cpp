@@ -50,6 +50,7 @@ watch_begun watch_calls(check::control&) {
 std::string watch_when_called(check::control* (*)()) {
   return "weir was built without the CUDA toolkit";
 }
+void name_places_with(source_location (*)() noexcept) noexcept {}
 #endif
 
 }  // namespace weir::driver

@@ -1,6 +1,7 @@
 // The findings of the race checker, as weir/observe.h shows them.
 // Threads: any.
 #include "runtime/core/parts.h"
+#include "runtime/driver/call_watch.h"
 #include "runtime/driver/race_control.h"
 #include "streams/stream/context.h"
 #include "weir/observe.h"
@@ -16,6 +17,10 @@ driver::check::control* checker(source_location at) {
   return streams::current_runtime(at).machine().checker();
 }
 }  // namespace
+
+void name_race_places(source_location (*line_of_program)() noexcept) noexcept {
+  driver::name_places_with(line_of_program);
+}
 
 std::vector<race_report> race_reports(source_location at) {
   std::vector<race_report> all;

@@ -17,8 +17,9 @@ using check::seen_calls;
 
 class seen_call {
  public:
-  seen_call(CUpti_CallbackData const& told, bool per_thread, std::span<seen_calls* const> to) noexcept
-      : told_(told), is_per_thread_(per_thread), to_(to) {}
+  seen_call(CUpti_CallbackData const& told, bool per_thread, source_location at,
+            std::span<seen_calls* const> to) noexcept
+      : told_(told), is_per_thread_(per_thread), at_(at), to_(to) {}
 
   template <class Parameters>
   Parameters const& given() const noexcept {
@@ -38,7 +39,7 @@ class seen_call {
   int device_of(CUstream s) const;  // of a stream that may be another device's
   // In a capture that the program began: the work is not done now, and the graph tells it.
   bool is_captured(CUstream s) const noexcept;
-  base::site site() const;  // the program's line
+  base::site site() const { return {name(), at_}; }  // the program's line
   // Calls `tell` for each checker.
   template <class Tell>
   void each(Tell tell) const {
@@ -52,6 +53,7 @@ class seen_call {
  private:
   CUpti_CallbackData const& told_;
   bool const is_per_thread_;
+  source_location const at_;
   std::span<seen_calls* const> to_;
 };
 
@@ -93,6 +95,7 @@ struct watched_call {
   CUpti_ApiCallbackSite when;  // CUPTI_API_ENTER: before an address or a handle can be given to another thread
   bool is_per_thread;
   void (*tell)(seen_call const&);
+  bool has_place;  // the program's line is told, too
 };
 std::span<watched_call const> launch_calls();
 std::span<watched_call const> copy_calls();
@@ -102,15 +105,15 @@ std::span<watched_call const> graph_calls();
 void capture_began() noexcept;  // of a stream, by the program
 void capture_ended() noexcept;
 
-// Rows of a call that has a variant for per-thread default streams.
-#define WEIR_CALL(name, when, tell)                               \
-  watched_call {                                                  \
-    CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, false, tell \
-  }
-#define WEIR_CALL_OF_STREAM(name, suffix, when, tell)                    \
-  WEIR_CALL(name, when, tell), watched_call {                            \
-    CUPTI_DRIVER_TRACE_CBID_##name##suffix, CUPTI_API_##when, true, tell \
-  }
+// Rows of a call that has a variant for per-thread default streams. WEIR_ORDER: a call that only orders.
+#define WEIR_ROW(name, when, per_thread, tell, place) \
+  watched_call { CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, per_thread, tell, place }
+#define WEIR_CALL(name, when, tell) WEIR_ROW(name, when, false, tell, true)
+#define WEIR_CALL_OF_STREAM(name, suffix, when, tell) \
+  WEIR_CALL(name, when, tell), WEIR_ROW(name##suffix, when, true, tell, true)
+#define WEIR_ORDER(name, when, tell) WEIR_ROW(name, when, false, tell, false)
+#define WEIR_ORDER_OF_STREAM(name, suffix, when, tell) \
+  WEIR_ORDER(name, when, tell), WEIR_ROW(name##suffix, when, true, tell, false)
 
 }  // namespace weir::driver::cuda
 #endif

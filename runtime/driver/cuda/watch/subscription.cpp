@@ -59,6 +59,19 @@ void make_awaited_checker() noexcept {
   }
 }
 
+constinit base::atomic<source_location (*)() noexcept> line_of_program{nullptr};
+
+source_location place_of(CUpti_CallbackData const& call) noexcept {
+  if (auto const line = line_of_program.load())
+    if (source_location const at = line(); at.file_name() && at.line() > 0)
+      return at;
+  try {
+    return place_of_caller(call.symbolName);
+  } catch (...) {  // no host memory: a call without a place
+    return {};
+  }
+}
+
 // What a checker or this file asks of CUDA meanwhile is not told: `unwatched` keeps it away.
 void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void const* told) noexcept {
   if (domain != CUPTI_CB_DOMAIN_DRIVER_API || id >= most_calls || base::this_call().unwatched > 0 ||
@@ -70,9 +83,10 @@ void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void 
     return;
   base::unwatched const own;
   make_awaited_checker();
+  source_location const at = row->has_place ? place_of(call) : source_location{};
   auto const all = everyone().lock();
   try {
-    row->tell({call, row->is_per_thread, all->checkers});
+    row->tell({call, row->is_per_thread, at, all->checkers});
   } catch (...) {  // no host memory
     for (seen_calls* const to : all->checkers)
       to->not_understood("calls that found no host memory for their record");
@@ -183,10 +197,6 @@ bool seen_call::is_captured(CUstream s) const noexcept {
   return load().api->cuStreamIsCapturing(s, &is) == CUDA_SUCCESS && is != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-base::site seen_call::site() const {
-  return {name(), place_of_caller(told_.symbolName)};
-}
-
 watch_entries const& entries_of_watch() {
   static watch_entries const* const all = [] {
     auto* const found = new watch_entries;
@@ -213,6 +223,9 @@ watch_begun watch_calls(check::control& checker) {
 std::string watch_when_called(check::control* (*make)()) {
   return cuda::watch_later(make);
 }
+void name_places_with(source_location (*line)() noexcept) noexcept {
+  cuda::line_of_program.store(line);
+}
 #else
 watch_begun watch_calls(check::control&) {
   return {nullptr, "weir was built without CUPTI's headers"};
@@ -220,6 +233,7 @@ watch_begun watch_calls(check::control&) {
 std::string watch_when_called(check::control* (*)()) {
   return "weir was built without CUPTI's headers";
 }
+void name_places_with(source_location (*)() noexcept) noexcept {}
 #endif
 
 }  // namespace weir::driver
