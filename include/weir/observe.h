@@ -140,7 +140,7 @@ std::vector<race_report> race_reports(source_location = source_location::current
 std::string races_not_judged(source_location = source_location::current());
 // For reports of CUDA calls that weir does not make: the line of the program in a language of its own. The stack tells
 // where this is null or answers without a file. Called on the calling thread, with no lock of weir held.
-void name_race_places(source_location (*line_of_program)() noexcept) noexcept;
+void name_race_places(source_location (*place_of_program)() noexcept) noexcept;
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());
 // Sets the callback for each new report; an empty one removes it. It runs on the thread whose call revealed

@@ -19,7 +19,7 @@ class watching_driver final : public driver_front<watching_driver> {
     watch_begun begun = watch_calls(*checker);
     watch_ = std::move(begun.watch);
     if (!watch_)
-      os::print_error("weir-660: the race checker does not see the launches and copies that weir does not make: " +
+      os::print_error("weir-581: the race checker does not see the launches and copies that weir does not make: " +
                       begun.why + "\n");
   }
 
@@ -47,7 +47,7 @@ std::unique_ptr<driver> with_watch(std::unique_ptr<driver> checking) {
 watch_begun watch_calls(check::control&) {
   return {nullptr, "weir was built without the CUDA toolkit"};
 }
-std::string watch_when_called(check::control* (*)()) {
+std::string call_when_told(void (*)()) {
   return "weir was built without the CUDA toolkit";
 }
 void name_places_with(source_location (*)() noexcept) noexcept {}

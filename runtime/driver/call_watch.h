@@ -20,13 +20,13 @@ struct watch_begun {
 // CUPTI tells the calls: it is found at run time, and has one subscriber in a process. Several watches share it.
 // Requires: the checker lives longer. Throws: bad_alloc
 watch_begun watch_calls(check::control&);
-// The same for a checker that `make` makes at the first call that is told. Called once; null: none is made.
-// Returns: empty, or why the calls stay unseen. Requires: the checker lives as long as the process
-std::string watch_when_called(check::control* (*make)());
+// Calls `begin` once, before the next call is told: it may begin a watch, and call CUDA, which is ready then.
+// Returns: empty, or why the calls stay unseen
+std::string call_when_told(void (*begin)());
 
 // Who names the line of the program that makes a call, in place of the stack: a language of its own knows better. It
 // may take locks of that language; no lock of weir is held. No file name: the stack tells.
-void name_places_with(source_location (*line_of_program)() noexcept) noexcept;
+void name_places_with(source_location (*place_of_program)() noexcept) noexcept;
 
 // A driver in front of a checking one: what weir itself calls in CUDA is not told, and the others' calls are.
 std::unique_ptr<driver> with_watch(std::unique_ptr<driver> checking);

@@ -18,8 +18,8 @@ driver::check::control* checker(source_location at) {
 }
 }  // namespace
 
-void name_race_places(source_location (*line_of_program)() noexcept) noexcept {
-  driver::name_places_with(line_of_program);
+void name_race_places(source_location (*place_of_program)() noexcept) noexcept {
+  driver::name_places_with(place_of_program);
 }
 
 std::vector<race_report> race_reports(source_location at) {

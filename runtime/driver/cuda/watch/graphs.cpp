@@ -28,10 +28,10 @@ void read_kernel(seen_call const& call, CUgraphNode from, seen_calls::node& to) 
   }
   to.kernel = lasting_name(kernel_of(p));
   CUfunction const kernel = p.func ? p.func : reinterpret_cast<CUfunction>(p.kern);
-  given_pointers const found = pointers_of(kernel, to.kernel, p.kernelParams, p.extra);
-  if (!found.is_known)
+  pointer_list found;
+  if (!add_pointers(found, kernel, to.kernel, p.kernelParams, p.extra))
     call.not_understood("launches in graphs whose parameters the driver does not tell");
-  to.pointers.assign(found.all.begin(), found.all.end());
+  to.pointers.assign(found.begin(), found.end());
 }
 
 // A copy of one row has exact bytes. One of several rows is told by its pointers, as one outside a graph.

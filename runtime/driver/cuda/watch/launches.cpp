@@ -83,7 +83,7 @@ bool may_be_address(std::uint64_t word) {
   return word >= 4096 && word < std::uint64_t{1} << 57;
 }
 
-void add_words(unsigned char const* value, parameter const& p, std::vector<check::seen_pointer>& to) {
+void add_words(unsigned char const* value, parameter const& p, pointer_list& to) {
   constexpr std::size_t word_bytes = sizeof(std::uint64_t);
   bool const is_pointer = p.bytes == word_bytes && (!p.is_typed || p.is != parameter_kind::value);
   for (std::size_t at = 0; at + word_bytes <= p.bytes; at += word_bytes) {
@@ -114,12 +114,12 @@ void tell_launch(seen_call const& call, launch_parts const& launch) {
   if (call.result() != CUDA_SUCCESS || call.is_captured(launch.stream))
     return;
   char const* const name = lasting_name(call.kernel());
-  given_pointers const found = pointers_of(launch.function, name, launch.parameters, launch.packed);
-  if (!found.is_known)
+  pointer_list found;
+  if (!add_pointers(found, launch.function, name, launch.parameters, launch.packed))
     call.not_understood("launches whose parameters the driver does not tell");
   int const device = call.device_of(launch.stream);
   base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.launched(device, call.handle(launch.stream), name, found.all, site); });
+  call.each([&](seen_calls& to) { to.launched(device, call.handle(launch.stream), name, found, site); });
 }
 
 void tell_plain_launch(seen_call const& call) {
@@ -159,19 +159,17 @@ std::span<watched_call const> launch_calls() {
   return launch_rows;
 }
 
-given_pointers pointers_of(CUfunction f, char const* name, void** parameters, void** packed) {
-  static thread_local std::vector<check::seen_pointer> found;  // keeps its room from launch to launch
-  found.clear();
+bool add_pointers(pointer_list& to, CUfunction f, char const* name, void** parameters, void** packed) {
   kernel_facts const& facts = facts_of(f, name);
   unsigned char const* const buffer = parameters ? nullptr : buffer_of(packed);
   if (!facts.is_known || (!parameters && !buffer && !facts.parameters.empty()))
-    return {{}, false};
+    return false;
   for (std::size_t i = 0; i < facts.parameters.size(); ++i) {
     parameter const& p = facts.parameters[i];
     auto const* const value = parameters ? static_cast<unsigned char const*>(parameters[i]) : buffer + p.offset;
-    add_words(value, p, found);
+    add_words(value, p, to);
   }
-  return {found, true};
+  return true;
 }
 
 char const* lasting_name(char const* name) {

@@ -6,6 +6,8 @@
 #if WEIR_HAS_CUPTI
 #include <cuda.h>
 
+#include <boost/container/small_vector.hpp>
+
 #include <span>
 #include <vector>
 
@@ -72,12 +74,9 @@ struct watch_entries {
 };
 watch_entries const& entries_of_watch();  // Requires: a usable driver
 
-// The pointers that a launch is given. Empty: it has none, or `is_known` is false.
-struct given_pointers {
-  std::span<check::seen_pointer const> all;  // until the thread's next call of pointers_of
-  bool is_known = true;
-};
-given_pointers pointers_of(CUfunction, char const* name, void** parameters, void** packed);
+using pointer_list = boost::container::small_vector<check::seen_pointer, 32>;
+// Adds the pointers that a launch is given. Returns: false, if the driver does not tell the parameters
+bool add_pointers(pointer_list&, CUfunction, char const* name, void** parameters, void** packed);
 // Addresses and handles as check::seen_calls has them.
 inline address number_of(CUdeviceptr p) noexcept {
   return static_cast<address>(p);
@@ -106,8 +105,10 @@ void capture_began() noexcept;  // of a stream, by the program
 void capture_ended() noexcept;
 
 // Rows of a call that has a variant for per-thread default streams. WEIR_ORDER: a call that only orders.
-#define WEIR_ROW(name, when, per_thread, tell, place) \
-  watched_call { CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, per_thread, tell, place }
+#define WEIR_ROW(name, when, per_thread, tell, place)                         \
+  watched_call {                                                              \
+    CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, per_thread, tell, place \
+  }
 #define WEIR_CALL(name, when, tell) WEIR_ROW(name, when, false, tell, true)
 #define WEIR_CALL_OF_STREAM(name, suffix, when, tell) \
   WEIR_CALL(name, when, tell), WEIR_ROW(name##suffix, when, true, tell, true)

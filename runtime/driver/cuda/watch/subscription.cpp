@@ -38,31 +38,29 @@ call_table const& table() {
 struct subscribers {
   CUpti_SubscriberHandle handle = nullptr;
   std::vector<seen_calls*> checkers;
-  check::control* (*make)() = nullptr;  // makes one at the next call
+  void (*awaited)() = nullptr;  // is called before the next call is told
 };
 base::guarded<subscribers>& everyone() {
   static base::lasting<base::guarded<subscribers>> all;
   return *all;
 }
 
-// Without the list's lock: the driver that the checker wraps calls CUDA.
-void make_awaited_checker() noexcept {
-  check::control* (*const make)() = std::exchange(everyone().lock()->make, nullptr);
-  if (!make) [[likely]]
+// Without the list's lock: it may begin a watch.
+void call_awaited() noexcept {
+  void (*const awaited)() = std::exchange(everyone().lock()->awaited, nullptr);
+  if (!awaited) [[likely]]
     return;
   try {
-    check::control* const made = make();
-    if (seen_calls* const to = made ? made->calls() : nullptr)
-      everyone().lock()->checkers.push_back(to);
+    awaited();
   } catch (...) {
-    os::print_error("weir-662: the race checker found no host memory, and sees nothing\n");
+    os::print_error("weir-583: the race checker found no host memory, and sees nothing\n");
   }
 }
 
-constinit base::atomic<source_location (*)() noexcept> line_of_program{nullptr};
+constinit base::atomic<source_location (*)() noexcept> place_of_program{nullptr};
 
 source_location place_of(CUpti_CallbackData const& call) noexcept {
-  if (auto const line = line_of_program.load())
+  if (auto const line = place_of_program.load())
     if (source_location const at = line(); at.file_name() && at.line() > 0)
       return at;
   try {
@@ -82,7 +80,7 @@ void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void 
   if (!row || row->when != call.callbackSite)
     return;
   base::unwatched const own;
-  make_awaited_checker();
+  call_awaited();
   source_location const at = row->has_place ? place_of(call) : source_location{};
   auto const all = everyone().lock();
   try {
@@ -152,12 +150,12 @@ watch_begun watch(check::control& checker) {
   return {std::move(made), {}};
 }
 
-std::string watch_later(check::control* (*make)()) {
+std::string begin_later(void (*awaited)()) {
   auto const all = everyone().lock();
   if (!all->handle)
     if (std::string why = begin(*all); !why.empty())
       return why;
-  all->make = make;
+  all->awaited = awaited;
   return {};
 }
 
@@ -220,17 +218,17 @@ watch_entries const& entries_of_watch() {
 watch_begun watch_calls(check::control& checker) {
   return cuda::watch(checker);
 }
-std::string watch_when_called(check::control* (*make)()) {
-  return cuda::watch_later(make);
+std::string call_when_told(void (*begin)()) {
+  return cuda::begin_later(begin);
 }
 void name_places_with(source_location (*line)() noexcept) noexcept {
-  cuda::line_of_program.store(line);
+  cuda::place_of_program.store(line);
 }
 #else
 watch_begun watch_calls(check::control&) {
   return {nullptr, "weir was built without CUPTI's headers"};
 }
-std::string watch_when_called(check::control* (*)()) {
+std::string call_when_told(void (*)()) {
   return "weir was built without CUPTI's headers";
 }
 void name_places_with(source_location (*)() noexcept) noexcept {}
