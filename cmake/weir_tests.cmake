@@ -411,6 +411,32 @@ set_target_properties(overrun PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINA
 add_test(NAME overrun COMMAND overrun clean)
 set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=nvtx_memory:1")
 
+# CUDA programs with bare launches, for a race checker that sees them on a GPU: tests/bare/judge.py runs each case of
+# these. Without a GPU they skip. Only the last one links weir.
+if(WEIR_WITH_CUDA)
+  file(GLOB races CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/bare/*_races.cu)
+  list(REMOVE_ITEM races tests/bare/pool_races.cu)
+  add_executable(weir_bare_races)
+  weir_kernels(weir_bare_races tests/bare/races.cu ${races})
+  set_source_files_properties(tests/bare/per_thread_races.cu PROPERTIES COMPILE_OPTIONS --default-stream=per-thread)
+  add_executable(weir_bare_clean)
+  weir_kernels(weir_bare_clean tests/bare/clean.cu)
+  add_executable(weir_bare_pool_races)
+  weir_kernels(weir_bare_pool_races tests/bare/pool_races.cu)
+  target_link_libraries(weir_bare_pool_races PRIVATE weir::weir)
+  foreach(program races clean pool_races)
+    set_target_properties(weir_bare_${program} PROPERTIES
+      OUTPUT_NAME bare_${program} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)  # ninja has a target `clean`
+    weir_own_code(weir_bare_${program})
+    target_include_directories(weir_bare_${program} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(weir_bare_${program} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  endforeach()
+  add_test(NAME bare.races COMMAND weir_bare_races missing_wait right)
+  add_test(NAME bare.clean COMMAND weir_bare_clean graph_replayed)
+  add_test(NAME bare.pool_races COMMAND weir_bare_pool_races missing_record right)
+  set_tests_properties(bare.races bare.clean bare.pool_races PROPERTIES TIMEOUT 60 LABELS soak SKIP_RETURN_CODE 77)
+endif()
+
 if(TARGET c_rows)
   add_test(NAME c_rows COMMAND c_rows)
   set_tests_properties(c_rows PROPERTIES TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:1:1)

@@ -43,6 +43,24 @@ WEIR_HOST_DEVICE inline double root_of(double x) {
 
 enum class formula { adamw, momentum, plain };
 
+constexpr int in_pack = 4;
+template <class T>
+struct alignas(in_pack * sizeof(T)) pack {  // one load of a GPU's memory
+  T of[in_pack];
+};
+template <class T>
+WEIR_HOST_DEVICE bool is_of_packs(T const* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % alignof(pack<T>) == 0;  // also of null
+}
+template <class T>
+WEIR_HOST_DEVICE pack<T> packed(T const* at, std::int64_t k) {
+  return *reinterpret_cast<pack<T> const*>(at + k);
+}
+template <class T>
+WEIR_HOST_DEVICE void put_pack(T* at, std::int64_t k, pack<T> const& p) {
+  *reinterpret_cast<pack<T>*>(at + k) = p;
+}
+
 // Updates elements of one row. A: of the arithmetic. G: of the gradient
 template <formula By, class A, class G, bool Rounds>
 struct updating {
@@ -98,6 +116,49 @@ struct updating {
         static_cast<bfloat16_t*>(rounded)[k] = bfloat16_t(static_cast<float>(e.p));
     }
   }
+  struct elements {
+    element of[in_pack];
+  };
+  WEIR_HOST_DEVICE bool has_packs() const {
+    return is_of_packs(value) && is_of_packs(first_state) && is_of_packs(second_state) && is_of_packs(gradient) &&
+           is_of_packs(static_cast<float16_t const*>(rounded));
+  }
+  WEIR_HOST_DEVICE elements load_pack(std::int64_t k) const {
+    elements e;
+    auto const g = packed(gradient, k);
+    auto const p = packed(value, k);
+    pack<A> first{}, second{};
+    if constexpr (By != formula::plain)
+      first = packed(first_state, k);
+    if constexpr (By == formula::adamw)
+      second = packed(second_state, k);
+    for (int j = 0; j < in_pack; ++j)
+      e.of[j] = {static_cast<A>(g.of[j]) * factor, p.of[j], first.of[j], second.of[j]};
+    return e;
+  }
+  WEIR_HOST_DEVICE void store_pack(std::int64_t k, elements const& e) const {
+    pack<A> p, first, second;
+    for (int j = 0; j < in_pack; ++j)
+      p.of[j] = e.of[j].p, first.of[j] = e.of[j].first, second.of[j] = e.of[j].second;
+    put_pack(value, k, p);
+    if constexpr (By != formula::plain)
+      put_pack(first_state, k, first);
+    if constexpr (By == formula::adamw)
+      put_pack(second_state, k, second);
+    if constexpr (Rounds) {
+      if (to_float16)
+        round_pack(static_cast<float16_t*>(rounded), k, p);
+      else
+        round_pack(static_cast<bfloat16_t*>(rounded), k, p);
+    }
+  }
+  template <class R>
+  WEIR_HOST_DEVICE static void round_pack(R* to, std::int64_t k, pack<A> const& p) {
+    pack<R> r;
+    for (int j = 0; j < in_pack; ++j)
+      r.of[j] = R(static_cast<float>(p.of[j]));
+    put_pack(to, k, r);
+  }
   WEIR_HOST_DEVICE void step(element& e) const {
     if constexpr (By == formula::adamw) {
       e.first = keep_mean * e.first + add_mean * e.g;
@@ -114,43 +175,49 @@ struct updating {
       e.p -= rate * velocity;
     }
   }
-  // Elements first, first + stride, … below `last`. All loads of four come before their first store: they are
-  // under way together.
-  WEIR_HOST_DEVICE void operator()(std::int64_t first, std::int64_t last, std::int64_t stride) const {
-    constexpr int together = 4;
-    for (; last - first > (together - 1) * stride; first += together * stride) {
-      element e[together];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-      for (int j = 0; j < together; ++j)
-        e[j] = load(first + j * stride);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-      for (int j = 0; j < together; ++j) {
-        step(e[j]);
-        store(first + j * stride, e[j]);
+  WEIR_HOST_DEVICE void step(elements& e) const {
+    for (int j = 0; j < in_pack; ++j)
+      step(e.of[j]);
+  }
+  // This thread's share of the elements from `first` to `last`. Both packs are loaded before the first is stored: they
+  // are under way together.
+  WEIR_HOST_DEVICE void operator()(std::int64_t first, std::int64_t last, std::int64_t lane,
+                                   std::int64_t threads) const {
+    if (has_packs()) {
+      std::int64_t const stride = threads * in_pack, end = first + (last - first) / in_pack * in_pack;
+      std::int64_t k = first + lane * in_pack;
+      for (; k + stride < end; k += 2 * stride) {
+        elements a = load_pack(k), b = load_pack(k + stride);
+        step(a);
+        step(b);
+        store_pack(k, a);
+        store_pack(k + stride, b);
       }
+      if (k < end) {
+        elements a = load_pack(k);
+        step(a);
+        store_pack(k, a);
+      }
+      first = end;
     }
-    for (; first < last; first += stride) {
-      element e = load(first);
+    for (std::int64_t k = first + lane; k < last; k += threads) {
+      element e = load(k);
       step(e);
-      store(first, e);
+      store(k, e);
     }
   }
 };
 
 template <class A, bool Rounds>
 WEIR_HOST_DEVICE void update_row(row const& r, control const& c, rule const& how, std::int64_t first, std::int64_t last,
-                                 std::int64_t stride) {
+                                 std::int64_t lane, std::int64_t threads) {
   with_gradient<A>(r.of_gradient, [&]<class G>(G const*) {
     if (how.adaptive)
-      updating<formula::adamw, A, G, Rounds>(r, c, how)(first, last, stride);
+      updating<formula::adamw, A, G, Rounds>(r, c, how)(first, last, lane, threads);
     else if (r.first)
-      updating<formula::momentum, A, G, Rounds>(r, c, how)(first, last, stride);
+      updating<formula::momentum, A, G, Rounds>(r, c, how)(first, last, lane, threads);
     else
-      updating<formula::plain, A, G, Rounds>(r, c, how)(first, last, stride);
+      updating<formula::plain, A, G, Rounds>(r, c, how)(first, last, lane, threads);
   });
 }
 
@@ -176,11 +243,11 @@ struct update_all {
     std::int64_t first, last;
     row const& r = in.of(c, first, last);
     if (r.type == float64)
-      update_row<double, false>(r, *at, how, first + lane, last, stride);
+      update_row<double, false>(r, *at, how, first, last, lane, stride);
     else if (r.rounded)
-      update_row<float, true>(r, *at, how, first + lane, last, stride);
+      update_row<float, true>(r, *at, how, first, last, lane, stride);
     else
-      update_row<float, false>(r, *at, how, first + lane, last, stride);
+      update_row<float, false>(r, *at, how, first, last, lane, stride);
   }
 };
 

@@ -11,7 +11,7 @@
 
 namespace weir::train {
 
-inline constexpr std::int64_t lanes = 256, chunk = 4 * lanes;  // threads and elements of a chunk
+inline constexpr std::int64_t lanes = 256, chunk = 16 * lanes;  // threads and elements of a chunk
 
 struct row {      // an item that is updated
   void* value;    // float or double: the parameter, or its master copy

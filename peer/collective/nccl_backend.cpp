@@ -349,6 +349,10 @@ class nccl_backend final : public collective_backend {
     return true;
   }
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
+    // Every reduction of one rank has its elements as the result. NCCL leaves out a sum in place, and multiplies each
+    // element of an average by 1.
+    if (devices_.size() == 1)
+      return ncclSum;
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
     bool const is_sum_in_windows = r.placed && r.how == reduce_op::sum && r.type == float32;
     bool const is_slower_there = !mine.multicasts && r.part_bytes() * parts >= slower_in_windows;

@@ -11,6 +11,7 @@
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
 #include "streams/copy/copy_engine.h"
+#include "streams/copy/driver_uploads.h"
 #include "streams/copy/fetch.h"
 #include "streams/copy/room_in_use.h"
 #include "streams/copy/slot.h"
@@ -28,8 +29,7 @@ constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
 // So many bytes reach an idle host sooner than a host function of the stream would begin.
 constexpr std::size_t most_polled = std::size_t{512} << 10;
-constexpr int polls = 64;                  // each asks the driver, 1 µs
-constexpr std::size_t most_uploads = 512;  // of a room: the smallest ones count for more than their bytes
+constexpr int polls = 64;                                    // each asks the driver, 1 µs
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
 constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
@@ -96,19 +96,17 @@ struct staging::state {
         clocks(r.part<clock::clocks>()),
         pinned(r.part<pinned_memory>()),
         workers_by_node(how_many(r)),
-        upload_room(r.machine().room_for_uploads()) {
-    for (int d = 0; d < r.device_count(); ++d) {
+        uploads(r) {
+    for (int d = 0; d < r.device_count(); ++d)
       rooms.emplace_back(clocks, budget);
-      uploads.emplace_back(clocks, upload_room.bytes);
-    }
   }
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   pinned_memory& pinned;
   node_workers workers_by_node;
-  driver::upload_room const upload_room;
-  std::deque<room_in_use> rooms, uploads;  // of each device: bytes in slots, and bytes that the driver stages
+  driver_uploads uploads;
+  std::deque<room_in_use> rooms;  // of each device: bytes in slots
 
   base::guarded<tuning> to_fill, to_fetch;
 
@@ -154,40 +152,6 @@ struct staging::state {
   void note(clock::stream_clock const& stream, std::size_t bytes) noexcept {
     room_of(stream).add(bytes);
     room_of(stream).until(stream.now(), bytes);
-  }
-
-  // Work of a blocking stream may come behind that of the legacy stream, too, of which weir does not know all.
-  bool has_nothing_before(clock::stream_clock& stream) {
-    auto const kind = owner.machine().kind_of(stream.device(), stream.handle());
-    return kind.ok() && kind.value == driver::stream_kind::independent && is_idle(stream);
-  }
-  static bool is_idle(clock::stream_clock& stream) {
-    auto const idle = stream.query();
-    return idle.ok() && idle.value;
-  }
-
-  // By the driver's own call, which needs no slot and no second copy. Returns: false, if that would wait for the
-  // stream's earlier work: nothing was enqueued
-  bool is_uploaded(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
-    if (bytes > upload_room.most_of_one)
-      return false;
-    base::internal_ordering const own_affair(owner.observer());
-    if (bytes > upload_room.bytes && !has_nothing_before(stream))
-      return false;
-    std::size_t const counted = std::max(upload_room.taken_by(bytes), upload_room.bytes / most_uploads);
-    room_in_use& room = uploads[static_cast<std::size_t>(stream.device())];
-    if (!room.take(counted))
-      return false;
-    try {
-      enqueue_upload(stream, dst, src, bytes, where);
-    } catch (...) {
-      room.give_back(counted);
-      throw;
-    }
-    // The fence lets a later copy see the end of this one.
-    if (room.until(stream.now(), counted))
-      static_cast<void>(stream.fence());
-    return true;
   }
 
   // Polls for all that the stream was given. Returns: whether it is complete
@@ -378,7 +342,7 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
                         source_location where) {
   copy_in_parts const whole;
   state_->refuse_captured(stream, dst, src, bytes, where);
-  if (!is_pageable || !state_->is_uploaded(stream, dst, src, bytes, where))
+  if (!is_pageable || !state_->uploads.begin(stream, dst, src, bytes, where))
     state::upload(*state_, stream, dst, src, bytes, where).run();
 }
 
@@ -408,7 +372,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
   try {
     base::internal_ordering const own_slot(my.owner.observer());
     // To the race checker, pinned memory that the caller writes would be the program's own write.
-    bool const may_poll = is_pageable && bytes <= most_polled && sizes.size() == 1 && my.is_idle(stream);
+    bool const may_poll = is_pageable && bytes <= most_polled && sizes.size() == 1 && is_idle(stream);
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i], ++i) {
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
