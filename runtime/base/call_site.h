@@ -25,6 +25,7 @@ std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of 
 struct call_context {
   site in;                                // of the outermost public call
   int internal_ordering = 0;              // > 0: the program may not rely on completion seen or waits inserted now
+  int declares = 0;                       // > 0: a call of weir declares what the program gives to CUDA now
   bool moves_a_pool = false;              // its copies are of blocks that may be freed meanwhile
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
