@@ -135,6 +135,9 @@ struct race_report {
 // All reports of the current runtime; none without check_races. Unqueried ones are printed when it or the
 // process ends.
 std::vector<race_report> race_reports(source_location = source_location::current());
+// Pairs of uses that may race, of which at least one is known by a pointer of a launch past weir alone. They are none
+// of race_reports(), and none sets the exit status. Empty without a watcher of CUDA's calls.
+std::vector<race_report> possible_races(source_location = source_location::current());
 // What the checker did not judge, as a sentence: uses that no call of weir declares. An empty race_reports()
 // says nothing about these. Empty: none, as usual on simulated devices, or without check_races.
 std::string races_not_judged(source_location = source_location::current());

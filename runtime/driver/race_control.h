@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,7 +59,14 @@ struct unjudged {
   std::uint64_t program_streams = 0;  // made by the program, and named to weir
   bool host_pointers = false;         // work used pinned memory that the machine does not guard
   bool system_calls = false;          // pages were closed to them, and nothing tells the machine of them
-  unjudged& operator+=(unjudged const&) noexcept;
+  // With a watcher of CUDA's calls (control::calls) there is no direct work, and
+  bool watched = false;
+  std::map<std::string, std::uint64_t> not_understood;  // calls, by the watcher's words
+  std::uint64_t missed_calls = 0;                       // the host had no memory to note them
+  std::uint64_t forgotten_uses = 0;                     // of blocks with more unfinished uses than are kept
+  std::uint64_t unknown_pointers = 0;                   // given to launches, into memory that nobody told of
+  std::uint64_t suppressed = 0;                         // pairs of uses that a file of suppressions names
+  unjudged& operator+=(unjudged const&);
   std::string text() const;  // "Not judged: …"; empty: all was
 };
 

@@ -206,6 +206,7 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     return true;
   streams::begin_timed_launch(stream, at);
   held.keep();
+  ++base::this_call().unwatched;
   return false;
 }
 
@@ -237,28 +238,23 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
 }
 
 CUstream_st* handle_for_work(stream_ref s, source_location at) {
-  clock::stream_clock& stream = streams::worker_or_throw(s, "launch", at);
-  CUstream_st* const handle = streams::native_handle(stream, at);
-  // What on_gpu enqueues is declared. A checker's watch of CUDA leaves it out until end_work() or abandon_work().
-  if (stream.owner().observer()) [[unlikely]]
-    base::this_call().unwatched = 1;
-  return handle;
+  return streams::native_handle(streams::worker_or_throw(s, "launch", at), at);
 }
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
-  base::this_call().unwatched = 0;
   let_pools_go(stream);
+  --base::this_call().unwatched;
   streams::end_timed_launch();
   tell_touched(stream, uses);
 }
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
-  if (stream.owner().observer()) [[unlikely]]
-    base::this_call().unwatched = 0;
-  if (!stream.owner().machine().simulated())
+  if (!stream.owner().machine().simulated()) {
     let_pools_go(stream);  // begin_work() kept them; of a simulated launch, queue_work() has let them go
+    --base::this_call().unwatched;
+  }
   streams::named_work const named(stream);
   streams::end_timed_launch();
   driver::driver& machine = stream.owner().machine();

@@ -16,6 +16,16 @@ race_report public_report(finding const& f) {
 driver::check::control* checker(source_location at) {
   return streams::current_runtime(at).machine().checker();
 }
+std::vector<race_report> reports(bool are_possible, source_location at) {
+  std::vector<race_report> all;
+  auto* const c = checker(at);
+  if (!c)
+    return all;
+  for (finding const& f : c->findings())
+    if ((f.what == finding::kind::possible_race) == are_possible)
+      all.push_back(public_report(f));
+  return all;
+}
 }  // namespace
 
 void name_race_places(source_location (*place_of_program)() noexcept) noexcept {
@@ -23,12 +33,11 @@ void name_race_places(source_location (*place_of_program)() noexcept) noexcept {
 }
 
 std::vector<race_report> race_reports(source_location at) {
-  std::vector<race_report> all;
-  if (auto* const c = checker(at)) {
-    for (finding const& f : c->findings())
-      all.push_back(public_report(f));
-  }
-  return all;
+  return reports(false, at);
+}
+
+std::vector<race_report> possible_races(source_location at) {
+  return reports(true, at);
 }
 
 std::string races_not_judged(source_location at) {

@@ -9,6 +9,7 @@
 #include "runtime/base/os_library.h"
 #include "runtime/base/process.h"
 #include "runtime/base/sync.h"
+#include "runtime/base/sync_thread_value.h"
 #include "runtime/driver/call_watch.h"
 #include "runtime/driver/cuda/symbols.h"
 #include "runtime/driver/cuda/watch/places.h"
@@ -57,6 +58,18 @@ void call_awaited() noexcept {
   }
 }
 
+using is_telling = base::thread_value<struct telling_of_a_thread, bool>;
+// While one exists, this thread tells a call: what a checker or this file asks of CUDA meanwhile is not told.
+class telling {
+ public:
+  telling() noexcept : before_(std::exchange(is_telling::value, true)) {}
+  ~telling() { is_telling::value = before_; }
+  telling(telling const&) = delete;
+
+ private:
+  bool const before_;
+};
+
 constinit base::atomic<source_location (*)() noexcept> place_of_program{nullptr};
 
 source_location place_of(CUpti_CallbackData const& call) noexcept {
@@ -70,16 +83,15 @@ source_location place_of(CUpti_CallbackData const& call) noexcept {
   }
 }
 
-// What a checker or this file asks of CUDA meanwhile is not told: `unwatched` keeps it away.
 void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void const* told) noexcept {
   if (domain != CUPTI_CB_DOMAIN_DRIVER_API || id >= most_calls || base::this_call().unwatched > 0 ||
-      process_was_forked())
+      is_telling::value || process_was_forked())
     return;
   watched_call const* const row = table()[id];
   auto const& call = *static_cast<CUpti_CallbackData const*>(told);
   if (!row || row->when != call.callbackSite)
     return;
-  base::unwatched const own;
+  telling const own;
   call_awaited();
   source_location const at = row->has_place ? place_of(call) : source_location{};
   auto const all = everyone().lock();
@@ -103,7 +115,7 @@ std::string begin(subscribers& all) {
     found.api->result_string(is, &words);
     return std::string("CUPTI refused its callbacks: ") + (words ? words : std::to_string(is));
   }
-  base::unwatched const own;
+  telling const own;
   for (std::size_t id = 0; id < most_calls; ++id)
     if (table()[id])  // an older library refuses a call that it does not know
       (void)found.api->enable_callback(1, all.handle, CUPTI_CB_DOMAIN_DRIVER_API, static_cast<CUpti_CallbackId>(id));
