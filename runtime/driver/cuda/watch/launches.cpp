@@ -70,12 +70,16 @@ base::guarded<facts_map>& known_kernels() {
   static base::lasting<base::guarded<facts_map>> all;
   return *all;
 }
+// Entries stay where they are, and do not change. Two threads may ask for a new one: no lock is held meanwhile.
 kernel_facts const& facts_of(CUfunction f, char const* name) {
-  auto const all = known_kernels().lock();
-  auto const [at, is_new] = all->try_emplace(key{f, name});
-  if (is_new)
-    at->second = ask_for(f, name);
-  return at->second;  // entries stay where they are
+  key const of{f, name};
+  {
+    auto const all = known_kernels().lock();
+    if (auto const known = all->find(of); known != all->end())
+      return known->second;
+  }
+  kernel_facts facts = ask_for(f, name);
+  return known_kernels().lock()->try_emplace(of, std::move(facts)).first->second;
 }
 
 // Neither null nor a small number, and within 57 bits of addresses.

@@ -66,6 +66,18 @@ frame_text look_up_frame(void* code) {
   return found;
 }
 
+// Entries stay where they are, and do not change. The loader's lock is taken with no other one held.
+frame_text const& text_of_frame(void* code) {
+  static base::lasting<base::guarded<std::unordered_map<void*, frame_text>>> all;
+  {
+    auto const known = (*all).lock();
+    if (auto const at = known->find(code); at != known->end())
+      return at->second;
+  }
+  frame_text text = look_up_frame(code);
+  return (*all).lock()->try_emplace(code, std::move(text)).first->second;
+}
+
 // The text of a path through a stripped program.
 class path_text {
  public:
@@ -89,16 +101,11 @@ class path_text {
 }  // namespace
 
 source_location place_of_caller(char const* kernel) {
-  static base::lasting<base::guarded<std::unordered_map<void*, frame_text>>> all;
   void* frames[most_frames];
   int const n = ::backtrace(frames, most_frames);
-  auto const known = (*all).lock();
   path_text unnamed;
   for (int i = 1; i < n; ++i) {
-    auto const [at, is_new] = known->try_emplace(frames[i]);
-    if (is_new)
-      at->second = look_up_frame(frames[i]);
-    frame_text const& frame = at->second;
+    frame_text const& frame = text_of_frame(frames[i]);
     // On the host a kernel is a function of the same name, which launches it.
     if (frame.is == frame_text::of::cuda || (kernel && frame.function == kernel))
       continue;

@@ -8,6 +8,7 @@
 
 #include <boost/container/small_vector.hpp>
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,11 +17,12 @@
 namespace weir::driver::cuda {
 
 using check::seen_calls;
+using told_checker = std::shared_ptr<seen_calls* const>;  // who holds one keeps the checker from its end
 
 class seen_call {
  public:
   seen_call(CUpti_CallbackData const& told, bool per_thread, source_location at,
-            std::span<seen_calls* const> to) noexcept
+            std::span<told_checker const> to) noexcept
       : told_(told), is_per_thread_(per_thread), at_(at), to_(to) {}
 
   template <class Parameters>
@@ -45,8 +47,8 @@ class seen_call {
   // Calls `tell` for each checker.
   template <class Tell>
   void each(Tell tell) const {
-    for (seen_calls* const one : to_)
-      tell(*one);
+    for (told_checker const& one : to_)
+      tell(**one);
   }
   void not_understood(char const* what) const noexcept {
     each([&](seen_calls& to) { to.not_understood(what); });
@@ -56,7 +58,7 @@ class seen_call {
   CUpti_CallbackData const& told_;
   bool const is_per_thread_;
   source_location const at_;
-  std::span<seen_calls* const> to_;
+  std::span<told_checker const> to_;
 };
 
 // The driver's functions that a watch calls beside those of the table in symbols.h. Null: the driver has none.

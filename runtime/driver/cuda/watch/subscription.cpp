@@ -1,5 +1,5 @@
 // CUPTI's one subscription of the process, and the checkers that it serves.
-// Threads: any. A callback holds the list's lock, so that a watch that has ended tells nothing more.
+// Threads: any. CUDA may hold a lock of its own during a callback: no lock of weir is held during a call of CUDA here.
 #include <algorithm>
 #include <array>
 
@@ -38,8 +38,8 @@ call_table const& table() {
 
 struct subscribers {
   CUpti_SubscriberHandle handle = nullptr;
-  std::vector<seen_calls*> checkers;
-  void (*awaited)() = nullptr;  // is called before the next call is told
+  std::vector<told_checker> checkers;  // a callback copies them, and holds each while it tells
+  void (*awaited)() = nullptr;         // is called before the next call is told
 };
 base::guarded<subscribers>& everyone() {
   static base::lasting<base::guarded<subscribers>> all;
@@ -94,12 +94,16 @@ void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void 
   telling const own;
   call_awaited();
   source_location const at = row->has_place ? place_of(call) : source_location{};
-  auto const all = everyone().lock();
+  boost::container::small_vector<told_checker, 4> checkers;
   try {
-    row->tell({call, row->is_per_thread, at, all->checkers});
+    {
+      auto const all = everyone().lock();
+      checkers.assign(all->checkers.begin(), all->checkers.end());
+    }
+    row->tell({call, row->is_per_thread, at, checkers});
   } catch (...) {  // no host memory
-    for (seen_calls* const to : all->checkers)
-      to->not_understood("calls that found no host memory for their record");
+    for (told_checker const& to : checkers)
+      (*to)->not_understood("calls that found no host memory for their record");
   }
 }
 
@@ -124,14 +128,15 @@ std::string begin(subscribers& all) {
 
 class subscribed final : public call_watch {
  public:
-  explicit subscribed(seen_calls& to) : to_(to) {}
+  explicit subscribed(told_checker to) : to_(std::move(to)) {}
   ~subscribed() override {
-    auto const all = everyone().lock();
-    std::erase(all->checkers, &to_);
+    std::erase(everyone().lock()->checkers, to_);
+    while (to_.use_count() > 1)
+      base::yield_thread();
   }
 
  private:
-  seen_calls& to_;
+  told_checker const to_;
 };
 
 constinit base::atomic<int> captures{0};  // that the program began and has not ended
@@ -157,8 +162,9 @@ watch_begun watch(check::control& checker) {
   seen_calls* const to = checker.calls();
   if (!to)
     return {nullptr, "this checker takes no such calls"};
-  auto made = std::make_unique<subscribed>(*to);
-  all->checkers.push_back(to);
+  auto one = std::make_shared<seen_calls* const>(to);
+  auto made = std::make_unique<subscribed>(one);
+  all->checkers.push_back(std::move(one));
   return {std::move(made), {}};
 }
 
