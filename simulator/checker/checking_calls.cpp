@@ -244,6 +244,7 @@ void checking_calls::freed(stream s, address at, base::site site) noexcept {
 
 void checking_calls::graph_made(executable x, std::vector<node> nodes) noexcept {
   told([&](knowledge& known) {
+    known.judge_nodes(nodes);
     std::vector<range> uses;
     std::vector<given_launch> given;
     for (node& n : nodes) {

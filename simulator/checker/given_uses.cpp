@@ -6,13 +6,6 @@
 namespace weir::driver::check {
 namespace {
 
-struct reach {  // the bytes of one block that a launch may use by one pointer
-  blocks::map::iterator b;
-  std::size_t from = 0, to = 0;
-  bool writes = false;
-  grain known = grain::pointer;
-};
-using reaches = boost::container::small_vector<reach, 8>;
 using pointers = boost::container::small_vector<seen_pointer, 16>;
 
 // By address; of equal ones, direct ones first. Equal ones of one kind are merged.
@@ -75,8 +68,7 @@ verdict unless_vague(block_use const& u) noexcept {
 
 }  // namespace
 
-void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const> all, base::site site, bool is_quiet,
-                      captured_graph const* of) {
+knowledge::reaches knowledge::reached_by(std::span<seen_pointer const> all) {
   pointers const sorted = in_order(all);
   reaches reached;
   for (std::size_t i = 0; i < sorted.size(); ++i) {
@@ -91,7 +83,12 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
                       to = std::min(b->second.bytes, static_cast<std::size_t>(next_pointer(sorted, i) - b->first));
     reached.push_back({b, from, to, p.writes, is_vague ? grain::structure : grain::pointer});
   }
-  for (reach const& r : reached) {
+  return reached;
+}
+
+void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const> all, base::site site, bool is_quiet,
+                      captured_graph const* of) {
+  for (reach const& r : reached_by(all)) {
     ++uses;
     block_use u{r.from, r.to, now, site, r.writes ? action::writes : action::reads, r.known, is_quiet};
     if (of)

@@ -84,6 +84,15 @@ struct knowledge {
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
 
+  struct reach {  // the bytes of one block that a launch may use by one pointer
+    blocks::map::iterator b;
+    std::size_t from = 0, to = 0;
+    bool writes = false;
+    grain known = grain::pointer;
+  };
+  using reaches = boost::container::small_vector<reach, 8>;
+  reaches reached_by(std::span<seen_pointer const>);
+  void judge_nodes(std::span<seen_calls::node const>);  // of one graph: against each other
   // What one launch past weir was given. of: the graph that it is a part of; null: none
   void given(epoch now, views const& seen, std::span<seen_pointer const>, base::site, bool quiet,
              captured_graph const* of = nullptr);
@@ -101,6 +110,7 @@ struct knowledge {
   void freed_by_program(stream_id on, address at, base::site);
   void saw_device_done(int device);  // -1: all
   void report_clash(blocks::map::iterator, block_use const& before, block_use const& now, verdict);
+  void report_nodes(blocks::map::iterator, block_use const&, block_use const&, verdict);
   void report_clash_with_host(blocks::map::iterator, block_use const&, block_use const& host, verdict);
 
   std::size_t report_race(access const& before, access const& now, address from, std::size_t bytes,

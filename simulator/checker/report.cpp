@@ -225,6 +225,22 @@ std::size_t knowledge::report_race(access const& before, access const& now, addr
               before.site.at, now.site.at, {before.stream, now.stream});
 }
 
+// No stream has the nodes, and no line.
+void knowledge::report_nodes(blocks::map::iterator b, block_use const& one, block_use const& another, verdict how) {
+  if (one.quiet || another.quiet || b->second.quiet) {
+    ++suppressed;
+    return;
+  }
+  access const first = access_of(b->first, one), second = access_of(b->first, another);
+  std::size_t const from = std::max(one.from, another.from), to = std::min(one.to, another.to);
+  note(how == verdict::certain ? finding::kind::race : finding::kind::possible_race,
+       "nodes|" + key_of_call(one.site) + '|' + key_of_call(another.site),
+       bytes_of(b->first + from, to - from) + ": " + text_of(one.site) + " " + does(first) + " them, " +
+           text_of(another.site) + " " + does(second) + " them, both in one graph, and no edge orders the two" +
+           grain_text(first) + grain_text(second) + ". Remedy: let one of the nodes depend on the other.",
+       {nullptr, nullptr, 0}, {nullptr, nullptr, 0});
+}
+
 void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
   note(finding::kind::use_after_free, key_of(now.site, now.stream) + '|' + key_of(b->second.freed),
        text_of(now.site) + " " + does(now) + " " +

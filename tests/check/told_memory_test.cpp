@@ -248,6 +248,33 @@ TEST_F(told_graphs, that_weir_captures_have_the_launches_inside) {
   EXPECT_TRUE(machine->destroy_executable(e.value).ok());
 }
 
+TEST_F(told_graphs, order_their_nodes_by_their_edges_alone) {
+  for (bool const has_edge : {true, false}) {
+    auto nodes = std::vector<seen_calls::node>{kernel("sum", {reads_at(x)}), kernel("scale", {writes_at(x)}),
+                                               kernel("init", {writes_at(y)})};
+    nodes[0].after = {2};
+    if (has_edge)
+      nodes[2].after = {1};
+    calls.graph_made(0x9000, nodes);
+    EXPECT_EQ(kinds().size(), has_edge ? 0u : 1u) << text();
+  }
+  expect({kind::possible_race});
+  expect_words({"bytes 0-4095 of block 1",
+                "launch of sum may read them, launch of scale may write them, both in one "
+                "graph, and no edge orders the two"});
+}
+
+TEST_F(told_graphs, with_copies_that_no_edge_orders_race) {
+  std::vector<seen_calls::node> nodes(2);
+  nodes[0].bytes = {{x, 64, false}};
+  nodes[1].bytes = {{x + 32, 64, true}};
+  calls.graph_made(0x9000, nodes);
+  expect({kind::race});
+  nodes[1].after = {0};
+  calls.graph_made(0x9001, nodes);
+  expect({kind::race});
+}
+
 // What is said -----------------------------------------------------------------------------------------------
 
 TEST_F(told_calls, that_are_not_understood_are_listed) {

@@ -1,23 +1,28 @@
 // Random programs of calls past weir, judged by the checker and by an oracle that keeps every use and searches the
 // graph of their order. The checker must report the pairs that the oracle does, and no other.
-// WEIR_TEST_BASE_SEED is the first program; WEIR_TEST_SEED runs one. WEIR_TEST_SEEDS: how many, 600 without it.
-// Threads: one.
+// Threads: one. The machine is stepped: nothing completes but what the program waits for.
 //
 // Both report, of each stream, the gravest use that clashes, and of equal ones the last. A use is left out if a later
-// one that comes after it would clash no less surely. Pairs of two exact uses are judged by random_test.cpp.
-#include <cstdlib>
-#include <optional>
+// one that comes after it would clash no less surely. Pairs of two exact uses are judged by tests/check/random_test.cpp.
+#pragma once
+#include <algorithm>
+#include <memory>
 #include <random>
 #include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
-#include "tests/check/told.h"
+#include "runtime/driver/allocation_observer.h"
+#include "runtime/driver/seen_calls.h"
+#include "simulator/checker/race_checker.h"
+#include "simulator/machine/machine.h"
+#include "tests/model/verdict.h"
 
-namespace weir::driver::check {
-namespace {
+namespace weir::tests::past_weir {
 
-constexpr std::size_t unit = 64, units = 8, block_bytes = unit * units;
-constexpr int block_count = 4, device_blocks = 3, event_count = 3;  // the last block is of the host
+inline constexpr std::size_t unit = 64, units = 8, block_bytes = unit * units;
+inline constexpr int block_count = 4, device_blocks = 3, event_count = 3;  // the last block is of the host
 enum stream_name : int { independent, other, blocking, legacy, stream_count };
 
 using report = std::tuple<std::string, int, int>;  // kind, first line, second line
@@ -314,20 +319,40 @@ class author {
 };
 
 // The program as a watcher tells it: step i is at line i + 1.
-struct performed : told {
-  void TestBody() override {}
-
-  performed() {
-    for (int b = 0; b < device_blocks; ++b)
-      begins(streams[independent], at[b] = memory(), block_bytes, 0);
-    at[device_blocks] = reinterpret_cast<address>(host);
-    calls.allocated(-1, seen_calls::no_stream, at[device_blocks], block_bytes, {});
+class performed {
+ public:
+  explicit performed(std::uint64_t seed) {
+    auto made =
+        driver::sim::make({.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::stepped, .seed = seed});
+    auto checked = driver::check::wrap(std::move(made.machine));
+    machine_ = std::move(checked.machine);
+    judge_ = checked.control;
+    calls_ = judge_->calls();
+    (void)machine_->open(0);
+    streams_[independent] = machine_->create_stream(0, driver::stream_kind::independent, 0).value;
+    streams_[other] = machine_->create_stream(0, driver::stream_kind::independent, 0).value;
+    streams_[blocking] = machine_->create_stream(0, driver::stream_kind::blocking, 0).value;
+    streams_[legacy] = driver::stream_handle::legacy;
+    for (int b = 0; b < device_blocks; ++b) {
+      at_[b] = machine_->reserve(page, page).value;
+      begin(b, 0);
+    }
+    at_[device_blocks] = reinterpret_cast<driver::address>(host_);
+    calls_->allocated(-1, driver::check::seen_calls::no_stream, at_[device_blocks], block_bytes, {});
   }
+  ~performed() {
+    for (int b = 0; b < device_blocks; ++b)
+      (void)machine_->unreserve(at_[b], page);
+    for (auto const s : {streams_[independent], streams_[other], streams_[blocking]})
+      (void)machine_->destroy_stream(0, s);
+  }
+  performed(performed const&) = delete;
+
   reports run(listing const& all) {
     for (std::size_t i = 0; i < all.size(); ++i)
       perform(all[i], static_cast<int>(i) + 1);
     reports found;
-    for (finding const& f : judge->findings()) {
+    for (driver::check::finding const& f : judge_->findings()) {
       auto const first = static_cast<int>(f.first.line()), second = static_cast<int>(f.second.line());
       if (!is_exact(all, first) || !is_exact(all, second))
         found.insert({std::string(name_of(f.what)), first, second});
@@ -336,6 +361,8 @@ struct performed : told {
   }
 
  private:
+  static constexpr std::size_t page = 2_MiB;
+
   // As the host's uses, and the begin and the end of a block.
   static bool is_exact(listing const& all, int line) {
     if (line == 0)
@@ -343,82 +370,110 @@ struct performed : told {
     does const is = all[static_cast<std::size_t>(line - 1)].is;
     return is != does::launch && is != does::graph;
   }
+  static source_location here(int line) { return {"program.cpp", "", static_cast<unsigned>(line)}; }
+  static std::uintptr_t cuda(driver::stream_handle s) { return static_cast<std::uintptr_t>(s); }
+  void begin(int block, int line) {
+    machine_->watching()->allocated({0, streams_[independent]}, at_[block], block_bytes, here(line));
+  }
   void perform(step const& s, int line) {
-    stream_handle const on = streams[s.on];
-    source_location const here{"program.cpp", "", static_cast<unsigned>(line)};
-    std::uintptr_t const event = 0x1000 + static_cast<std::uintptr_t>(s.event) * 16;
-    pointers given;
+    if (s.is <= does::graph)
+      work(s, line);
+    else if (s.is <= does::device_done)
+      order(s);
+    else if (s.is == does::host_use)
+      driver::check::host_uses(host_ + s.exact[0].from, block_bytes - s.exact[0].from,
+                               s.exact[0].writes ? driver::check::host_use::writes : driver::check::host_use::reads,
+                               "host", here(line));
+    else if (s.is == does::begin_block)
+      begin(s.block, line);
+    else
+      end(s.block, line);
+  }
+  void end(int block, int line) {
+    driver::allocation_observer::user const home{0, streams_[independent]};
+    machine_->watching()->freed(at_[block], block_bytes, {&home, 1}, here(line));
+  }
+  void work(step const& s, int line) {
+    std::uintptr_t const on = cuda(streams_[s.on]);
+    std::vector<driver::check::seen_pointer> given;
     for (step::pointer const& p : s.pointers)
-      given.push_back({at[p.block] + p.at, p.writes, p.in_structure});
-    switch (s.is) {
-      case does::launch: calls.launched(0, cuda(on), "scale", given, {nullptr, here}); break;
-      case does::graph: {
-        auto const executable = 0x100000 + static_cast<std::uintptr_t>(line);
-        calls.graph_made(executable, {{"scale", given, {}, {}}});
-        calls.graph_launched(0, cuda(on), executable, {nullptr, here});
-        break;
-      }
-      case does::copy:
-        calls.copied(0, cuda(on), at[s.exact[1].block] + s.exact[1].from, at[s.exact[0].block] + s.exact[0].from, unit,
-                     false, {nullptr, here});
-        break;
-      case does::declared: {
-        std::vector<touch> touches;
-        for (use const& u : s.exact)
-          touches.push_back({at[u.block] + u.from, u.to - u.from, u.writes});
-        base::call_site const in(true, "launch", here);
-        machine->touched(0, on, touches);
-        break;
-      }
-      case does::record: calls.recorded(0, cuda(on), event); break;
-      case does::wait: calls.waited(0, cuda(on), event); break;
-      case does::stream_done: calls.stream_done(0, cuda(on)); break;
-      case does::event_done: calls.event_done(event); break;
-      case does::device_done: calls.device_done(0); break;
-      case does::host_use:
-        host_uses(host + s.exact[0].from, block_bytes - s.exact[0].from,
-                  s.exact[0].writes ? host_use::writes : host_use::reads, "host", here);
-        break;
-      case does::end_block: ends({{0, streams[independent]}}, at[s.block], block_bytes, line); break;
-      case does::begin_block: begins(streams[independent], at[s.block], block_bytes, line); break;
+      given.push_back({at_[p.block] + p.at, p.writes, p.in_structure});
+    if (s.is == does::launch) {
+      calls_->launched(0, on, "scale", given, {nullptr, here(line)});
+    } else if (s.is == does::graph) {
+      auto const executable = 0x100000 + static_cast<std::uintptr_t>(line);
+      calls_->graph_made(executable, {{"scale", given, {}, {}}});
+      calls_->graph_launched(0, on, executable, {nullptr, here(line)});
+    } else if (s.is == does::copy) {
+      calls_->copied(0, on, place(s.exact[1]), place(s.exact[0]), unit, false, {nullptr, here(line)});
+    } else {
+      std::vector<driver::touch> touches;
+      for (use const& u : s.exact)
+        touches.push_back({place(u), u.to - u.from, u.writes});
+      base::call_site const in(true, "launch", here(line));
+      machine_->touched(0, streams_[s.on], touches);
     }
   }
-  stream_handle const streams[stream_count] = {stream(), stream(), stream(0, stream_kind::blocking),
-                                               stream_handle::legacy};
-  address at[block_count] = {};
-  alignas(64) char host[block_bytes] = {};
+  void order(step const& s) {
+    std::uintptr_t const on = cuda(streams_[s.on]), event = 0x1000 + static_cast<std::uintptr_t>(s.event) * 16;
+    switch (s.is) {
+      case does::record: calls_->recorded(0, on, event); break;
+      case does::wait: calls_->waited(0, on, event); break;
+      case does::stream_done: calls_->stream_done(0, on); break;
+      case does::event_done: calls_->event_done(event); break;
+      default: calls_->device_done(0);
+    }
+  }
+  driver::address place(use const& u) const { return at_[u.block] + u.from; }
+
+  std::unique_ptr<driver::driver> machine_;
+  driver::check::test_control* judge_ = nullptr;
+  driver::check::seen_calls* calls_ = nullptr;
+  driver::stream_handle streams_[stream_count] = {};
+  driver::address at_[block_count] = {};
+  alignas(64) char host_[block_bytes] = {};
 };
 
-std::string text_of(reports const& all) {
-  std::string text;
-  for (auto const& [what, first, second] : all)
-    text += what + " " + std::to_string(first) + " " + std::to_string(second) + "\n";
-  return text;
-}
-
-std::uint64_t number(char const* name, std::uint64_t otherwise) {
-  char const* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
-TEST(told_programs, have_the_reports_of_an_oracle) {
-  bool const is_one = std::getenv("WEIR_TEST_SEED");
-  std::uint64_t const first = number("WEIR_TEST_SEED", number("WEIR_TEST_BASE_SEED", 1)),
-                      last = first + (is_one ? 0 : number("WEIR_TEST_SEEDS", 600) - 1);
-  std::set<std::string> kinds;
-  for (std::uint64_t seed = first; seed <= last && !::testing::Test::HasFailure(); ++seed) {
-    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
-    listing const all = author(seed).write();
-    performed checker;
-    reports const found = checker.run(all), wanted = oracle().judge(all);
-    EXPECT_EQ(text_of(found), text_of(wanted));
-    for (auto const& [what, a, b] : wanted)
-      kinds.insert(what);
+// The first report that one of the two lacks; empty: none.
+inline std::string missing(reports const& from, reports const& in) {
+  for (report const& r : in) {
+    auto const& [what, first, second] = r;
+    if (!from.contains(r))
+      return what + " of lines " + std::to_string(first) + " and " + std::to_string(second);
   }
-  EXPECT_TRUE(is_one || kinds == (std::set<std::string>{"freed in use", "host too early", "possible race", "race",
-                                                        "use after free"}))
-      << "programs without clashes prove little";
+  return {};
 }
 
-}  // namespace
-}  // namespace weir::driver::check
+}  // namespace weir::tests::past_weir
+
+namespace weir::tests {
+
+class told_program {
+ public:
+  explicit told_program(std::uint64_t seed) : seed_(seed) {}
+  verdict run() {
+    using namespace past_weir;
+    listing const all = author(seed_).write();
+    wanted_ = oracle().judge(all);
+    reports const found = performed(seed_).run(all);
+    verdict wrong;
+    if (auto const missed = missing(found, wanted_); !missed.empty())
+      wrong.note(check::race, "the checker misses: " + missed);
+    if (auto const made_up = missing(wanted_, found); !made_up.empty())
+      wrong.note(check::race, "the checker makes up: " + made_up);
+    return wrong;
+  }
+  // What the program does wrong.
+  std::set<std::string> kinds() const {
+    std::set<std::string> all;
+    for (auto const& [what, first, second] : wanted_)
+      all.insert(what);
+    return all;
+  }
+
+ private:
+  std::uint64_t const seed_;
+  past_weir::reports wanted_;
+};
+
+}  // namespace weir::tests
