@@ -18,10 +18,9 @@ event_handle event_of(knowledge const& known, seen_calls::event e) {
   return found == known.events_by_cuda.end() ? static_cast<event_handle>(e) : found->second;
 }
 
-// What the library launches for a call of weir, that call declares.
+// What a call of weir launches, that call declares. What the program launches while one captures, none does.
 bool is_declared() noexcept {
-  base::call_context const& c = base::this_call();
-  return c.in.operation || c.unwatched;
+  return base::this_call().unwatched > 0;
 }
 
 base::site or_else(base::site s, char const* operation) noexcept {

@@ -1,6 +1,8 @@
 // The judgement of launches past weir, whose uses are known by their pointers: against each other, against exact uses,
 // and against the end of their blocks.
 // Threads: as race_judge.h says.
+#include <tuple>
+
 #include "simulator/checker/race_judge.h"
 
 namespace weir::driver::check {
@@ -12,7 +14,7 @@ using pointers = boost::container::small_vector<seen_pointer, 16>;
 pointers in_order(std::span<seen_pointer const> given) {
   pointers all(given.begin(), given.end());
   std::ranges::sort(all, [](seen_pointer const& a, seen_pointer const& b) {
-    return a.at != b.at ? a.at < b.at : a.in_structure < b.in_structure;
+    return std::tuple(a.at, a.in_structure, a.may_be_end) < std::tuple(b.at, b.in_structure, b.may_be_end);
   });
   std::size_t kept = 0;
   for (seen_pointer const& p : all) {
@@ -36,6 +38,8 @@ address next_pointer(pointers const& all, std::size_t i) {
 
 // The launch may have got it as the end of the block in front: kernel(first, last).
 bool may_be_an_end(blocks& all, pointers const& given, std::size_t i) {
+  if (!given[i].may_be_end)
+    return false;
   address const at = given[i].at;
   auto const before = all.find(at - 1, 1);
   return i > 0 && before != all.end() && before->first + before->second.bytes == at && given[i - 1].at >= before->first;
@@ -75,7 +79,7 @@ knowledge::reaches knowledge::reached_by(std::span<seen_pointer const> all) {
     seen_pointer const& p = sorted[i];
     auto const b = blocks.find(p.at, 1);
     if (b == blocks.end()) {
-      ++unknown_pointers;
+      unknown_pointers += !p.in_structure;  // a number looks like a stale pointer
       continue;
     }
     bool const is_vague = p.in_structure || (p.at == b->first && may_be_an_end(blocks, sorted, i));
@@ -91,6 +95,8 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
   for (reach const& r : reached_by(all)) {
     ++uses;
     block_use u{r.from, r.to, now, site, r.writes ? action::writes : action::reads, r.known, is_quiet};
+    if (r.writes && !reading.empty())
+      drop_sources(r.b->first + r.from, r.to - r.from);
     if (of)
       u.over = of->over;
     if (r.b->second.live || (of && r.b->second.of_graph)) {

@@ -258,6 +258,9 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
       to_be_written |= device_writes;
       return true;
     });
+  for (auto b = blocks.find(at, bytes); b != blocks.end() && b->first < at + bytes; ++b)
+    for (block_use const& u : b->second.uses)
+      to_be_written |= u.writes() && !u.is_over() && !order.complete(u.at, trust::known);
   if (!to_be_written)
     reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }

@@ -114,6 +114,8 @@ void knowledge::forget_unseen() {
 }
 
 std::string knowledge::stream(stream_id s) const {
+  if (order.is_legacy(s))
+    return "the legacy stream of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
   std::string const whose = order.is_weirs(s) ? "weir's own stream " : "stream ";
   return whose + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }

@@ -163,6 +163,21 @@ struct told_host : told_memory {
   alignas(64) char host[64] = {};
 };
 
+// The launch changes the bytes after the copy was enqueued, or while it is under way.
+TEST_F(told_host, is_not_the_writer_of_what_a_launch_writes) {
+  launch(a, {writes_at(at())}, 11);
+  told_order(a, b);
+  copy(b, x, at(), sizeof host, 12);
+  ++host[3];  // as the launch does
+  calls.device_done(0);
+  expect_none();
+  copy(b, x, at(), sizeof host, 13);
+  launch(b, {writes_at(at())}, 14);
+  ++host[3];
+  calls.device_done(0);
+  expect_none();
+}
+
 TEST_F(told_host, waits_for_a_launch_that_was_given_its_memory) {
   launch(a, {writes_at(at())}, 11);
   uses(0, 64, host_use::reads, 70);

@@ -30,7 +30,7 @@ class seen_call {
     return *static_cast<Parameters const*>(told_.functionParams);
   }
   CUresult result() const noexcept { return *static_cast<CUresult const*>(told_.functionReturnValue); }
-  char const* name() const noexcept { return told_.functionName; }
+  char const* name() const noexcept;  // "cuMemcpyHtoD", without its version
   char const* kernel() const noexcept { return told_.symbolName ? told_.symbolName : "a kernel without a name"; }
   // Null means the legacy stream, or in code for per-thread default streams the thread's.
   seen_calls::stream handle(CUstream s) const noexcept {

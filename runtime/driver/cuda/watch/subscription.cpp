@@ -185,6 +185,18 @@ void capture_ended() noexcept {
     captures.fetch_sub(1);
 }
 
+char const* seen_call::name() const noexcept {
+  std::string_view name = told_.functionName;
+  for (std::string_view const version : {"_ptsz", "_ptds", "_v3", "_v2"})
+    if (name.ends_with(version))
+      name.remove_suffix(version.size());
+  try {
+    return lasting_name(std::string(name).c_str());
+  } catch (...) {  // no host memory
+    return told_.functionName;
+  }
+}
+
 int seen_call::device() const {
   CUdevice now = 0;
   return load().api->cuCtxGetDevice(&now) == CUDA_SUCCESS ? static_cast<int>(now) : 0;
