@@ -7,7 +7,6 @@
 #include <set>
 
 #include "interop/torch/door.h"
-#include "weir/observe.h"
 
 namespace weir::interop {
 namespace {
@@ -25,6 +24,7 @@ struct python {
   char const* (*text)(void*);
   void (*drop)(void*);
   void (*clear)();
+  int (*is_taken)();  // by this thread
 
   python() {
     auto const find = [](auto& f, char const* name, char const* older = nullptr) {
@@ -39,7 +39,7 @@ struct python {
                      find(give, "PyGILState_Release") & find(frame, "PyEval_GetFrame") & find(back, "PyFrame_GetBack") &
                      find(code, "PyFrame_GetCode") & find(line, "PyFrame_GetLineNumber") &
                      find(attribute, "PyObject_GetAttrString") & find(text, "PyUnicode_AsUTF8") &
-                     find(drop, "Py_DecRef") & find(clear, "PyErr_Clear");
+                     find(drop, "Py_DecRef") & find(clear, "PyErr_Clear") & find(is_taken, "PyGILState_Check");
     if (!all)
       is_initialized = nullptr;
   }
@@ -99,18 +99,32 @@ source_location line_of(python const& py) {
 }  // namespace
 
 void name_library(std::string path_prefix) {
-  {
-    std::lock_guard const hold(lock);
-    library = std::move(path_prefix);
-  }
-  name_race_places(line_of_program);
+  std::lock_guard const hold(lock);
+  library = std::move(path_prefix);
+}
+
+namespace {
+python const& this_python() {
+  static python const py;
+  return py;
+}
+thread_local constinit source_location last_line;
+}  // namespace
+
+source_location last_line_of_program() noexcept {
+  return last_line;
+}
+
+source_location line_without_waiting() noexcept {
+  python const& py = this_python();
+  return py.runs() && py.is_taken() ? line_of_program() : source_location();
 }
 
 source_location line_of_program() noexcept {
   constexpr source_location without{"(no Python frame: autograd, or a library)", "", 0};
-  static python const py;
+  python const& py = this_python();
   if (!py.runs())
-    return without;
+    return last_line = without;
   int const state = py.take();
   source_location found;
   try {
@@ -118,7 +132,7 @@ source_location line_of_program() noexcept {
   } catch (...) {  // no host memory for a text
   }
   py.give(state);
-  return found.file_name() ? found : without;
+  return last_line = found.file_name() ? found : without;
 }
 
 }  // namespace weir::interop

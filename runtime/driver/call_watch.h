@@ -24,9 +24,8 @@ watch_begun watch_calls(check::control&);
 // Returns: empty, or why the calls stay unseen
 std::string call_when_told(void (*begin)());
 
-// Who names the line of the program that makes a call, in place of the stack: a language of its own knows better. It
-// may take locks of that language; no lock of weir is held. No file name: the stack tells.
-void name_places_with(source_location (*place_of_program)() noexcept) noexcept;
+// As name_race_places (weir/observe.h).
+void name_places_with(source_location (*last_line)() noexcept) noexcept;
 
 // A driver in front of a checking one: what weir itself calls in CUDA is not told, and the others' calls are.
 std::unique_ptr<driver> with_watch(std::unique_ptr<driver> checking);

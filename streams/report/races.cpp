@@ -28,8 +28,8 @@ std::vector<race_report> reports(bool are_possible, source_location at) {
 }
 }  // namespace
 
-void name_race_places(source_location (*place_of_program)() noexcept) noexcept {
-  driver::name_places_with(place_of_program);
+void name_race_places(source_location (*last_line)() noexcept) noexcept {
+  driver::name_places_with(last_line);
 }
 
 std::vector<race_report> race_reports(source_location at) {

@@ -4,7 +4,9 @@
 
 #include <execinfo.h>
 
+#include <compare>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -78,6 +80,11 @@ frame_text const& text_of_frame(void* code) {
   return (*all).lock()->try_emplace(code, std::move(text)).first->second;
 }
 
+char const* kept_text(std::string text) {
+  static base::lasting<base::guarded<std::set<std::string>>> all;
+  return (*all).lock()->insert(std::move(text)).first->c_str();
+}
+
 // The text of a path through a stripped program.
 class path_text {
  public:
@@ -88,10 +95,7 @@ class path_text {
     ++count_;
   }
   bool is_empty() const noexcept { return count_ == 0; }
-  char const* lasting() const {
-    static base::lasting<base::guarded<std::set<std::string>>> all;
-    return (*all).lock()->insert(text_).first->c_str();
-  }
+  char const* lasting() const { return kept_text(text_); }
 
  private:
   std::string text_;
@@ -114,6 +118,24 @@ source_location place_of_caller(char const* kernel) {
     unnamed.add(frame.text);
   }
   return unnamed.is_empty() ? source_location{nullptr, nullptr, 0} : source_location{unnamed.lasting(), "", 0};
+}
+
+source_location behind(source_location stack, source_location last_line) {
+  struct pair {
+    char const* stack;
+    char const* file;
+    unsigned line;
+    auto operator<=>(pair const&) const = default;
+  };
+  static base::lasting<base::guarded<std::map<pair, char const*>>> all;
+  if (!last_line.file_name() || last_line.line() == 0)
+    return stack;
+  pair const of{stack.file_name(), last_line.file_name(), last_line.line()};
+  auto const known = (*all).lock();
+  char const*& text = (*known)[of];
+  if (!text)
+    text = kept_text(std::string(of.stack ? of.stack : "a call") + " after " + of.file + ":" + std::to_string(of.line));
+  return {text, "", 0};
 }
 
 }  // namespace weir::driver::cuda

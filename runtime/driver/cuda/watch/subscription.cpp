@@ -70,14 +70,13 @@ class telling {
   bool const before_;
 };
 
-constinit base::atomic<source_location (*)() noexcept> place_of_program{nullptr};
+constinit base::atomic<source_location (*)() noexcept> last_line_of_program{nullptr};
 
 source_location place_of(CUpti_CallbackData const& call) noexcept {
-  if (auto const line = place_of_program.load())
-    if (source_location const at = line(); at.file_name() && at.line() > 0)
-      return at;
   try {
-    return place_of_caller(call.symbolName);
+    source_location const at = place_of_caller(call.symbolName);
+    auto const last_line = last_line_of_program.load();
+    return last_line ? behind(at, last_line()) : at;
   } catch (...) {  // no host memory: a call without a place
     return {};
   }
@@ -252,7 +251,7 @@ std::string call_when_told(void (*begin)()) {
   return cuda::begin_later(begin);
 }
 void name_places_with(source_location (*line)() noexcept) noexcept {
-  cuda::place_of_program.store(line);
+  cuda::last_line_of_program.store(line);
 }
 #else
 watch_begun watch_calls(check::control&) {
