@@ -85,11 +85,8 @@ kernel_signature signature_of_text(std::string_view text) {
   std::string_view const list = trimmed(text.substr(start + 1, end - start - 1));
   if (list.empty() || list == "void")
     return is;
-  std::vector<std::string_view> const parts = parts_of(list);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    is.parameters.push_back(kind_of(parts[i]));
-    is.repeats.push_back(i > 0 && parts[i] == parts[i - 1]);
-  }
+  for (std::string_view const part : parts_of(list))
+    is.parameters.push_back(kind_of(part));
   return is;
 }
 

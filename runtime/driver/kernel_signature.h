@@ -17,7 +17,6 @@ struct kernel_signature {
   std::string name;  // without its parameters: "add<float>"; the mangled name if that cannot be read
   bool is_known = false;
   std::vector<parameter_kind> parameters;  // empty unless known
-  std::vector<bool> repeats;               // of each: its type is that of the parameter in front
 };
 // Source of the format: the Itanium C++ ABI, as the compiler's own demangler reads it.
 kernel_signature signature_of(char const* mangled);

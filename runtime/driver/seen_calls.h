@@ -20,7 +20,6 @@ struct seen_pointer {
   address at = 0;
   bool writes = true;         // false: the kernel's signature says that it only reads (float const*)
   bool in_structure = false;  // found inside a parameter that is a structure by value: it may be stale
-  bool may_be_end = false;    // of the bytes that the pointer in front begins: kernel(float* first, float* last)
 };
 
 class seen_calls {

@@ -1,8 +1,6 @@
 // The judgement of launches past weir, whose uses are known by their pointers: against each other, against exact uses,
 // and against the end of their blocks.
 // Threads: as race_judge.h says.
-#include <tuple>
-
 #include "simulator/checker/race_judge.h"
 
 namespace weir::driver::check {
@@ -14,7 +12,7 @@ using pointers = boost::container::small_vector<seen_pointer, 16>;
 pointers in_order(std::span<seen_pointer const> given) {
   pointers all(given.begin(), given.end());
   std::ranges::sort(all, [](seen_pointer const& a, seen_pointer const& b) {
-    return std::tuple(a.at, a.in_structure, a.may_be_end) < std::tuple(b.at, b.in_structure, b.may_be_end);
+    return a.at != b.at ? a.at < b.at : a.in_structure < b.in_structure;
   });
   std::size_t kept = 0;
   for (seen_pointer const& p : all) {
@@ -38,8 +36,6 @@ address next_pointer(pointers const& all, std::size_t i) {
 
 // The launch may have got it as the end of the block in front: kernel(first, last).
 bool may_be_an_end(blocks& all, pointers const& given, std::size_t i) {
-  if (!given[i].may_be_end)
-    return false;
   address const at = given[i].at;
   auto const before = all.find(at - 1, 1);
   return i > 0 && before != all.end() && before->first + before->second.bytes == at && given[i - 1].at >= before->first;

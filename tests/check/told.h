@@ -19,10 +19,6 @@ inline seen_pointer inside_at(address at) {  // found in a structure
   return {at, true, true};
 }
 
-inline seen_pointer end_at(address at) {
-  return {.at = at, .writes = false, .may_be_end = true};
-}
-
 struct told : bench {
   using pointers = std::vector<seen_pointer>;
   static std::uintptr_t cuda(stream_handle s) { return static_cast<std::uintptr_t>(s); }

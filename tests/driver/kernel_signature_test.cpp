@@ -16,11 +16,6 @@ TEST(kernel_signature, of_pointers_and_numbers_is_read) {
   EXPECT_EQ(is.parameters, (kinds{may_write, reads, value}));
 }
 
-TEST(kernel_signature, tells_which_types_repeat) {
-  using flags = std::vector<bool>;
-  EXPECT_EQ(signature_of_text("k(float*, float*, float const*, int, int)").repeats, (flags{0, 1, 0, 0, 1}));
-}
-
 TEST(kernel_signature, of_a_template_leaves_out_its_return_type) {
   kernel_signature const is = signature_of("_Z2ktIfEvPT_PKS0_1slS0_");
   EXPECT_EQ(is.name, "kt<float>");

@@ -18,7 +18,6 @@ struct parameter {
   std::size_t offset = 0, bytes = 0;
   parameter_kind is = parameter_kind::value;
   bool is_typed = false;  // the signature tells its type
-  bool repeats = false;   // the type of the parameter in front
 };
 struct kernel_facts {
   std::vector<parameter> parameters;
@@ -51,7 +50,6 @@ kernel_facts ask_for(CUfunction f, char const* name) {
   for (std::size_t i = 0; i < facts.parameters.size(); ++i) {
     facts.parameters[i].is = signature.parameters[i];
     facts.parameters[i].is_typed = true;
-    facts.parameters[i].repeats = signature.repeats[i];
   }
   return facts;
 }
@@ -96,10 +94,8 @@ void add_words(unsigned char const* value, parameter const& p, pointer_list& to)
     std::uint64_t word = 0;
     std::memcpy(&word, value + at, word_bytes);
     if (may_be_address(word))
-      to.push_back({.at = static_cast<address>(word),
-                    .writes = p.is != parameter_kind::reads,
-                    .in_structure = !is_pointer,
-                    .may_be_end = is_pointer && p.repeats});
+      to.push_back(
+          {.at = static_cast<address>(word), .writes = p.is != parameter_kind::reads, .in_structure = !is_pointer});
   }
 }
 

@@ -134,7 +134,8 @@ source_location behind(source_location stack, source_location last_line) {
   auto const known = (*all).lock();
   char const*& text = (*known)[of];
   if (!text)
-    text = kept_text(std::string(of.stack ? of.stack : "a call") + " after " + of.file + ":" + std::to_string(of.line));
+    text = kept_text(std::string(of.stack ? of.stack : "a call") + " after " + std::string(file_name(of.file)) + ":" +
+                     std::to_string(of.line));
   return {text, "", 0};
 }
 
