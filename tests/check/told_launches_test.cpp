@@ -1,5 +1,7 @@
 // Launches past weir against each other, against exact uses, and against the end of their blocks.
 // Threads: one.
+#include <thread>
+
 #include "tests/check/told.h"
 
 namespace weir::driver::check {
@@ -170,6 +172,13 @@ TEST_F(told_launches, on_the_per_thread_stream_join_the_legacy_one) {
   launch(stream_handle::legacy, {writes_at(x)}, 12);
   expect_none();
   launch(b, {writes_at(x)}, 13);
+  expect({kind::possible_race});
+}
+
+// Each thread has its own.
+TEST_F(told_launches, on_two_per_thread_streams_are_a_possible_race) {
+  launch(stream_handle::per_thread, {writes_at(x)}, 11);
+  std::thread([this] { launch(stream_handle::per_thread, {writes_at(x)}, 12); }).join();
   expect({kind::possible_race});
 }
 
