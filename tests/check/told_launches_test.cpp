@@ -353,6 +353,18 @@ TEST_F(told_launches, with_an_end_pointer_do_not_use_the_next_block) {
   expect_none();
 }
 
+// kernel(in, out), and kernel(out, in): neither is an end.
+TEST_F(told_launches, of_neighbours_with_other_signatures_use_both) {
+  begins(a, x + 4096, 4096, 60);
+  launch(a, {reads_at(x), writes_at(x + 4096)}, 11);
+  read(b, x + 4096, 64);
+  expect({kind::race});
+  launch(a, {reads_at(x + 4096), reads_at(x)}, 12);
+  write(b, x + 4096, 64);
+  EXPECT_EQ(kinds().size(), 2u) << text();
+  EXPECT_EQ(kinds().back(), kind::race);
+}
+
 TEST_F(told_launches, of_an_earlier_block_meet_no_new_one_there) {
   launch(b, {writes_at(x)}, 11);
   witness->marked({0, b}, x);
