@@ -126,7 +126,7 @@ class memory_tracker {
 // during a copy (docs/how-to/test-without-a-gpu.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
-  // of weir: "handed out too early", "unmapped in use"
+  // of weir: "handed out too early", "unmapped in use". Of possible_races(): "possible race"
   std::string kind;
   std::string text;               // bytes and block, both uses with line and stream, the remedy
   source_location first, second;  // file_name() null: unknown, or there is only one use

@@ -29,7 +29,8 @@ class seen_calls {
   using executable = std::uintptr_t;
   static constexpr stream no_stream = ~stream{0};
 
-  // Names of kernels and of files live as long as the process. A mangled name is printed demangled.
+  // Names of kernels and of files live as long as the process. A mangled name is printed demangled. The pointers of a
+  // launch stand in the order of its parameters.
 
   virtual void stream_made(int device, stream, bool blocking) noexcept = 0;
   virtual void stream_gone(int device, stream) noexcept = 0;

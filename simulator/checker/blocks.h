@@ -85,6 +85,9 @@ class blocks {
     for (auto old = find(at, bytes); old != all_.end() && old->first < at + bytes;)
       old = old->second.live ? std::next(old) : all_.erase(old);
   }
+  void forget_freed_of_program() {
+    std::erase_if(all_, [](auto const& one) { return one.second.told && !one.second.live; });
+  }
 
  private:
   map all_;

@@ -68,11 +68,13 @@ void checking_calls::on(int device, stream s, Then then) noexcept {
   }
 }
 
-// A wait may have been missed. No report may come of that: what was enqueued until now counts as complete.
+// A wait or an allocation may have been missed. No report may come of that: what was enqueued until now counts as
+// complete, and freed memory may be in use again.
 void checking_calls::catch_up(knowledge& known) {
   if (!is_behind_.load()) [[likely]]
     return;
   known.saw_device_done(-1);
+  known.blocks.forget_freed_of_program();
   is_behind_.store(false);
 }
 

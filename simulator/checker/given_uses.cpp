@@ -34,11 +34,21 @@ address next_pointer(pointers const& all, std::size_t i) {
   return ~address{0};
 }
 
-// The launch may have got it as the end of the block in front: kernel(first, last).
-bool may_be_an_end(blocks& all, pointers const& given, std::size_t i) {
-  address const at = given[i].at;
+// The launch may have got it as the end of the block in front: kernel(first, last). Then the parameter before it points
+// into that block, and reads or writes alike.
+bool may_be_an_end(blocks& all, std::span<seen_pointer const> given, address at) {
   auto const before = all.find(at - 1, 1);
-  return i > 0 && before != all.end() && before->first + before->second.bytes == at && given[i - 1].at >= before->first;
+  if (before == all.end() || before->first + before->second.bytes != at)
+    return false;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (given[i].at != at)
+      continue;
+    bool const is_last =
+        i > 0 && given[i - 1].at >= before->first && given[i - 1].at < at && given[i - 1].writes == given[i].writes;
+    if (!is_last)
+      return false;
+  }
+  return true;
 }
 
 // Of each stream the gravest use, and of equal ones the last.
@@ -78,7 +88,7 @@ knowledge::reaches knowledge::reached_by(std::span<seen_pointer const> all) {
       unknown_pointers += !p.in_structure;  // a number looks like a stale pointer
       continue;
     }
-    bool const is_vague = p.in_structure || (p.at == b->first && may_be_an_end(blocks, sorted, i));
+    bool const is_vague = p.in_structure || (p.at == b->first && may_be_an_end(blocks, all, p.at));
     std::size_t const from = p.at - b->first,
                       to = std::min(b->second.bytes, static_cast<std::size_t>(next_pointer(sorted, i) - b->first));
     reached.push_back({b, from, to, p.writes, is_vague ? grain::structure : grain::pointer});

@@ -1,5 +1,7 @@
 // Launches past weir against each other, against exact uses, and against the end of their blocks.
 // Threads: one.
+#include <thread>
+
 #include "tests/check/told.h"
 
 namespace weir::driver::check {
@@ -170,6 +172,13 @@ TEST_F(told_launches, on_the_per_thread_stream_join_the_legacy_one) {
   launch(stream_handle::legacy, {writes_at(x)}, 12);
   expect_none();
   launch(b, {writes_at(x)}, 13);
+  expect({kind::possible_race});
+}
+
+// Each thread has its own.
+TEST_F(told_launches, on_two_per_thread_streams_are_a_possible_race) {
+  launch(stream_handle::per_thread, {writes_at(x)}, 11);
+  std::thread([this] { launch(stream_handle::per_thread, {writes_at(x)}, 12); }).join();
   expect({kind::possible_race});
 }
 
@@ -346,6 +355,18 @@ TEST_F(told_launches, with_an_end_pointer_do_not_use_the_next_block) {
   ends({{0, a}}, x + 4096, 4096, 50);
   launch(a, {reads_at(x), reads_at(x + 4096)}, 12);
   expect_none();
+}
+
+// kernel(in, out), and kernel(out, in): neither is an end.
+TEST_F(told_launches, of_neighbours_with_other_signatures_use_both) {
+  begins(a, x + 4096, 4096, 60);
+  launch(a, {reads_at(x), writes_at(x + 4096)}, 11);
+  read(b, x + 4096, 64);
+  expect({kind::race});
+  launch(a, {reads_at(x + 4096), reads_at(x)}, 12);
+  write(b, x + 4096, 64);
+  EXPECT_EQ(kinds().size(), 2u) << text();
+  EXPECT_EQ(kinds().back(), kind::race);
 }
 
 TEST_F(told_launches, of_an_earlier_block_meet_no_new_one_there) {

@@ -1,5 +1,7 @@
 // Programs of weir's buffers and streams, with launches past weir as a watcher of CUDA tells them.
 // Threads: one.
+#include <cstdlib>
+
 #include "runtime/core/parts.h"
 #include "runtime/driver/allocation_observer.h"
 #include "runtime/driver/race_control.h"
@@ -134,6 +136,31 @@ TEST(bare_launch, in_progress_is_seen_by_a_pool_that_sleeps) {
   expect_nothing(judge(program(true)));
   auto const wrong = judge(program(false));
   EXPECT_FALSE(wrong.races.empty() && wrong.possible.empty());
+}
+
+// Runs to its end under WEIR_CHECK_RACES=fail, reads no report, and leaves with status 0 by itself.
+[[noreturn]] void ends_with(bool has_race) {
+  ::setenv("WEIR_CHECK_RACES", "fail", 1);
+  {
+    runtime rt{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 1}};
+    runtime_guard const in{rt};
+    stream const a, b;
+    buffer const x(a, 4096), y(a, 4096);
+    bare_launch(a, {pointer(y), pointer(x)}, 11);
+    bare_launch(b, {pointer(x)}, 12);
+    if (has_race)
+      fill(b, y.data(), std::byte{1}, 4096);
+    synchronize();
+  }
+  std::exit(0);
+}
+
+TEST(bare_launch, that_may_race_sets_no_exit_status) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ends_with(false), ::testing::ExitedWithCode(0),
+              "weir-640: the race checker found 1 possible race.*\nweir: possible race: .*\nweir-434: .* no error");
+  EXPECT_EXIT(ends_with(true), ::testing::ExitedWithCode(66),
+              "weir-108: the race checker found 1 error:\nweir: race: .*\nweir-640: .* 1 possible race");
 }
 
 // The streams that native() handed out are seen, too.
