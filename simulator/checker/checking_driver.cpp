@@ -148,7 +148,7 @@ void checking_driver::print(knowledge& known) {
     print_those(false);
   }
   if (possible) {
-    os::print_error("weir-640: the race checker found " + std::to_string(possible) +
+    os::print_error("weir-584: the race checker found " + std::to_string(possible) +
                     (possible == 1 ? " possible race" : " possible races") +
                     ", where the bytes that a launch uses are known by a pointer alone:\n");
     print_those(true);

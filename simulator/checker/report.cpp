@@ -42,7 +42,7 @@ finding::kind unless_vague(access const& a, finding::kind what) {
   return a.known == grain::structure ? finding::kind::possible_race : what;
 }
 
-std::string key_of_site(base::site const& s, stream_id stream) {
+std::string key_of(base::site const& s, stream_id stream) {
   std::string key = s.operation ? s.operation : "?";
   return s.at.file_name() ? key + '@' + s.at.file_name() + ':' + number(s.at.line()) : key + '#' + number(stream);
 }
@@ -52,7 +52,7 @@ std::string key_of_line(base::site const& s, stream_id stream) {
   std::string_view const file = s.at.file_name() ? s.at.file_name() : "";
   if (std::size_t const at = file.rfind(last_line); at != file.npos)
     return std::string(file.substr(at));
-  return key_of_site(s, stream);
+  return key_of(s, stream);
 }
 std::string key_of(source_location const& h) {
   return h.file_name() ? std::string(h.file_name()) + ':' + number(h.line()) : "?";
@@ -78,7 +78,7 @@ std::string parts_text(block const& b, std::size_t from, std::size_t bytes) {
 }  // namespace
 
 std::string key_of_call(base::site const& s) {
-  return key_of_site(s, 0);
+  return key_of(s, 0);
 }
 
 std::string text_of(source_location const& h) {
@@ -231,9 +231,12 @@ std::size_t knowledge::report_race(access const& before, access const& now, addr
            ". Remedy: " + wait;
   if (what == finding::kind::possible_race)
     text += " If the two use different bytes, name a kernel or the block in the file of WEIR_CHECK_SUPPRESS.";
-  auto const key = what == finding::kind::possible_race ? key_of_line : key_of_site;
-  return note(what, key(before.site, before.stream) + '|' + key(now.site, now.stream), std::move(text), before.site.at,
-              now.site.at, {before.stream, now.stream});
+  bool const by_lines = what == finding::kind::possible_race;
+  auto const key = [&](access const& use) {
+    return by_lines ? key_of_line(use.site, use.stream) : key_of(use.site, use.stream);
+  };
+  return note(what, key(before) + '|' + key(now), std::move(text), before.site.at, now.site.at,
+              {before.stream, now.stream});
 }
 
 // No stream has the nodes, and no line.
@@ -253,7 +256,7 @@ void knowledge::report_nodes(blocks::map::iterator b, block_use const& one, bloc
 }
 
 void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
-  note(finding::kind::use_after_free, key_of_site(now.site, now.stream) + '|' + key_of(b->second.freed),
+  note(finding::kind::use_after_free, key_of(now.site, now.stream) + '|' + key_of(b->second.freed),
        text_of(now.site) + " " + does(now) + " " +
            bytes_of(std::max(now.at, b->first),
                     std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
@@ -266,7 +269,7 @@ void knowledge::report_freed_in_use(access const& before, std::span<stream_id co
   std::string const home = behind.empty() ? "The host has not waited for that"
                                           : "No wait orders that before the block's own " + stream(behind.front());
   note(unless_vague(before, finding::kind::freed_in_use),
-       "free|" + key_of_site(before.site, before.stream) + '|' + key_of(b->second.freed),
+       "free|" + key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
        block_text(b) + " was freed at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
            does(before) + " it on " + stream(before.stream) + ". " + home + grain_text(before) +
            ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
@@ -289,7 +292,7 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
       before.how == action::frees
           ? "an earlier block there was freed (" + text_of(before.site) + ") behind work of " + stream(before.stream)
           : text_of(before.site) + " " + does(before) + " that memory on " + stream(before.stream);
-  note(finding::kind::handed_out_early, key_of_site(before.site, before.stream) + '|' + key_of(b->second.allocated),
+  note(finding::kind::handed_out_early, key_of(before.site, before.stream) + '|' + key_of(b->second.allocated),
        block_text(b) + " was allocated " + by + " while " + why +
            ", which is neither complete nor ordered before. The earlier use was not declared or marked, or the "
            "allocator has a defect.",
@@ -303,7 +306,7 @@ void knowledge::report_unmapped(access const& before, base::site site, address a
           ? "This is a defect of the allocator, or the use was not declared."
           : "Remedy: mark the block for that stream (record_stream) or declare the launch, or wait for it.";
   note(unless_vague(before, finding::kind::unmapped_in_use),
-       "unmap|" + key_of_site(before.site, before.stream) + '|' + key_of(site, 0),
+       "unmap|" + key_of(before.site, before.stream) + '|' + key_of(site, 0),
        text_of(site) + " unmaps " + number(bytes) + " bytes" + (b == blocks.end() ? "" : " with " + block_text(b)) +
            " while " + text_of(before.site) + " " + does(before) + " " + number(before.bytes) + " bytes there on " +
            stream(before.stream) + " and is not known to be complete. " + cause,
@@ -321,7 +324,7 @@ void knowledge::report_changed(source const& s) {
 // `where`: the place before which the program must wait.
 void knowledge::report_early_host(access const& before, std::string user, std::string where, source_location second,
                                   std::string key, address at, std::size_t bytes, char const* how, finding::kind what) {
-  note(what, "host|" + key_of_site(before.site, before.stream) + '|' + std::move(key),
+  note(what, "host|" + key_of(before.site, before.stream) + '|' + std::move(key),
        bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before) + " them on " + stream(before.stream) +
            ", " + std::move(user) + " " + how + " them. The host has not waited for that" + grain_text(before) +
            ". Remedy: before " + std::move(where) +

@@ -22,7 +22,7 @@ std::string_view trimmed(std::string_view text) {
 
 [[noreturn]] void refuse(std::string_view where, std::size_t line, std::string_view is, char const* remedy) {
   throw invalid_use("WEIR_CHECK_SUPPRESS", base::text(where, " line ", line, ": ", base::in_quotes(is)), remedy, {},
-                    error_id{642});
+                    error_id{586});
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ suppressions suppressions::of_process() {
   std::string const text{std::istreambuf_iterator<char>(file), {}};
   if (!file)
     throw invalid_use("WEIR_CHECK_SUPPRESS", base::in_quotes(path) + " cannot be read",
-                      "Name a file with lines kernel: GLOB and block: FILE:LINE", {}, error_id{641});
+                      "Name a file with lines kernel: GLOB and block: FILE:LINE", {}, error_id{585});
   return parse(text, path);
 }
 

@@ -158,9 +158,9 @@ TEST(bare_launch, in_progress_is_seen_by_a_pool_that_sleeps) {
 TEST(bare_launch, that_may_race_sets_no_exit_status) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(ends_with(false), ::testing::ExitedWithCode(0),
-              "weir-640: the race checker found 1 possible race.*\nweir: possible race: .*\nweir-434: .* no error");
+              "weir-584: the race checker found 1 possible race.*\nweir: possible race: .*\nweir-434: .* no error");
   EXPECT_EXIT(ends_with(true), ::testing::ExitedWithCode(66),
-              "weir-108: the race checker found 1 error:\nweir: race: .*\nweir-640: .* 1 possible race");
+              "weir-108: the race checker found 1 error:\nweir: race: .*\nweir-584: .* 1 possible race");
 }
 
 // The streams that native() handed out are seen, too.
