@@ -23,6 +23,11 @@ namespace {
 constexpr int most_frames = 24;
 constexpr int most_unnamed = 4;  // of a stripped program: which of them is its own cannot be told
 
+// What calls these is the place.
+constexpr std::initializer_list<std::string_view> cuda_libraries = {
+    "libcuda.so",  "libcupti.so", "libcudart.so", "libnvidia", "libweir_",    "libcublas",  "libcudnn",
+    "libcusparse", "libcufft",    "libcusolver",  "libcurand", "libcutensor", "libnccl.so", "libnvrtc"};
+
 struct frame_text {
   enum class of : std::uint8_t { cuda, program, unnamed } is = of::cuda;
   std::string text;      // "train(step+0x45)" or "train+0x1a2b"
@@ -53,7 +58,7 @@ frame_text look_up_frame(void* code) {
   frame_text found;
   found.function = at.function;
   std::string const file(file_name(at.file));
-  if (at.file.empty() || starts_with_one(file, {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia", "libweir_"}))
+  if (at.file.empty() || starts_with_one(file, cuda_libraries))
     return found;
   if (at.function.empty()) {
     found.is = frame_text::of::unnamed;
