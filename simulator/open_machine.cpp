@@ -1,6 +1,7 @@
 // Opens the GPUs or simulated devices that a program requests, and adds the race checker.
 // Threads: any.
 #include "runtime/core/parts.h"
+#include "runtime/driver/call_watch.h"
 #include "runtime/options/options.h"
 #include "simulator/checker/race_checker.h"
 #include "simulator/machine/machine.h"
@@ -35,7 +36,11 @@ driver::opened open_machine(machine_choice const& asked, source_location at) {
 }
 
 std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver> machine, source_location) {
-  return machine->checker() ? std::move(machine) : driver::check::wrap(std::move(machine)).machine;
+  if (machine->checker())
+    return machine;
+  bool const is_real = !machine->simulated();
+  auto checked = driver::check::wrap(std::move(machine)).machine;
+  return is_real ? driver::with_watch(std::move(checked)) : std::move(checked);
 }
 
 }  // namespace weir

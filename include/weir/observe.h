@@ -126,7 +126,7 @@ class memory_tracker {
 // during a copy (docs/how-to/test-without-a-gpu.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
-  // of weir: "handed out too early", "unmapped in use"
+  // of weir: "handed out too early", "unmapped in use". Of possible_races(): "possible race"
   std::string kind;
   std::string text;               // bytes and block, both uses with line and stream, the remedy
   source_location first, second;  // file_name() null: unknown, or there is only one use
@@ -135,9 +135,15 @@ struct race_report {
 // All reports of the current runtime; none without check_races. Unqueried ones are printed when it or the
 // process ends.
 std::vector<race_report> race_reports(source_location = source_location::current());
+// Pairs of uses that may race, of which at least one is known by a pointer of a launch past weir alone. They are none
+// of race_reports(), and none sets the exit status. Empty without a watcher of CUDA's calls.
+std::vector<race_report> possible_races(source_location = source_location::current());
 // What the checker did not judge, as a sentence: uses that no call of weir declares. An empty race_reports()
 // says nothing about these. Empty: none, as usual on simulated devices, or without check_races.
 std::string races_not_judged(source_location = source_location::current());
+// For reports of CUDA calls that weir does not make: the last line that is known of the calling thread, in a language of
+// its own. A report has it behind the place on the stack. Null: no more. Requires: it blocks on nothing.
+void name_race_places(source_location (*last_line)() noexcept) noexcept;
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());
 // Sets the callback for each new report; an empty one removes it. It runs on the thread whose call revealed

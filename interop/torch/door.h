@@ -37,6 +37,10 @@ inline bool is_forked() noexcept {
 }
 // Where the Python program is, when a history records it; else the name of the door.
 source_location line_of_program() noexcept;
+// The same if this thread has Python's lock; else no file name. Blocks: no
+source_location line_without_waiting() noexcept;
+// Of this thread's last call of line_of_program. Blocks: no
+source_location last_line_of_program() noexcept;
 void name_library(std::string path_prefix);  // frames of files below it are not told
 
 // Null: allocate_rounded() has more to do.

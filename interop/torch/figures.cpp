@@ -45,8 +45,9 @@ int done(Do act) noexcept {
       -1);
 }
 
-std::array<std::atomic<double>, 64> fractions{};   // by device; 0: none was set
-std::array<std::atomic<std::int64_t>, 64> held{};  // bytes of libraries without hooks, by device
+constinit std::atomic<bool> lines_are_named{false};  // for good
+std::array<std::atomic<double>, 64> fractions{};     // by device; 0: none was set
+std::array<std::atomic<std::int64_t>, 64> held{};    // bytes of libraries without hooks, by device
 void count(int device, std::size_t bytes, int sign) noexcept {
   if (device >= 0 && device < 64)
     held[static_cast<std::size_t>(device)] += sign * static_cast<std::int64_t>(bytes);
@@ -112,12 +113,20 @@ WEIR_HOOK int weir_torch_record(std::size_t events, int stacks, char const* libr
   return done([&] {
     name_library(library ? library : "");
     weir::record_memory_history({.events = events, .stacks = stacks != 0}, of_python);
-    at_hand.recording = library != nullptr;
+    at_hand.recording = library != nullptr || lines_are_named;
+  });
+}
+// Blocks and reports of races get the line of the Python program, as those of weir_torch_record, from now on.
+WEIR_HOOK int weir_torch_name_lines(char const* library) noexcept {
+  return done([&] {
+    name_library(library);
+    lines_are_named = at_hand.recording = true;
+    weir::name_race_places(last_line_of_program);
   });
 }
 WEIR_HOOK int weir_torch_stop_recording() noexcept {
   return done([] {
-    at_hand.recording = false;
+    at_hand.recording = lines_are_named.load();
     weir::stop_memory_history();
   });
 }

@@ -58,7 +58,8 @@ void complain(char const* what) noexcept {
 }
 
 [[gnu::noinline]] void free_or_complain(void* p) noexcept try {
-  weir::detail::deallocate_slowly(p, of_torch);
+  bool const has_line = at_hand.recording.load(std::memory_order_relaxed);
+  weir::detail::deallocate_slowly(p, has_line ? line_without_waiting() : of_torch);
 } catch (...) {
   complain("a block of PyTorch is not freed");
 }

@@ -1,4 +1,4 @@
-// The line of the Python program that allocates, for the history.
+// The line of the Python program that allocates or launches, for the history and for the race checker.
 // Python's functions are found in the process, so that one library serves every version of Python from 3.9.
 // Threads: any. Takes Python's lock, as PyTorch's own recorder does.
 #include <dlfcn.h>
@@ -24,6 +24,7 @@ struct python {
   char const* (*text)(void*);
   void (*drop)(void*);
   void (*clear)();
+  int (*is_taken)();  // by this thread
 
   python() {
     auto const find = [](auto& f, char const* name, char const* older = nullptr) {
@@ -38,7 +39,7 @@ struct python {
                      find(give, "PyGILState_Release") & find(frame, "PyEval_GetFrame") & find(back, "PyFrame_GetBack") &
                      find(code, "PyFrame_GetCode") & find(line, "PyFrame_GetLineNumber") &
                      find(attribute, "PyObject_GetAttrString") & find(text, "PyUnicode_AsUTF8") &
-                     find(drop, "Py_DecRef") & find(clear, "PyErr_Clear");
+                     find(drop, "Py_DecRef") & find(clear, "PyErr_Clear") & find(is_taken, "PyGILState_Check");
     if (!all)
       is_initialized = nullptr;
   }
@@ -102,11 +103,28 @@ void name_library(std::string path_prefix) {
   library = std::move(path_prefix);
 }
 
+namespace {
+python const& this_python() {
+  static python const py;
+  return py;
+}
+thread_local constinit source_location last_line;
+}  // namespace
+
+source_location last_line_of_program() noexcept {
+  return last_line;
+}
+
+source_location line_without_waiting() noexcept {
+  python const& py = this_python();
+  return py.runs() && py.is_taken() ? line_of_program() : source_location();
+}
+
 source_location line_of_program() noexcept {
   constexpr source_location without{"(no Python frame: autograd, or a library)", "", 0};
-  static python const py;
+  python const& py = this_python();
   if (!py.runs())
-    return without;
+    return last_line = without;
   int const state = py.take();
   source_location found;
   try {
@@ -114,7 +132,7 @@ source_location line_of_program() noexcept {
   } catch (...) {  // no host memory for a text
   }
   py.give(state);
-  return found.file_name() ? found : without;
+  return last_line = found.file_name() ? found : without;
 }
 
 }  // namespace weir::interop

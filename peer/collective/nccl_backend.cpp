@@ -154,6 +154,7 @@ class nccl_backend final : public collective_backend {
     std::string text;
     {
       base::lock_guard const lock(mine.calls);
+      base::unwatched const declared;  // by touched(), below
       ncclComm_t const comm = mine.comm.load();
       if (!comm)
         throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",

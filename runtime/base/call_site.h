@@ -23,9 +23,10 @@ struct running_work {
 std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of gpu:0"
 
 struct call_context {
-  site in;                                // of the outermost public call
-  int internal_ordering = 0;              // > 0: the program may not rely on completion seen or waits inserted now
-  bool moves_a_pool = false;              // its copies are of blocks that may be freed meanwhile
+  site in;                    // of the outermost public call
+  int internal_ordering = 0;  // > 0: the program may not rely on completion seen or waits inserted now
+  bool moves_a_pool = false;  // its copies are of blocks that may be freed meanwhile
+  int unwatched = 0;          // > 0: its CUDA calls are weir's own, or declared: a watch does not judge them
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
@@ -92,6 +93,14 @@ class [[nodiscard]] moving_a_pool {
 
  private:
   bool const before_;
+};
+
+// While one exists, this thread's CUDA calls are weir's own, or declared.
+class [[nodiscard]] unwatched {
+ public:
+  unwatched() noexcept { ++this_call().unwatched; }
+  ~unwatched() { --this_call().unwatched; }
+  unwatched(unwatched const&) = delete;
 };
 
 // While one exists, the program may rely on it again: it has called the program back.

@@ -10,17 +10,24 @@ constinit base::atomic<detail::all_checkers const*> detail::checkers{nullptr};
 
 std::string_view name_of(finding::kind k) noexcept {
   return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
-                        "source changed", "host too early", "undeclared use", "stuck"},
+                        "source changed", "host too early", "undeclared use", "stuck", "possible race"},
                        k);
 }
 
-unjudged& unjudged::operator+=(unjudged const& more) noexcept {
+unjudged& unjudged::operator+=(unjudged const& more) {
   direct_work |= more.direct_work;
   streams += more.streams;
   events += more.events;
   program_streams += more.program_streams;
   host_pointers |= more.host_pointers;
   system_calls |= more.system_calls;
+  watched |= more.watched;
+  for (auto const& [what, n] : more.not_understood)
+    not_understood[what] += n;
+  missed_calls += more.missed_calls;
+  forgotten_uses += more.forgotten_uses;
+  unknown_pointers += more.unknown_pointers;
+  suppressed += more.suppressed;
   return *this;
 }
 
@@ -40,7 +47,19 @@ std::string unjudged::text() const {
       text += "on " + count(program_streams, "stream") + " of the program, ";
     text += text.back() == '(' ? "without a stream)" : "or without a stream)";
   }
-  auto const add = [&text](char const* more) { text += std::string(text.empty() ? "" : "; ") + more; };
+  auto const add = [&text](std::string const& more) { text += (text.empty() ? "" : "; ") + more; };
+  auto const add_count = [&](std::uint64_t n, char const* what, char const* why) {
+    if (n)
+      add(count(n, what) + why);
+  };
+  if (watched)
+    add("memory that kernels reach by other ways than a pointer in their parameters");
+  for (auto const& [what, n] : not_understood)
+    add(what + " (" + std::to_string(n) + ")");
+  add_count(missed_calls, "call", " that the host had no memory to note");
+  add_count(forgotten_uses, "use", " of blocks with too many unfinished ones");
+  add_count(unknown_pointers, "pointer", " into memory that was taken before the watch");
+  add_count(suppressed, "pair", " of uses that WEIR_CHECK_SUPPRESS names");
   if (host_pointers)
     add("accesses of the host through a pointer");
   if (system_calls)

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,7 @@ struct finding {
     early_host,        // the host uses memory that a stream's work still uses
     undeclared,        // work uses pinned memory that it does not declare
     stuck,             // the host waits for something that cannot happen
+    possible_race,     // two uses that may meet: at least one is known by a pointer alone. No error by itself
   };
   kind what{};
   std::string text;  // full sentences: the bytes, both uses, the remedy
@@ -57,9 +59,18 @@ struct unjudged {
   std::uint64_t program_streams = 0;  // made by the program, and named to weir
   bool host_pointers = false;         // work used pinned memory that the machine does not guard
   bool system_calls = false;          // pages were closed to them, and nothing tells the machine of them
-  unjudged& operator+=(unjudged const&) noexcept;
+  // With a watcher of CUDA's calls (control::calls) there is no direct work, and
+  bool watched = false;
+  std::map<std::string, std::uint64_t> not_understood;  // calls, by the watcher's words
+  std::uint64_t missed_calls = 0;                       // the host had no memory to note them
+  std::uint64_t forgotten_uses = 0;                     // of blocks with more unfinished uses than are kept
+  std::uint64_t unknown_pointers = 0;                   // given to launches, into memory that nobody told of
+  std::uint64_t suppressed = 0;                         // pairs of uses that a file of suppressions names
+  unjudged& operator+=(unjudged const&);
   std::string text() const;  // "Not judged: …"; empty: all was
 };
+
+class seen_calls;  // seen_calls.h
 
 // Of one checker: driver::checker() tells which is in front of a machine.
 class control {
@@ -75,6 +86,9 @@ class control {
   // The stream carries parts of the program's calls, until the program leases it. weir orders the program's streams
   // with it inside these calls, so that reports ask to wait for the stream of the call instead.
   virtual void is_weirs_own(int device, stream_handle) = 0;
+  // For a watcher of calls that weir does not make: from this call on, unseen() leaves out what it tells. It lives as
+  // long as the control. Null: this checker takes no such calls
+  virtual seen_calls* calls() { return nullptr; }
 };
 
 // A host use of bytes by this thread, outside any work of a stream. Every checker of the process sees it.

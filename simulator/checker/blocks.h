@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "runtime/base/byte_range.h"
+#include "simulator/checker/block_uses.h"
 #include "simulator/checker/order_graph.h"
 #include "weir/types.h"
 
@@ -27,6 +28,9 @@ struct block {
   boost::container::flat_set<stream_id> marked{};
   stream_id user = 0;                              // weir's stream that uses the parts of a managed block
   std::shared_ptr<managed_block const> manages{};  // null: the program alone uses it
+  bool told = false;                               // the program took it from CUDA
+  bool quiet = false;                              // a file of suppressions names the place of its allocation
+  block_uses uses{};                               // kept once a watcher tells launches
 };
 
 class blocks {
@@ -60,21 +64,29 @@ class blocks {
     return {from, to - from};
   }
   map::iterator end() noexcept { return all_.end(); }
+  template <class F>
+  void each(F visit) {
+    for (auto& [at, b] : all_)
+      visit(b);
+  }
   // Forgets the freed blocks it overlaps. Returns: its entry, and a live block that it overlaps, a defect.
   std::pair<map::iterator, std::optional<block>> add(address at, block b) {
     std::optional<block> held;
     for (auto old = find(at, b.bytes); old != all_.end(); old = find(at, b.bytes)) {
-      if (old->second.live)
+      if (old->second.live && !old->second.told)  // weir may serve blocks from memory of the program
         held = old->second;
       all_.erase(old);
     }
     auto& counter = numbers_[b.device];
     b.number = ++counter;
-    return {all_.insert_or_assign(at, b).first, held};
+    return {all_.insert_or_assign(at, std::move(b)).first, held};
   }
   void forget(address at, std::size_t bytes) {  // only freed blocks: the memory itself goes
     for (auto old = find(at, bytes); old != all_.end() && old->first < at + bytes;)
       old = old->second.live ? std::next(old) : all_.erase(old);
+  }
+  void forget_freed_of_program() {
+    std::erase_if(all_, [](auto const& one) { return one.second.told && !one.second.live; });
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/base/call_site.h"
+#include "runtime/driver/seen_calls.h"
 #include "simulator/checker/shadow.h"
 
 namespace weir::driver::check {
@@ -17,10 +18,18 @@ struct range {
   bool copied = false;  // a copy reads it: pinned memory must not change meanwhile
 };
 
+// A launch past weir. Its pointers are resolved when the graph is launched.
+struct given_launch {
+  base::site site;
+  bool quiet = false;
+  std::vector<seen_pointer> pointers;
+};
+
 // A capture in progress, with the order of its own streams and events.
 struct recording {
   std::uint64_t number = 0;  // from 1, never reused. 0: about to end
   std::vector<range> uses;
+  std::vector<given_launch> given;
   std::shared_ptr<base::atomic<bool> const> over;  // as access::over
   graph order;
   std::map<std::uint64_t, shadow> memory;  // by physical::number
@@ -38,6 +47,7 @@ struct recording {
 
 struct captured_graph {
   std::shared_ptr<std::vector<range> const> uses;
+  std::shared_ptr<std::vector<given_launch> const> given;
   std::shared_ptr<base::atomic<bool> const> over;
 };
 
@@ -100,7 +110,8 @@ class captures {
     auto const ended = found->second;
     std::erase_if(streams_, [&](auto const& one) { return one.second == ended; });
     std::erase_if(events_, [&](auto const& one) { return one.second == ended; });
-    return {std::make_shared<std::vector<range> const>(std::move(ended->uses)), ended->over};
+    return {std::make_shared<std::vector<range> const>(std::move(ended->uses)),
+            std::make_shared<std::vector<given_launch> const>(std::move(ended->given)), ended->over};
   }
   std::map<std::uint64_t, captured_graph> graphs;
   std::map<std::uint64_t, executable> executables;

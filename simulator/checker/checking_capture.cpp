@@ -107,6 +107,12 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
   }
   std::span<range const> const ranges = x.of.uses ? std::span<range const>(*x.of.uses) : std::span<range const>();
   epoch const now = used(s, before, ranges, site, trust::promised, &x.of);
+  // A launch past weir in the graph has the place of the graph's launch, if it has none.
+  if (x.of.given) {
+    for (given_launch const& g : *x.of.given)
+      given(now, before.seen, g.pointers, {g.site.operation, g.site.at.file_name() ? g.site.at : site.at}, g.quiet,
+            &x.of);
+  }
   x.last = {now, before.seen, 0};
   for (range const& r : ranges)
     if (r.copied)

@@ -99,7 +99,11 @@ wrapped wrap(std::unique_ptr<driver> inner) {
 
 checking_driver::checking_driver(std::unique_ptr<driver> inner)
     : driver_front(std::move(inner)), machine_(sim::controls_of(*inner_)) {
-  judge_.lock()->machine = machine_;
+  {
+    auto const known = judge_.lock();
+    known->machine = machine_;
+    known->quiet = suppressions::of_process();
+  }
   auto all = alive().lock();
   static int const registered =
       (sim::explain_faults_with({block_at, shield_met, print_at_a_fault}), std::atexit(print_at_exit));
@@ -122,19 +126,44 @@ checking_driver::~checking_driver() {
 
 void checking_driver::print(knowledge& known) {
   uses_seen.fetch_add(std::exchange(known.uses, 0));
-  *unseen_by_all().lock() += known.unseen();
-  known.handed_out.clear(), known.of_program.clear(), known.events_handed_out.clear();
-  if (known.found.empty())
-    return;
-  any_found.store(true);
-  if (std::exchange(known.taken, true))
+  *unseen_by_all().lock() += unseen(known);
+  known.forget_unseen();
+  calls_.forget_missed();
+  auto const is_possible = [](finding const& f) { return f.what == finding::kind::possible_race; };
+  auto const possible = static_cast<std::size_t>(std::ranges::count_if(known.found, is_possible));
+  std::size_t const n = known.found.size() - possible;
+  if (n)
+    any_found.store(true);
+  if (known.found.empty() || std::exchange(known.taken, true))
     return;  // told by findings(), or printed before
-  any_printed.store(true);
-  std::size_t const n = known.found.size();
-  os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));
-  for (finding const& f : known.found)
-    os::print_error("weir: " + f.text +
-                    (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");
+  auto const print_those = [&](bool wanted) {
+    for (finding const& f : known.found)
+      if (is_possible(f) == wanted)
+        os::print_error("weir: " + f.text +
+                        (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");
+  };
+  if (n) {
+    any_printed.store(true);
+    os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));
+    print_those(false);
+  }
+  if (possible) {
+    os::print_error("weir-584: the race checker found " + std::to_string(possible) +
+                    (possible == 1 ? " possible race" : " possible races") +
+                    ", where the bytes that a launch uses are known by a pointer alone:\n");
+    print_those(true);
+  }
+}
+
+check::unjudged checking_driver::unseen(knowledge const& known) const {
+  auto all = known.unseen();
+  all.missed_calls = calls_.missed_calls();
+  return all;
+}
+
+seen_calls* checking_driver::calls() {
+  judge_.lock()->watched = true;
+  return &calls_;
 }
 
 void checking_driver::print_findings() noexcept {
@@ -153,15 +182,14 @@ void checking_driver::print_findings_at_a_fault() noexcept {
 // Effects of a call -----------------------------------------------------------------------------------------
 
 // Asks a stream of the program for its kind. A captured one cannot be asked: its next work asks again.
-template <class Then>
-auto checking_driver::of_program(int device, stream_handle s, Then then) {
+stream_id checking_driver::asked(int device, stream_handle s) {
   auto const kind = noted(inner_->kind_of(device, s), device);
   auto const known = judge_.lock();
   stream_id const id =
       known->order.knows(device, s) ? known->order.find(device, s) : known->order.add(device, s, graph::joins::unasked);
   if (kind.ok())
     known->order.set_joins(id, kind.value == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
-  return then(*known, id);
+  return id;
 }
 
 moment checking_driver::before(int device, stream_handle s) {
@@ -173,7 +201,8 @@ moment checking_driver::before(int device, stream_handle s) {
     if (!known->order.is_unasked(id)) [[likely]]
       return known->order.now(id);
   }
-  return of_program(device, s, [](knowledge& known, stream_id id) { return known.order.now(id); });
+  stream_id const id = asked(device, s);
+  return judge_.lock()->order.now(id);
 }
 
 status checking_driver::note(status is, int device) {
@@ -280,7 +309,8 @@ result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   bool const is_predefined = r.value == stream_handle::legacy || r.value == stream_handle::per_thread;
   if (is_predefined || made_.lock()->streams.contains({device, r.value}))
     return r;
-  of_program(device, r.value, [](knowledge& known, stream_id id) { known.of_program.insert(id); });
+  stream_id const id = asked(device, r.value);
+  judge_.lock()->of_program.insert(id);
   return r;
 }
 
@@ -293,13 +323,24 @@ result<event_handle> checking_driver::create_event(int device, event_kind kind) 
   return r;
 }
 
+result<CUevent_st*> checking_driver::native_event(event_handle e) {
+  auto const r = noted(inner_->native_event(e), call_subject::no_device);
+  if (r.ok() && !process_was_forked())
+    judge_.lock()->events_by_cuda[reinterpret_cast<std::uintptr_t>(r.value)] = e;
+  return r;
+}
+
 status checking_driver::destroy_event(int device, event_handle e) {
   if (process_was_forked())
     return inner_->destroy_event(device, e);
   // Removed first, as a stream.
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
-  judge_.lock()->captured.forget(e);
+  {
+    auto const known = judge_.lock();
+    known->captured.forget(e);
+    std::erase_if(known->events_by_cuda, [e](auto const& one) { return one.second == e; });
+  }
   status const is = inner_->destroy_event(device, e);
   if (is.ok())
     return is;

@@ -4,6 +4,7 @@
 #pragma once
 #include "runtime/base/os.h"
 #include "runtime/driver/driver_front.h"
+#include "simulator/checker/checking_calls.h"
 #include "simulator/checker/race_judge.h"
 #include "simulator/machine/machine.h"
 
@@ -47,6 +48,7 @@ class checking_driver final : public driver_front<checking_driver>, public test_
   result<stream_handle> adopt(int device, CUstream_st*) override;
   result<CUstream_st*> native(int device, stream_handle s) override { return noted(inner_->native(device, s), device); }
   result<event_handle> create_event(int device, event_kind) override;
+  result<CUevent_st*> native_event(event_handle) override;
   status destroy_event(int device, event_handle) override;
   status record(int device, stream_handle, event_handle) override;
   status wait(int device, stream_handle, event_handle) override;
@@ -73,7 +75,8 @@ class checking_driver final : public driver_front<checking_driver>, public test_
 
   std::vector<finding> findings() override;
   void on_finding(std::function<void(finding const&)>) override;
-  check::unjudged unseen() const override { return judge_.lock()->unseen(); }
+  check::unjudged unseen() const override { return unseen(*judge_.lock()); }
+  seen_calls* calls() override;
   late_waits counted() const override;
   std::vector<std::string> census() const override;
   epoch position(int device, stream_handle) override;
@@ -100,14 +103,15 @@ class checking_driver final : public driver_front<checking_driver>, public test_
 
  private:
   friend class driver_front<checking_driver>;
+  friend class checking_calls;
   template <class Behind>
   auto pass(call, call_subject, Behind&& behind) {
     return behind();
   }
+  check::unjudged unseen(knowledge const&) const;
   moment before(int device, stream_handle);
-  template <class Then>
-  auto of_program(int device, stream_handle, Then);  // then(knowledge&, stream_id), under the lock
-  moment given(int device, stream_handle);           // complete once the driver reports the stream done
+  stream_id asked(int device, stream_handle);  // a stream of the program, of a kind that is then known
+  moment given(int device, stream_handle);     // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // a successful call proves `moment` complete
   status note(status, int device);                 // notes a lost device
@@ -138,6 +142,7 @@ class checking_driver final : public driver_front<checking_driver>, public test_
     std::vector<bool> lost;                          // by device
   };
   base::guarded<made> made_;
+  checking_calls calls_{*this};
   base::atomic<std::size_t> stuck_said_{0};  // number of machine findings at the last noted circle
 };
 

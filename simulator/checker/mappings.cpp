@@ -34,12 +34,34 @@ std::shared_ptr<physical> places::release(memory_handle h) {
 }
 
 void places::map(address at, std::size_t bytes, memory_handle h) {
+  drop_told(at, bytes);
   auto const found = handles_.find(static_cast<std::uint64_t>(h));
   regions_[at] = {bytes, as::mapping, found == handles_.end() ? make(-1, bytes) : found->second};
 }
 
 void places::map(address at, std::size_t bytes, as how, int device) {
+  drop_told(at, bytes);
   regions_[at] = {bytes, how, make(device, bytes)};
+}
+
+bool places::map_told(address at, std::size_t bytes, int device) {
+  if (base::overlaps(regions_, at, bytes))
+    return false;
+  map(at, bytes, as::told, device);
+  return true;
+}
+
+void places::drop_told(address at, std::size_t bytes) {
+  auto old = base::holder_of(regions_, at);
+  if (old == regions_.end())
+    old = regions_.lower_bound(at);
+  while (old != regions_.end() && old->first < at + bytes)
+    old = old->second.how == as::told ? regions_.erase(old) : std::next(old);
+}
+
+bool places::is_known(address at, std::size_t bytes) const {
+  auto const in = base::holder_of(regions_, at);
+  return in != regions_.end() && bytes <= in->second.bytes - (at - in->first);
 }
 
 std::optional<places::region> places::take(address at) {
@@ -71,7 +93,10 @@ places::parts places::find(address at, std::size_t bytes) {
 
 bool places::is_pinned(address at, std::size_t bytes) const {
   auto const in = base::holder_of(regions_, at);
-  return in != regions_.end() && in->second.how == as::pin && bytes <= in->second.bytes - (at - in->first);
+  if (in == regions_.end() || bytes > in->second.bytes - (at - in->first))
+    return false;
+  bool const of_program = in->second.how == as::told && in->second.shows->device < 0;
+  return of_program || in->second.how == as::pin;
 }
 
 touch places::begins_in_pin(address at, std::size_t bytes) {
@@ -115,6 +140,8 @@ void places::census(std::vector<std::string>& found, std::vector<bool> const& lo
   for (auto const& [at, bytes] : reservations_)
     found.push_back("a reservation of " + std::to_string(bytes) + " bytes");
   for (auto const& [at, r] : regions_) {
+    if (r.how == as::told)
+      continue;  // not made through this driver
     // A segment of a lost device cannot be released, and no pin if all devices are lost. A mapping can.
     bool const stays = r.how == as::segment ? is_lost(r.shows->device) : r.how == as::pin && !host_answers;
     if (stays)

@@ -25,7 +25,7 @@ struct part {  // of an address range
 
 class places {
  public:
-  enum class as : std::uint8_t { mapping, segment, pin };
+  enum class as : std::uint8_t { mapping, segment, pin, told };  // told: the program took it from CUDA
   struct region {
     std::size_t bytes = 0;
     as how = as::mapping;
@@ -45,7 +45,11 @@ class places {
   }
   void map(address, std::size_t bytes, memory_handle);
   void map(address, std::size_t bytes, as, int device);
+  // Memory that the program took. false: a part of it is known already
+  bool map_told(address, std::size_t bytes, int device);
+  void drop_told(address, std::size_t bytes);
   std::optional<region> take(address at);
+  bool is_known(address at, std::size_t bytes) const;  // all of it, within one region
   void put_back(address at, region r) { regions_[at] = std::move(r); }
 
   using parts = boost::container::small_vector<part, 4>;

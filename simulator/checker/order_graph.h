@@ -32,6 +32,7 @@ class graph {
   stream_id unlink(int device, stream_handle);  // the driver may reuse the handle. 0: not known
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
+  bool is_legacy(stream_id s) const noexcept { return streams_[s - 1].how == joins::is_legacy; }
   bool is_unasked(stream_id s) const noexcept { return streams_[s - 1].how == joins::unasked; }
   void set_joins(stream_id, joins);  // a handle may come back as a stream of the other kind
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }

@@ -61,6 +61,11 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     }
     if (gone)
       continue;  // a use after free; adding it would also clash with the next owner
+    if (watched) {
+      block_use u{0, 0, now, site, a->how};
+      u.over = a->over;
+      exact_use_meets(r.at, r.bytes, std::move(u), before.seen, a->moves_a_pool ? trust::known : t);
+    }
     auto const past = [&](access const& old) {
       return old.is_over() || old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
     };
@@ -106,10 +111,13 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
       blocks.add(at, {.bytes = bytes, .device = device, .home = home, .of_graph = in != nullptr, .allocated = where});
   if (held)
     report_handed_out_early({}, b, held);
+  b->second.quiet = quiet.name_block(where);
   if (in) {
     allocated_inside(*in, home, b, {"allocate", where});
     home = 0;  // a launch may be anywhere: earlier use must be complete
   }
+  if (watched && home)
+    meets(b, {0, bytes, now.at, {"allocate", where}, action::allocates}, now.seen, trust::promised);
   access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
   auto const past = [&](access const& old) {
     // Before the call ends the block may be saved with its pool: nothing needs the bytes that it has then.
@@ -159,6 +167,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
              return order.ordered(e, m.at.stream, m.seen, trust::promised);
            });
   };
+  freed_beside(b, behind, is_past, a.get());
   std::set<access const*> told, stamped;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
@@ -192,6 +201,7 @@ void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_
   b->second.home = to;
   moment const now = order.now(to);
   access_ref const a = made(action::takes_over, now.at, {"set_stream", where}, at, bytes);
+  meets(b, {0, b->second.bytes, now.at, a->site, action::takes_over}, now.seen, trust::known);
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& old) {
@@ -229,6 +239,7 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
       report_unmapped(a, site, at, gone.bytes);
     return !over_now && !through_here;
   });
+  unmapped_beside(at, gone.bytes, site);
   blocks.forget(at, gone.bytes);
 }
 
@@ -247,6 +258,9 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
       to_be_written |= device_writes;
       return true;
     });
+  for (auto b = blocks.find(at, bytes); b != blocks.end() && b->first < at + bytes; ++b)
+    for (block_use const& u : b->second.uses)
+      to_be_written |= u.writes() && !u.is_over() && !order.complete(u.at, trust::known);
   if (!to_be_written)
     reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }
@@ -281,6 +295,7 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
     report_early_host(*a, where, site.at.file_name() ? text_of(site.at) : "it", site.at, key_of_call(site), from,
                       to - from, how == host_use::writes ? "writes" : "reads");
   }
+  host_uses_beside(at, bytes, how, site);
   return early;
 }
 
@@ -319,6 +334,10 @@ void knowledge::sweep() {
       return !a.is_over() && !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
     });
     left += p.uses.size();
+  });
+  blocks.each([&](block& b) {
+    b.uses.forget([&](block_use const& u) { return is_gone(u); });
+    left += b.uses.size();
   });
   added = 0;
   sweep_at = std::max<std::size_t>(4096, 2 * left);

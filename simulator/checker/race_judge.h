@@ -10,9 +10,12 @@
 #include "runtime/driver/allocation_observer.h"
 #include "simulator/checker/blocks.h"
 #include "simulator/checker/captures.h"
+#include "simulator/checker/kernel_names.h"
 #include "simulator/checker/mappings.h"
+#include "simulator/checker/pairs.h"
 #include "simulator/checker/race_checker.h"
 #include "simulator/checker/sources.h"
+#include "simulator/checker/suppressions.h"
 #include "simulator/machine/machine.h"
 
 namespace weir::driver::check {
@@ -43,7 +46,18 @@ struct knowledge {
   std::set<event_handle> events_handed_out;
   bool open_to_host = false;    // work used pinned memory that the machine did not guard
   bool closed_to_host = false;  // the machine closed pages
-  unjudged unseen() const noexcept;
+  unjudged unseen() const;
+  void forget_unseen();  // it was said
+
+  // Of calls past weir, told by a watcher.
+  bool watched = false;  // by one, from now on
+  suppressions quiet;
+  kernel_names kernels;
+  std::map<std::uintptr_t, event_handle> events_by_cuda;  // weir's events that the program got
+  std::map<std::uintptr_t, executable> graphs_of_program;
+  pairs told_pairs;
+  std::map<std::string, std::uint64_t> not_understood;
+  std::uint64_t suppressed = 0, forgotten = 0, unknown_pointers = 0;
 
   // of: the graph whose launch it is; null: no launch
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust,
@@ -70,24 +84,58 @@ struct knowledge {
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
 
-  void report_race(access const& before, access const& now, address from, std::size_t bytes);
+  struct reach {  // the bytes of one block that a launch may use by one pointer
+    blocks::map::iterator b;
+    std::size_t from = 0, to = 0;
+    bool writes = false;
+    grain known = grain::pointer;
+  };
+  using reaches = boost::container::small_vector<reach, 8>;
+  reaches reached_by(std::span<seen_pointer const>);
+  void judge_nodes(std::span<seen_calls::node const>);  // of one graph: against each other
+  // What one launch past weir was given. of: the graph that it is a part of; null: none
+  void given(epoch now, views const& seen, std::span<seen_pointer const>, base::site, bool quiet,
+             captured_graph const* of = nullptr);
+  // A use of a block beside those that launches past weir may make of it.
+  void meets(blocks::map::iterator, block_use, views const& seen, trust);
+  bool is_gone(block_use const&) const;  // before all that comes
+  void exact_use_meets(address at, std::size_t bytes, block_use, views const& seen, trust);
+  // Launches that were given the block, and that is_past(epoch) does not put before its free. Those of its streams are
+  // added to `next`, which the next owner comes after.
+  void freed_beside(blocks::map::iterator, std::span<stream_id const> behind, std::function<bool(epoch)> const& is_past,
+                    access* next);
+  void host_uses_beside(address at, std::size_t bytes, host_use, base::site);
+  void unmapped_beside(address at, std::size_t bytes, base::site);
+  void allocated_by_program(stream_id on, int device, address at, std::size_t bytes, base::site);
+  void freed_by_program(stream_id on, address at, base::site);
+  void saw_device_done(int device);  // -1: all
+  void report_clash(blocks::map::iterator, block_use const& before, block_use const& now, verdict);
+  void report_nodes(blocks::map::iterator, block_use const&, block_use const&, verdict);
+  void report_clash_with_host(blocks::map::iterator, block_use const&, block_use const& host, verdict);
+
+  std::size_t report_race(access const& before, access const& now, address from, std::size_t bytes,
+                          finding::kind what = finding::kind::race);
   void report_use_after_free(access const& now, blocks::map::iterator);
   void report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator);
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
   void report_changed(source const&);
   void report_early_host(access const& before, std::string user, std::string where, source_location second,
-                         std::string key, address, std::size_t bytes, char const* how);
+                         std::string key, address, std::size_t bytes, char const* how,
+                         finding::kind what = finding::kind::early_host);
   void report_undeclared(base::running_work const&, char const* how, address);
   // streams: those that the text names
-  void note(finding::kind, std::string key, std::string text, source_location first, source_location second,
-            std::initializer_list<stream_id> streams = {});
+  // Returns: its index in `found`
+  std::size_t note(finding::kind, std::string key, std::string text, source_location first, source_location second,
+                   std::initializer_list<stream_id> streams = {});
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);  // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;
   block const* managed_at(address);  // null: the program alone uses the block there
   std::string remedy(access const& before, access const& now, address from);
 };
+
+access access_of(address block, block_use const&);
 
 // The text of a place in a program, and a key that identifies it.
 std::string text_of(base::site const&);

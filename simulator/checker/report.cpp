@@ -14,8 +14,10 @@ std::string number(std::uint64_t n) {
   return std::to_string(n);
 }
 
-char const* does(action how) {
-  switch (how) {
+char const* does(access const& a) {
+  if (a.known != grain::exact)
+    return a.writes() ? "may write" : "may read";
+  switch (a.how) {
     case action::reads: return "reads";
     case action::writes: return "writes";
     case action::allocates: return "begins";
@@ -25,9 +27,32 @@ char const* does(action how) {
   return "uses";
 }
 
+// How well the bytes of a use are known; empty: exactly.
+std::string grain_text(access const& a) {
+  if (a.known == grain::exact)
+    return {};
+  return ". Of the bytes of " + text_of(a.site) +
+         (a.known == grain::pointer
+              ? " a pointer is known: they may end before its block or the next pointer does"
+              : " a pointer is known that it may not use, in a structure or at the end of the block in front");
+}
+
+// A pointer in a structure may be stale: alone it makes no error.
+finding::kind unless_vague(access const& a, finding::kind what) {
+  return a.known == grain::structure ? finding::kind::possible_race : what;
+}
+
 std::string key_of(base::site const& s, stream_id stream) {
   std::string key = s.operation ? s.operation : "?";
   return s.at.file_name() ? key + '@' + s.at.file_name() + ':' + number(s.at.line()) : key + '#' + number(stream);
+}
+// Of a possible race: pairs of kernels that one line of the program launches are one finding.
+std::string key_of_line(base::site const& s, stream_id stream) {
+  constexpr std::string_view last_line = " after ";  // behind the place in a library, see call_watch
+  std::string_view const file = s.at.file_name() ? s.at.file_name() : "";
+  if (std::size_t const at = file.rfind(last_line); at != file.npos)
+    return std::string(file.substr(at));
+  return key_of(s, stream);
 }
 std::string key_of(source_location const& h) {
   return h.file_name() ? std::string(h.file_name()) + ':' + number(h.line()) : "?";
@@ -69,12 +94,36 @@ std::string text_of(base::site const& s) {
   return s.at.file_name() ? operation + " at " + text_of(s.at) : operation;
 }
 
-unjudged knowledge::unseen() const noexcept {
-  return {!machine,          handed_out.size(), events_handed_out.size(),
-          of_program.size(), open_to_host,      closed_to_host && !sim::calls_are_seen()};
+unjudged knowledge::unseen() const {
+  unjudged all;
+  all.host_pointers = open_to_host;
+  all.system_calls = closed_to_host && !sim::calls_are_seen();
+  all.watched = watched;
+  if (!watched) {
+    all.direct_work = !machine;
+    all.streams = handed_out.size();
+    all.events = events_handed_out.size();
+    all.program_streams = of_program.size();
+    return all;
+  }
+  all.not_understood = not_understood;
+  all.forgotten_uses = forgotten;
+  all.unknown_pointers = unknown_pointers;
+  all.suppressed = suppressed;
+  return all;
+}
+
+void knowledge::forget_unseen() {
+  handed_out.clear();
+  of_program.clear();
+  events_handed_out.clear();
+  not_understood.clear();
+  forgotten = unknown_pointers = suppressed = 0;
 }
 
 std::string knowledge::stream(stream_id s) const {
+  if (order.is_legacy(s))
+    return "the legacy stream of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
   std::string const whose = order.is_weirs(s) ? "weir's own stream " : "stream ";
   return whose + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }
@@ -84,7 +133,8 @@ std::string knowledge::block_text(blocks::map::iterator b) const {
   std::string const of =
       is.device < 0 ? "pinned block " + number(is.number)
                     : "block " + number(is.number) + " of gpu:" + number(static_cast<std::uint64_t>(is.device));
-  return of + " (" + number(is.bytes) + " B, allocated at " + text_of(is.allocated) + ")";
+  return of + " (" + number(is.bytes) + " B, allocated " + (is.told ? "by CUDA at " : "at ") + text_of(is.allocated) +
+         ")";
 }
 
 std::string knowledge::bytes_of(address at, std::size_t bytes) {
@@ -98,12 +148,12 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
          (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
 }
 
-void knowledge::note(finding::kind what, std::string key, std::string text, source_location first,
-                     source_location second, std::initializer_list<stream_id> streams) {
+std::size_t knowledge::note(finding::kind what, std::string key, std::string text, source_location first,
+                            source_location second, std::initializer_list<stream_id> streams) {
   key.insert(key.begin(), static_cast<char>('a' + static_cast<int>(what)));
   if (auto const known = by_sites.find(key); known != by_sites.end()) {
     ++found[known->second].times;
-    return;
+    return known->second;
   }
   std::vector<std::pair<source_location, std::string>> made;  // a place, and the numbers of the streams made there
   for (stream_id const s : std::set<stream_id>(streams)) {
@@ -120,9 +170,12 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
   for (auto const& [place, all] : made)  // a blank stands between two numbers
     text += (all.find(' ') == std::string::npos ? " Stream " + all + " was" : " Streams " + all + " were") +
             " made at " + text_of(place) + ".";
-  by_sites[std::move(key)] = found.size();
+  std::size_t const index = found.size();
   found.push_back({what, std::string(name_of(what)) + ": " + std::move(text), first, second, 1});
-  to_tell.push_back(found.back());
+  by_sites[std::move(key)] = index;
+  if (what != finding::kind::possible_race)
+    to_tell.push_back(found.back());
+  return index;
 }
 
 block const* knowledge::managed_at(address at) {
@@ -153,7 +206,8 @@ std::string knowledge::remedy(access const& before, access const& now, address f
          ", or let the stream that was passed wait for that one." + whose;
 }
 
-void knowledge::report_race(access const& before, access const& now, address from, std::size_t bytes) {
+std::size_t knowledge::report_race(access const& before, access const& now, address from, std::size_t bytes,
+                                   finding::kind what) {
   address const first = std::max(from, before.at), last = std::min(from + bytes, before.at + before.bytes);
   bool const alias = first >= last;  // the older use went through another mapping
   std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
@@ -166,21 +220,44 @@ void knowledge::report_race(access const& before, access const& now, address fro
                : ". No wait orders the two";
   std::string text;
   if (before.how == action::allocates)
-    text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
+    text = which + ": " + b + " " + does(now) + " them on " + stream(now.stream) +
            ". No wait orders that after the allocation on " + stream(before.stream) + " (" + a +
            "), and earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " +
            wait;
   else
-    text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " +
-           does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
-           (now.captured ? ", both in one graph" : "") + missing + ". Remedy: " + wait;
-  note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
-       before.site.at, now.site.at, {before.stream, now.stream});
+    text = which + ": " + a + " " + does(before) + " them on " + stream(before.stream) + ", " + b + " " + does(now) +
+           " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
+           (now.captured ? ", both in one graph" : "") + missing + grain_text(before) + grain_text(now) +
+           ". Remedy: " + wait;
+  if (what == finding::kind::possible_race)
+    text += " If the two use different bytes, name a kernel or the block in the file of WEIR_CHECK_SUPPRESS.";
+  bool const by_lines = what == finding::kind::possible_race;
+  auto const key = [&](access const& use) {
+    return by_lines ? key_of_line(use.site, use.stream) : key_of(use.site, use.stream);
+  };
+  return note(what, key(before) + '|' + key(now), std::move(text), before.site.at, now.site.at,
+              {before.stream, now.stream});
+}
+
+// No stream has the nodes, and no line.
+void knowledge::report_nodes(blocks::map::iterator b, block_use const& one, block_use const& another, verdict how) {
+  if (one.quiet || another.quiet || b->second.quiet) {
+    ++suppressed;
+    return;
+  }
+  access const first = access_of(b->first, one), second = access_of(b->first, another);
+  std::size_t const from = std::max(one.from, another.from), to = std::min(one.to, another.to);
+  note(how == verdict::certain ? finding::kind::race : finding::kind::possible_race,
+       "nodes|" + key_of_call(one.site) + '|' + key_of_call(another.site),
+       bytes_of(b->first + from, to - from) + ": " + text_of(one.site) + " " + does(first) + " them, " +
+           text_of(another.site) + " " + does(second) + " them, both in one graph, and no edge orders the two" +
+           grain_text(first) + grain_text(second) + ". Remedy: let one of the nodes depend on the other.",
+       {nullptr, nullptr, 0}, {nullptr, nullptr, 0});
 }
 
 void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
   note(finding::kind::use_after_free, key_of(now.site, now.stream) + '|' + key_of(b->second.freed),
-       text_of(now.site) + " " + does(now.how) + " " +
+       text_of(now.site) + " " + does(now) + " " +
            bytes_of(std::max(now.at, b->first),
                     std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
            " on " + stream(now.stream) + ", which was freed at " + text_of(b->second.freed) +
@@ -191,9 +268,10 @@ void knowledge::report_use_after_free(access const& now, blocks::map::iterator b
 void knowledge::report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator b) {
   std::string const home = behind.empty() ? "The host has not waited for that"
                                           : "No wait orders that before the block's own " + stream(behind.front());
-  note(finding::kind::freed_in_use, key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
+  note(unless_vague(before, finding::kind::freed_in_use),
+       "free|" + key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
        block_text(b) + " was freed at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
-           does(before.how) + " it on " + stream(before.stream) + ". " + home +
+           does(before) + " it on " + stream(before.stream) + ". " + home + grain_text(before) +
            ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
            "or wait for it.",
        before.site.at, b->second.freed, {before.stream, behind.empty() ? 0 : behind.front()});
@@ -213,7 +291,7 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
   std::string const why =
       before.how == action::frees
           ? "an earlier block there was freed (" + text_of(before.site) + ") behind work of " + stream(before.stream)
-          : text_of(before.site) + " " + does(before.how) + " that memory on " + stream(before.stream);
+          : text_of(before.site) + " " + does(before) + " that memory on " + stream(before.stream);
   note(finding::kind::handed_out_early, key_of(before.site, before.stream) + '|' + key_of(b->second.allocated),
        block_text(b) + " was allocated " + by + " while " + why +
            ", which is neither complete nor ordered before. The earlier use was not declared or marked, or the "
@@ -223,11 +301,15 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
 
 void knowledge::report_unmapped(access const& before, base::site site, address at, std::size_t bytes) {
   auto const b = blocks.find(std::max(before.at, at), 1);
-  note(finding::kind::unmapped_in_use, key_of(before.site, before.stream) + '|' + key_of(site, 0),
+  char const* const cause =
+      before.known == grain::exact
+          ? "This is a defect of the allocator, or the use was not declared."
+          : "Remedy: mark the block for that stream (record_stream) or declare the launch, or wait for it.";
+  note(unless_vague(before, finding::kind::unmapped_in_use),
+       "unmap|" + key_of(before.site, before.stream) + '|' + key_of(site, 0),
        text_of(site) + " unmaps " + number(bytes) + " bytes" + (b == blocks.end() ? "" : " with " + block_text(b)) +
-           " while " + text_of(before.site) + " " + does(before.how) + " " + number(before.bytes) + " bytes there on " +
-           stream(before.stream) +
-           " and is not known to be complete. This is a defect of the allocator, or the use was not declared.",
+           " while " + text_of(before.site) + " " + does(before) + " " + number(before.bytes) + " bytes there on " +
+           stream(before.stream) + " and is not known to be complete. " + cause,
        before.site.at, site.at, {before.stream});
 }
 
@@ -241,11 +323,11 @@ void knowledge::report_changed(source const& s) {
 
 // `where`: the place before which the program must wait.
 void knowledge::report_early_host(access const& before, std::string user, std::string where, source_location second,
-                                  std::string key, address at, std::size_t bytes, char const* how) {
-  note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),
-       bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before.how) + " them on " +
-           stream(before.stream) + ", " + std::move(user) + " " + how +
-           " them. The host has not waited for that. Remedy: before " + std::move(where) +
+                                  std::string key, address at, std::size_t bytes, char const* how, finding::kind what) {
+  note(what, "host|" + key_of(before.site, before.stream) + '|' + std::move(key),
+       bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before) + " them on " + stream(before.stream) +
+           ", " + std::move(user) + " " + how + " them. The host has not waited for that" + grain_text(before) +
+           ". Remedy: before " + std::move(where) +
            " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
        before.site.at, second, {before.stream});
 }

@@ -17,9 +17,13 @@
 namespace weir::driver::check {
 
 enum class action : std::uint8_t { reads, writes, allocates, frees, takes_over };
+// How the bytes of a use are known: declared or told by its call; or by a pointer that a launch was given, from there
+// to the end of the block or to its next pointer. One inside a structure may be stale.
+enum class grain : std::uint8_t { exact, pointer, structure };
 
 struct access {
   action how = action::reads;
+  grain known = grain::exact;
   std::uint32_t holders = 0;  // of intrusive_ptr; under the checker's lock
   stream_id stream = 0;
   std::uint64_t n = 0;  // position in the stream

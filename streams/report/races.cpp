@@ -1,6 +1,7 @@
 // The findings of the race checker, as weir/observe.h shows them.
 // Threads: any.
 #include "runtime/core/parts.h"
+#include "runtime/driver/call_watch.h"
 #include "runtime/driver/race_control.h"
 #include "streams/stream/context.h"
 #include "weir/observe.h"
@@ -15,15 +16,28 @@ race_report public_report(finding const& f) {
 driver::check::control* checker(source_location at) {
   return streams::current_runtime(at).machine().checker();
 }
+std::vector<race_report> reports(bool are_possible, source_location at) {
+  std::vector<race_report> all;
+  auto* const c = checker(at);
+  if (!c)
+    return all;
+  for (finding const& f : c->findings())
+    if ((f.what == finding::kind::possible_race) == are_possible)
+      all.push_back(public_report(f));
+  return all;
+}
 }  // namespace
 
+void name_race_places(source_location (*last_line)() noexcept) noexcept {
+  driver::name_places_with(last_line);
+}
+
 std::vector<race_report> race_reports(source_location at) {
-  std::vector<race_report> all;
-  if (auto* const c = checker(at)) {
-    for (finding const& f : c->findings())
-      all.push_back(public_report(f));
-  }
-  return all;
+  return reports(false, at);
+}
+
+std::vector<race_report> possible_races(source_location at) {
+  return reports(true, at);
 }
 
 std::string races_not_judged(source_location at) {

@@ -302,6 +302,17 @@ class Launcher(Case):
         self.assertEqual(done.returncode, 2)
         self.assertIn("no option -u", done.stderr)
         self.assertEqual(run("-m", "weir.torch", "--help").returncode, 0)
+        done = run("-m", "weir.torch", "--check", "--suppress")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--suppress needs a file", done.stderr)
+
+    def test_check_and_its_suppressions_reach_the_program(self):
+        ask = self.write("p.py", """
+            import os, sys
+            print(os.environ["WEIR_CHECK_RACES"], os.environ["WEIR_CHECK_SUPPRESS"], sys.argv[1:])
+        """)
+        done = run("-m", "weir.torch", "--check", "--suppress", "/a/list", ask, "--check", FAKE_TORCH_CUDA="none")
+        self.assertEqual(done.stdout.strip(), "fail /a/list ['--check']", done.stderr)
 
 
 class CuPy(Case):

@@ -20,6 +20,7 @@
 #include "tests/model/pools_program.h"
 #include "tests/model/ring_program.h"
 #include "tests/model/share_program.h"
+#include "tests/model/told_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/model/width_program.h"
 #include "tests/planted/prover.h"
@@ -68,6 +69,7 @@ std::span<kind_of_program const> programs_by_name() {
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"doors", [](std::uint64_t seed) { return doors_program(seed).run(); }},
       {"legacy", [](std::uint64_t seed) { return legacy_program(seed).run(); }},
+      {"told", [](std::uint64_t seed) { return told_program(seed).run(); }},
       {"width", [](std::uint64_t seed) { return width_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };

@@ -15,6 +15,8 @@ int doctor(std::vector<std::string> const& arguments);
 int replay(std::vector<std::string> const& arguments);
 // Prints the contents of a memory snapshot, and writes them as an HTML page. Throws: as info
 int snapshot(std::vector<std::string> const& arguments);
+// Runs a program that does not use weir under the race checker: `check`. Becomes that program. Throws: usage_error
+int check(std::vector<std::string> const& arguments);
 // Compares allocators: `bench alloc`. Throws: as info
 int bench_alloc(std::vector<std::string> const& arguments);
 // Compares copies with the driver's own calls: `bench copy`. Throws: as info

@@ -20,6 +20,7 @@ char const* const usage =
     "  info      the machine: devices, memory, links\n"
     "  doctor    checks of this machine, options in force, advice\n"
     "  replay    recorded allocations of a program: the memory and the time that they take\n"
+    "  check     runs a CUDA program that does not use weir, and reports its races\n"
     "  snapshot  a memory snapshot of weir or PyTorch: sums, and a page for a browser\n"
     "  bench     what calls cost here: alloc, copy, pipeline, share, train\n"
     "\n"
@@ -103,13 +104,16 @@ int command(int argc, char** argv) try {
     return bench(rest);
   if (command == "replay")
     return weir::tool::replay(rest);
+  if (command == "check")
+    return weir::tool::check(rest);
   if (command == "snapshot")
     return weir::tool::snapshot(rest);
   if (asks_for_help(command))
     return std::fputs(usage, stdout), 0;
   if (command == "--version")
     return std::printf("%s\n", weir::tool::version_line().c_str()), 0;
-  static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help", "--version"};
+  static constexpr std::string_view commands[] = {"info",  "doctor",   "bench", "replay",
+                                                  "check", "snapshot", "help",  "--version"};
   auto const meant = weir::base::near(command, commands);
   std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(),
                meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);

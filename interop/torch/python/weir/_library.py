@@ -35,7 +35,7 @@ def load():
             ("stats", text, number), ("summary", text, number), ("report", text, number),
             ("reset_peak", number, number), ("reset_accumulated", number, number),
             ("get_fraction", ctypes.c_double, number), ("snapshot", number, text), ("page", number, text),
-            ("record", number, size, number, text), ("stop_recording", number), ("on_out_of_memory", None, address),
+            ("record", number, size, number, text), ("stop_recording", number), ("name_lines", number, text), ("on_out_of_memory", None, address),
             ("allocate", address, size, number, address), ("deallocate", number, address),
             ("lend", number, address), ("hold_pool", None, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
             ("held", ctypes.c_int64, number),

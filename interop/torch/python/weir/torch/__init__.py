@@ -73,6 +73,9 @@ def install():
     except RuntimeError as error:
         raise Refused(f"{_too_late} ({error})") from None
     _allocator = allocator
+    if os.environ.get("WEIR_CHECK_RACES", "0") not in ("", "0"):
+        own = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+        _library.call("name_lines", own.encode())
 
     from weir.torch import _figures, _pools, _refusals, _streams
 

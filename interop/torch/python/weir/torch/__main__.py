@@ -1,10 +1,14 @@
 """Runs a PyTorch program on weir, unchanged.
 
-Usage: python -m weir.torch PROGRAM.py [ARGS...]
-       python -m weir.torch -m MODULE [ARGS...]     as -m torch.distributed.run --nproc-per-node 2 train.py
+Usage: python -m weir.torch [OPTIONS] PROGRAM.py [ARGS...]
+       python -m weir.torch [OPTIONS] -m MODULE [ARGS...]   as -m torch.distributed.run --nproc-per-node 2 train.py
 
 The program and the processes that it starts take their device memory from weir. WEIR_CONF and weir's other variables
-(docs/reference/options.md) apply. Exit status: the program's own; 2: wrong use.
+(docs/reference/options.md) apply. Exit status: the program's own; 2: wrong use; 66: --check reported a race.
+
+Options:
+  --check            reports races: uses of memory on two streams that nothing orders (docs/tutorial/find-a-race.md)
+  --suppress FILE    kernels and blocks that these reports leave out
 """
 import os
 import runpy
@@ -21,7 +25,25 @@ def _prepare():
     import weir._startup  # noqa: F401
 
 
+def _options(arguments):
+    """Takes this module's options from the front. Returns: the rest, or None after a wrong one."""
+    rest = list(arguments)
+    while rest and rest[0] in ("--check", "--suppress"):
+        option = rest.pop(0)
+        if option == "--check":
+            os.environ["WEIR_CHECK_RACES"] = "fail"
+        elif rest:
+            os.environ["WEIR_CHECK_SUPPRESS"] = os.path.abspath(rest.pop(0))
+        else:
+            print(f"weir.torch: --suppress needs a file\n{__doc__}", file=sys.stderr)
+            return None
+    return rest
+
+
 def main(arguments):
+    arguments = _options(arguments)
+    if arguments is None:
+        return 2
     if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
         print(__doc__, file=sys.stdout if arguments and arguments[0] in ("-h", "--help") else sys.stderr)
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
