@@ -1,0 +1,46 @@
+// GPT-2 (Radford and others, "Language Models are Unsupervised Multitask Learners", 2019) in LibTorch, trained
+// data-parallel by weir: what the program and its test share. compare.py trains the same in PyTorch.
+// Threads: one for each rank calls train(). A corpus is read by all.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weir/collective.h"
+
+namespace gpt2 {
+
+struct settings {
+  std::string tokens, load, save;  // files; empty: none
+  std::int64_t layers = 12, heads = 12, width = 768, context = 1024, vocabulary = 50257;
+  std::int64_t batch = 8, accumulate = 1;  // rows of a rank in a pass, passes of a step
+  std::int64_t steps = 200, warmup = 10, every = 10, seed = 1;
+  double rate = 6e-4, decay = 0.1, clip = 1;
+  std::string dtype = "fp32", allocator = "weir";
+};
+
+struct corpus {
+  std::vector<std::uint16_t> training, validation;  // the last tenth is for validation
+};
+// Reads a file whose name ends in .bin as llm.c's tokens: 256 int32 (20240520, 1, count, 0, ...), then uint16. Other
+// files are text: each byte is a token. Throws: std::runtime_error (what the file lacks)
+corpus read(settings const&);
+// Writes `batch` rows of inputs, then as many of targets. Row r begins at the fraction r * 0.618... of the tokens.
+void fill(std::span<std::uint16_t const> from, std::int64_t first_row, settings const&, std::int64_t* into);
+
+struct line {
+  std::int64_t step;         // steps so far
+  double loss;               // mean over all ranks and the steps since the last line
+  double ms, tokens_each_s;  // of a step; of all ranks
+  std::size_t reserved;      // bytes that weir holds on the rank's device
+};
+// LibTorch's settings of the process. Requires: no tensor on a GPU so far
+void prepare(settings const&);
+// Trains this rank's replica, and calls each() with a line every so many steps. Returns: the loss of validation
+// Throws: std::runtime_error, checkpoint_error (a checkpoint of another model), and what weir and LibTorch throw
+double train(settings const&, corpus const&, weir::communicator&, std::function<void(line const&)> const& each);
+
+}  // namespace gpt2
