@@ -19,7 +19,7 @@ struct settings {
   std::int64_t batch = 8, accumulate = 1;  // rows of a rank in a pass, passes of a step
   std::int64_t steps = 200, warmup = 10, every = 10, seed = 1;
   double rate = 6e-4, decay = 0.1, clip = 1;
-  std::string dtype = "fp32", allocator = "weir";
+  std::string dtype = "fp32", reduce = "fp32", allocator = "weir";
 };
 
 struct corpus {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <variant>
 
@@ -34,6 +35,7 @@ char const* const usage =
     "  --rate R, --decay D, --clip NORM\n"
     "                     of AdamW (default: 6e-4, 0.1, 1)\n"
     "  --dtype TYPE       of products: fp32, tf32 or bf16 (default: fp32)\n"
+    "  --reduce TYPE      of gradients between ranks: fp32 or bf16 (default: fp32)\n"
     "  --allocator NAME   of tensors on GPUs: weir or torch (default: weir)\n"
     "  --seed N           of parameters and rows (default: 1)\n"
     "  --every N          steps between lines (default: 10)\n"
@@ -46,13 +48,13 @@ char const* const usage =
 gpt2::settings parse(int argc, char** argv) {
   gpt2::settings s;
   std::map<std::string, std::variant<std::string*, std::int64_t*, double*>> const options = {
-      {"--tokens", &s.tokens},   {"--load", &s.load},   {"--save", &s.save},
-      {"--dtype", &s.dtype},     {"--rate", &s.rate},   {"--allocator", &s.allocator},
-      {"--layers", &s.layers},   {"--heads", &s.heads}, {"--width", &s.width},
-      {"--context", &s.context}, {"--batch", &s.batch}, {"--vocabulary", &s.vocabulary},
-      {"--steps", &s.steps},     {"--seed", &s.seed},   {"--accumulate", &s.accumulate},
-      {"--warmup", &s.warmup},   {"--every", &s.every}, {"--decay", &s.decay},
-      {"--clip", &s.clip}};
+      {"--tokens", &s.tokens},   {"--load", &s.load},    {"--save", &s.save},
+      {"--dtype", &s.dtype},     {"--rate", &s.rate},    {"--allocator", &s.allocator},
+      {"--layers", &s.layers},   {"--heads", &s.heads},  {"--width", &s.width},
+      {"--context", &s.context}, {"--batch", &s.batch},  {"--vocabulary", &s.vocabulary},
+      {"--steps", &s.steps},     {"--seed", &s.seed},    {"--accumulate", &s.accumulate},
+      {"--warmup", &s.warmup},   {"--every", &s.every},  {"--decay", &s.decay},
+      {"--clip", &s.clip},       {"--reduce", &s.reduce}};
   for (int i = 1; i < argc; i += 2) {
     auto const found = options.find(argv[i]);
     if (found == options.end() || i + 1 == argc)
@@ -73,9 +75,10 @@ gpt2::settings parse(int argc, char** argv) {
     throw examples::usage_error("only --steps, --warmup, --seed, --rate, --decay and --clip may be 0");
   if (s.width % s.heads)
     throw examples::usage_error("--width is no multiple of --heads");
-  bool const has_type = s.dtype == "fp32" || s.dtype == "tf32" || s.dtype == "bf16";
-  if (!has_type || (s.allocator != "weir" && s.allocator != "torch"))
-    throw examples::usage_error("--dtype is fp32, tf32 or bf16, --allocator weir or torch");
+  using words = std::set<std::string>;
+  if (!words{"fp32", "tf32", "bf16"}.contains(s.dtype) || !words{"fp32", "bf16"}.contains(s.reduce) ||
+      !words{"weir", "torch"}.contains(s.allocator))
+    throw examples::usage_error("--dtype is fp32, tf32 or bf16, --reduce fp32 or bf16, --allocator weir or torch");
   return s;
 }
 

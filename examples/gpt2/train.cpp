@@ -172,7 +172,10 @@ double train(settings const& s, corpus const& from, weir::communicator& rank,
   else
     read_parameters(*net, file.emplace(s.load, weir::source_location::current()), s);
   net->to(here);
-  weir::libtorch::data_parallel all(net, rank);
+  std::optional<weir::dtype> reduce_as;
+  if (s.reduce == "bf16")
+    reduce_as = weir::bfloat16;
+  weir::libtorch::data_parallel all(net, rank, {.buckets = {.reduce_as = reduce_as}});
   updates optimizer(*net, s);
   std::int64_t const first = file ? read_state(optimizer, *file) : 0;
 
