@@ -1,10 +1,8 @@
-"""Trains in PyTorch what the program gpt2 trains: the same first parameters, rows, rates and AdamW, and one GPU or
-DistributedDataParallel. Prints the same lines, then how far the losses are from those of the program.
-
+"""Trains in PyTorch what gpt2 trains: the same first parameters, rows, rates and AdamW. Compares the losses.
   gpt2 --tokens FILE --steps 0 --save first.safetensors
   gpt2 --tokens FILE --load first.safetensors > ours
   compare.py --tokens FILE --load first.safetensors --against ours
-  torchrun --nproc-per-node 2 compare.py ...     the same on two GPUs
+  torchrun --nproc-per-node 2 compare.py ...     on two GPUs, by DistributedDataParallel
 """
 import argparse
 import contextlib
@@ -16,7 +14,6 @@ import statistics
 import time
 
 import torch
-import torch.distributed
 from torch import nn
 from torch.nn import functional
 
@@ -26,14 +23,12 @@ def arguments():
     a.add_argument("--tokens", required=True)
     a.add_argument("--load", required=True)
     a.add_argument("--against", help="what gpt2 printed")
-    for name, default in (("heads", 12), ("batch", 8), ("accumulate", 1), ("steps", 200), ("warmup", 10), ("seed", 1),
-                          ("every", 10)):
-        a.add_argument("--" + name, type=int, default=default)
-    for name, default in (("rate", 6e-4), ("decay", 0.1), ("clip", 1.0)):
-        a.add_argument("--" + name, type=float, default=default)
+    for name, value in {"heads": 12, "batch": 8, "accumulate": 1, "steps": 200, "warmup": 10, "seed": 1, "every": 10,
+                        "rate": 6e-4, "decay": 0.1, "clip": 1.0}.items():
+        a.add_argument("--" + name, type=type(value), default=value)
     a.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32")
-    for name in ("fused", "compile"):  # fused: AdamW in one launch for many parameters
-        a.add_argument("--" + name, action="store_true")
+    a.add_argument("--fused", action="store_true", help="AdamW in one launch for many parameters")
+    a.add_argument("--compile", action="store_true")
     return a.parse_args()
 
 
@@ -42,17 +37,8 @@ def parameters(path):
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = bytearray(file.read())
-    return {name: torch.frombuffer(data, dtype=torch.float32, offset=of["data_offsets"][0],
-                                   count=math.prod(of["shape"])).reshape(of["shape"]).clone()
+    return {name: torch.frombuffer(data[slice(*of["data_offsets"])], dtype=torch.float32).reshape(of["shape"])
             for name, of in header.items() if name.startswith("transformer.")}
-
-
-def product(layer, x):
-    return torch.addmm(layer.bias, x, layer.weight)
-
-
-def norm(layer, x):
-    return functional.layer_norm(x, layer.weight.shape, layer.weight, layer.bias, 1e-5)
 
 
 class Model(nn.Module):
@@ -63,12 +49,14 @@ class Model(nn.Module):
             *path, last = name.split(".")
             at = self
             for part in path:
-                if not hasattr(at, part):
-                    at.add_module(part, nn.Module())
-                at = getattr(at, part)
+                at = at._modules.setdefault(part, nn.Module())
             at.register_parameter(last, nn.Parameter(value))
 
     def forward(self, inputs, targets):
+        def product(layer, x):
+            return torch.addmm(layer.bias, x, layer.weight)
+        def norm(layer, x):
+            return functional.layer_norm(x, layer.weight.shape, layer.weight, layer.bias, 1e-5)
         all, rows = self.transformer, inputs.shape[0]
         x = functional.embedding(inputs, all.wte.weight) + all.wpe.weight[:inputs.shape[1]]
         x = x.view(-1, x.shape[2])
@@ -85,13 +73,6 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.float(), targets.reshape(-1))
 
 
-def read_tokens(path):
-    data = open(path, "rb").read()
-    if path.endswith(".bin"):
-        return torch.frombuffer(bytearray(data[1024:]), dtype=torch.int16).long() & 0xffff
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
-
-
 def main():
     o = arguments()
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -103,32 +84,30 @@ def main():
     if size > 1:
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     own = Model(parameters(o.load), o.heads).to(here)
+    own.forward = torch.autocast(here.type, torch.bfloat16, enabled=o.dtype == "bf16")(own.forward)
     net = nn.parallel.DistributedDataParallel(own, device_ids=[here.index] if on_gpu else None) if size > 1 else own
     run = torch.compile(net) if o.compile else net
     groups = [{"params": [p for p in own.parameters() if (p.dim() > 1) == matrix],
                "weight_decay": o.decay if matrix else 0} for matrix in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=o.rate, betas=(0.9, 0.95), **({"fused": True} if o.fused else {}))
     context = own.transformer.wpe.weight.shape[0]
-    tokens = read_tokens(o.tokens)
-    training, validation = tokens[:len(tokens) - len(tokens) // 10], tokens[len(tokens) - len(tokens) // 10:]
+    data, text = bytearray(open(o.tokens, "rb").read()), not o.tokens.endswith(".bin")
+    tokens = torch.frombuffer(data, dtype=torch.uint8 if text else torch.int16, offset=0 if text else 1024)
+    tokens = tokens.long() & 0xffff
+    training, validation = tokens[:-(len(tokens) // 10)], tokens[-(len(tokens) // 10):]
 
     def batch(of, first):  # the order of the program's fill()
-        begins = [((r * 2654435769 + o.seed) % 2**32) * (len(of) - context) >> 32 for r in range(first, first + o.batch)]
+        begins = [(r * 2654435769 + o.seed) % 2**32 * (len(of) - context) >> 32 for r in range(first, first + o.batch)]
         rows = torch.stack([torch.stack([of[b + shift:b + shift + context] for b in begins]) for shift in (0, 1)])
         return (rows.pin_memory() if on_gpu else rows).to(here, non_blocking=True)
 
-    def loss_of(model, rows):
-        with torch.autocast(here.type, torch.bfloat16, enabled=o.dtype == "bf16"):
-            return model(rows[0], rows[1])
-
-    total, began, told = torch.zeros((), device=here), time.monotonic(), 0
-    lines = {}
+    total, began, told, lines = torch.zeros((), device=here), time.monotonic(), 0, {}
     for step in range(o.steps):
         optimizer.zero_grad()
         for part in range(o.accumulate):
-            alone = size > 1 and part + 1 < o.accumulate
-            with net.no_sync() if alone else contextlib.nullcontext():
-                loss = loss_of(run, batch(training, ((step * size + rank) * o.accumulate + part) * o.batch)) / o.accumulate
+            with net.no_sync() if size > 1 and part + 1 < o.accumulate else contextlib.nullcontext():
+                number = (step * size + rank) * o.accumulate + part
+                loss = run(*batch(training, number * o.batch)) / o.accumulate
                 loss.backward()
                 total += loss.detach()
         nn.utils.clip_grad_norm_(own.parameters(), o.clip)
@@ -142,18 +121,16 @@ def main():
                 torch.distributed.all_reduce(total)
             mean, now = total.item() / size / (step + 1 - told), time.monotonic()
             ms = (now - began) * 1e3 / (step + 1 - told)
-            lines[step + 1] = (mean, ms)
             if rank == 0:
                 print(f"step {step + 1:6}  loss {mean:.5f}  {ms:9.2f} ms  "
                       f"{o.batch * context * o.accumulate * size / ms * 1e3:10.0f} tokens/s  "
                       f"{torch.cuda.memory_reserved() / 2**20 if on_gpu else 0:7.0f} MiB reserved", flush=True)
+            began, told, lines[step + 1] = now, step + 1, (mean, ms)
             total.zero_()
-            began, told = now, step + 1
-    passes = max(32 // o.batch, 1)
     with torch.no_grad():
-        loss = sum(loss_of(own, batch(validation, i * o.batch)).item() for i in range(passes)) / passes
+        losses = [own(*batch(validation, i * o.batch)).item() for i in range(max(32 // o.batch, 1))]
     if rank == 0:
-        print(f"validation loss {loss:.5f}")
+        print(f"validation loss {statistics.mean(losses):.5f}")
         if o.against:
             compare(lines, open(o.against).read())
     if size > 1:
@@ -161,13 +138,13 @@ def main():
 
 
 def compare(lines, said):
-    ours = {int(s): (float(l), float(ms)) for s, l, ms in re.findall(r"^step +(\d+)  loss ([\d.]+) +([\d.]+) ms", said, re.M)}
+    found = re.findall(r"^step +(\d+)  loss ([\d.]+) +([\d.]+) ms", said, re.M)
+    ours = {int(step): (float(loss), float(ms)) for step, loss, ms in found}
     both = sorted(lines.keys() & ours.keys())
     apart = [abs(lines[s][0] - ours[s][0]) for s in both]
-    medians = [statistics.median([of[s][1] for s in both[1:] or both]) for of in (ours, lines)]
+    medians = [statistics.median(of[s][1] for s in both[1:] or both) for of in (ours, lines)]
     print(f"{len(both)} losses: {max(apart):.5f} apart at most, {statistics.mean(apart):.5f} on average; "
           f"weir {medians[0]:.2f} ms, PyTorch {medians[1]:.2f} ms a step, {medians[1] / medians[0]:.3f} times")
 
 
-if __name__ == "__main__":
-    main()
+main()
