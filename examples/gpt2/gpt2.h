@@ -2,9 +2,7 @@
 // data-parallel by weir: what the program and its test share. compare.py trains the same in PyTorch.
 // Threads: one for each rank calls train(). A corpus is read by all.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,16 +29,14 @@ corpus read(settings const&);
 // Writes `batch` rows of inputs, then as many of targets. Row r begins at the fraction r * 0.618... of the tokens.
 void fill(std::span<std::uint16_t const> from, std::int64_t first_row, settings const&, std::int64_t* into);
 
-struct line {
-  std::int64_t step;         // steps so far
-  double loss;               // mean over all ranks and the steps since the last line
-  double ms, tokens_each_s;  // of a step; of all ranks
-  std::size_t reserved;      // bytes that weir holds on the rank's device
-};
 // LibTorch's settings of the process. Requires: no tensor on a GPU so far
 void prepare(settings const&);
-// Trains this rank's replica, and calls each() with a line every so many steps. Returns: the loss of validation
+struct outcome {
+  std::vector<double> losses;  // of each `every` steps, mean over them and all ranks
+  double validation = 0;
+};
+// Trains this rank's replica. Prints a line every so many steps, if asked to.
 // Throws: std::runtime_error, checkpoint_error (a checkpoint of another model), and what weir and LibTorch throw
-double train(settings const&, corpus const&, weir::communicator&, std::function<void(line const&)> const& each);
+outcome train(settings const&, corpus const&, weir::communicator&, bool prints);
 
 }  // namespace gpt2

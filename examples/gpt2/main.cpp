@@ -82,22 +82,6 @@ gpt2::settings parse(int argc, char** argv) {
   return s;
 }
 
-void work(gpt2::settings const& s, gpt2::corpus const& from, weir::communicator& rank) {
-  if (rank.rank() != 0) {
-    gpt2::train(s, from, rank, [](gpt2::line const&) {});
-    return;
-  }
-  std::printf("%s; ranks: %d; %zu tokens\n", weir::runtime::current().description().c_str(), rank.size(),
-              from.training.size());
-  double const loss = gpt2::train(s, from, rank, [](gpt2::line const& l) {
-    std::printf("step %6lld  loss %.5f  %9.2f ms  %10.0f tokens/s  %7.0f MiB reserved\n",
-                static_cast<long long>(l.step), l.loss, l.ms, l.tokens_each_s,
-                static_cast<double>(l.reserved) / (1 << 20));
-    std::fflush(stdout);
-  });
-  std::printf("validation loss %.5f\n", loss);
-}
-
 void run(gpt2::settings const& s) {
   gpt2::corpus const from = gpt2::read(s);
   gpt2::prepare(s);
@@ -110,6 +94,9 @@ void run(gpt2::settings const& s) {
       devices.emplace_back(i);
     ranks = weir::communicator::create_all(devices);
   }
+  if (ranks[0].rank() == 0)
+    std::printf("%s; ranks: %d; %zu tokens\n", weir::runtime::current().description().c_str(), ranks[0].size(),
+                from.training.size());
   std::exception_ptr first_failure;
   std::once_flag failed;
   {
@@ -117,7 +104,10 @@ void run(gpt2::settings const& s) {
     for (weir::communicator& rank : ranks)
       threads.emplace_back([&] {
         try {
-          work(s, from, rank);
+          bool const prints = rank.rank() == 0;
+          double const loss = gpt2::train(s, from, rank, prints).validation;
+          if (prints)
+            std::printf("validation loss %.5f\n", loss);
         } catch (...) {
           std::call_once(failed, [&] { first_failure = std::current_exception(); });
           rank.abort();  // the others may wait for this rank

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <chrono>
+#include <cstdio>
 #include <numbers>
 #include <optional>
 #include <stdexcept>
@@ -159,8 +160,7 @@ void prepare(settings const& s) {
 #endif
 }
 
-double train(settings const& s, corpus const& from, weir::communicator& rank,
-             std::function<void(line const&)> const& each) {
+outcome train(settings const& s, corpus const& from, weir::communicator& rank, bool prints) {
   weir::device const on = rank.device();
   weir::set_device(on);
   at::Device const here =
@@ -187,6 +187,7 @@ double train(settings const& s, corpus const& from, weir::communicator& rank,
     loss.backward();
     sum.add_(loss.detach());
   };
+  outcome result;
   auto began = std::chrono::steady_clock::now();
   std::int64_t told = first;
   for (std::int64_t step = first; step < s.steps; ++step) {
@@ -201,18 +202,22 @@ double train(settings const& s, corpus const& from, weir::communicator& rank,
     if ((step + 1) % s.every != 0 && step + 1 != s.steps)
       continue;
     auto const steps = static_cast<double>(step + 1 - std::exchange(told, step + 1));
-    double const loss = mean_over(rank, sum.item<double>() / steps);  // waits for the device
+    result.losses.push_back(mean_over(rank, sum.item<double>() / steps));  // waits for the device
     sum.zero_();
     auto const now = std::chrono::steady_clock::now();
     double const ms = std::chrono::duration<double, std::milli>(now - std::exchange(began, now)).count() / steps;
     double const tokens = static_cast<double>(s.batch * s.context * s.accumulate * rank.size());
-    each({step + 1, loss, ms, tokens / ms * 1e3, weir::memory_reserved(on)});
+    if (prints)
+      std::printf("step %6ld  loss %.5f  %9.2f ms  %10.0f tokens/s  %7.0f MiB reserved\n", told, result.losses.back(),
+                  ms, tokens / ms * 1e3, static_cast<double>(weir::memory_reserved(on)) / (1 << 20));
+    std::fflush(stdout);
   }
   if (!s.save.empty() && rank.rank() == 0) {
     weir::synchronize(on);
     write(s.save, *net, optimizer, std::max(first, s.steps));
   }
-  return validate(*net, from.validation, s, here);
+  result.validation = validate(*net, from.validation, s, here);
+  return result;
 }
 
 }  // namespace gpt2

@@ -31,31 +31,24 @@ class gpt2_training : public in_a_folder {
     s_.rate = 0.01;
     s_.every = 1;
   }
-  struct outcome {
-    std::vector<double> losses;
-    double validation = 0;
-  };
-  static outcome on(int ranks, gpt2::settings const& s, options with = {}) {
+  static gpt2::outcome on(int ranks, gpt2::settings const& s, options with = {}) {
     runtime machine(simulated{.devices = 4, .memory = 64_MiB}, with);
     runtime_guard const in(machine);
     gpt2::prepare(s);
     gpt2::corpus const from = gpt2::read(s);
     auto all = communicator::create_all(first_devices(ranks));
-    outcome o;
+    gpt2::outcome of_first;
     on_each(machine, all, [&](communicator& c) {
-      double const validation = gpt2::train(s, from, c, [&](gpt2::line const& l) {
-        if (c.rank() == 0)
-          o.losses.push_back(l.loss);
-      });
+      gpt2::outcome o = gpt2::train(s, from, c, false);
       if (c.rank() == 0)
-        o.validation = validation;
+        of_first = std::move(o);
     });
     if (with.check_races)
       require_no_races();
-    return o;
+    return of_first;
   }
   // float32 rounds to some seven digits, in another order on each number of ranks.
-  static void expect_near(outcome const& a, outcome const& b) {
+  static void expect_near(gpt2::outcome const& a, gpt2::outcome const& b) {
     ASSERT_EQ(a.losses.size(), b.losses.size());
     for (std::size_t i = 0; i < a.losses.size(); ++i)
       EXPECT_NEAR(a.losses[i], b.losses[i], 1e-4) << "step " << i + 1;
@@ -66,13 +59,13 @@ class gpt2_training : public in_a_folder {
 
 TEST_F(gpt2_training, on_ranks_is_that_of_one) {
   s_.batch = 8;
-  outcome const alone = on(1, s_);
+  gpt2::outcome const alone = on(1, s_);
   ASSERT_EQ(alone.losses.size(), 20u);
   EXPECT_NEAR(alone.losses[0], std::log(128), 0.1) << "a model that knows nothing";
   EXPECT_LT(alone.losses[19], 3.5);
   for (int const ranks : {2, 4}) {
     s_.batch = 8 / ranks;
-    outcome const o = on(ranks, s_);
+    gpt2::outcome const o = on(ranks, s_);
     SCOPED_TRACE(ranks);
     for (std::size_t i = 0; i < 20; ++i)
       EXPECT_NEAR(o.losses[i], alone.losses[i], 1e-4) << "step " << i + 1;
@@ -81,7 +74,7 @@ TEST_F(gpt2_training, on_ranks_is_that_of_one) {
 
 TEST_F(gpt2_training, of_two_passes_is_that_of_a_batch_of_twice) {
   s_.batch = 4;
-  outcome const whole = on(2, s_);
+  gpt2::outcome const whole = on(2, s_);
   s_.batch = 2;
   s_.accumulate = 2;
   expect_near(on(2, s_), whole);
@@ -89,11 +82,11 @@ TEST_F(gpt2_training, of_two_passes_is_that_of_a_batch_of_twice) {
 
 TEST_F(gpt2_training, in_bfloat16_comes_near) {
   s_.batch = 2;
-  outcome const exact = on(2, s_);
+  gpt2::outcome const exact = on(2, s_);
   for (std::string gpt2::settings::*what : {&gpt2::settings::dtype, &gpt2::settings::reduce}) {
     gpt2::settings s = s_;
     s.*what = "bf16";
-    outcome const rounded = on(2, s);
+    gpt2::outcome const rounded = on(2, s);
     for (std::size_t i = 0; i < 20; ++i)
       EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.05) << "step " << i + 1;
     EXPECT_NE(rounded.losses, exact.losses);
@@ -103,13 +96,13 @@ TEST_F(gpt2_training, in_bfloat16_comes_near) {
 // The rate rises in all twenty steps, so that it does not depend on where a run ends.
 TEST_F(gpt2_training, continues_from_a_checkpoint_to_the_bit) {
   s_.batch = 2;
-  outcome const whole = on(2, s_);
+  gpt2::outcome const whole = on(2, s_);
   s_.steps = 10;
   s_.save = file();
   on(2, s_);
   s_.steps = 20;
   s_.load = std::exchange(s_.save, "");
-  outcome const rest = on(2, s_);
+  gpt2::outcome const rest = on(2, s_);
   EXPECT_EQ(rest.losses, std::vector(whole.losses.begin() + 10, whole.losses.end()));
   EXPECT_EQ(rest.validation, whole.validation);
 }
@@ -118,7 +111,7 @@ TEST_F(gpt2_training, continues_from_a_checkpoint_to_the_bit) {
 TEST_F(gpt2_training, begins_with_a_file_of_others) {
   s_.steps = 3;
   s_.save = file();
-  outcome const saved = on(1, s_);
+  gpt2::outcome const saved = on(1, s_);
   std::filesystem::path const theirs = folder_ / "theirs.safetensors";
   {
     runtime machine(simulated{.devices = 1});
