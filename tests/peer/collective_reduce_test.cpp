@@ -17,6 +17,7 @@
 #include "runtime/core/parts.h"
 #include "streams/stream/context.h"
 #include "tests/peer/ranks.h"
+#include "weir/half.h"
 #include "weir/sim.h"
 
 namespace {
@@ -100,6 +101,42 @@ TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
   EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::average, {brain(1), brain(2), brain(6)}), brain(3));
   EXPECT_TRUE(std::isnan(std::bit_cast<float>(
       static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduce_op::sum, {0x7fff, 0})) << 16)));
+}
+
+// Gradients that are half alike. Where each hop of a ring rounds, as NCCL does outside of windows, eight ranks show what
+// two cannot. docs/lab/evidence.md has the figures.
+TEST(reduce, sums_of_bfloat16_round_once_for_all_ranks) {
+  constexpr int count = 20000;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (std::size_t const ranks : {2u, 4u, 8u}) {
+    std::vector<std::vector<std::uint16_t>> in(ranks, std::vector<std::uint16_t>(count));
+    std::vector<float> exact(count), hops(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      float const alike = normal(random);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        float const value = alike + normal(random);
+        bfloat16_t const cast = value;
+        in[r][i] = cast.bits;
+        exact[i] += value;
+        hops[i] = bfloat16_t(hops[i] + cast);
+      }
+    }
+    auto const once = reduced(bfloat16, reduce_op::sum, in, 0, count);
+    double apart_once = 0, apart_hops = 0, size = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      apart_once += std::abs(std::bit_cast<float>(std::uint32_t{once[i]} << 16) - exact[i]);
+      apart_hops += std::abs(hops[i] - exact[i]);
+      size += std::abs(exact[i]);
+    }
+    RecordProperty("once_" + std::to_string(ranks), std::to_string(apart_once / size));
+    RecordProperty("hops_" + std::to_string(ranks), std::to_string(apart_hops / size));
+    EXPECT_LT(apart_once / size, 0.0025) << ranks;
+    if (ranks == 2)
+      EXPECT_EQ(apart_hops, apart_once);
+    else
+      EXPECT_GT(apart_hops / apart_once, ranks == 4 ? 1.15 : 1.5) << ranks;
+  }
 }
 
 TEST(reduce, integers_wrap_and_averages_round_towards_zero) {
