@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "examples/ending.h"
+#include "examples/ranks.h"
 #include "trainer.h"
 #include "weir/observe.h"
 #include "weir/timeline.h"
@@ -52,8 +53,6 @@ std::optional<asked> parse(int argc, char** argv) {
   value("heads", a.shape.heads, "heads of attention, which divide the width");
   value("dtype", a.dtype, "type of activations and products: fp32 or bf16");
   value("rate", a.how.rate, "the highest learning rate");
-  value("decay", a.how.decay, "weight decay");
-  value("clip", a.how.max_norm, "the most that the norm of all gradients may be");
   value("seed", a.seed, "of parameters, batches and sample");
   value("sample", a.sample, "characters that the model writes at the end");
   file("load", a.load_file, "checkpoint to start from");
@@ -84,8 +83,7 @@ std::optional<asked> parse(int argc, char** argv) {
   trainer::model_shape const& m = a.shape;
   require(std::min({a.batch, m.context, m.width, m.layers, m.heads}) > 0 && a.steps > 0,
           "--steps, --batch, --context, --width, --layers and --heads: must be above 0");
-  require(a.how.rate > 0 && a.how.decay >= 0 && a.how.max_norm > 0 && a.save_every >= 0,
-          "--rate and --clip: must be above 0; --decay and --save-every: 0 or more");
+  require(a.how.rate > 0 && a.save_every >= 0, "--rate: must be above 0; --save-every: 0 or more");
   require(m.width % m.heads == 0, "--heads: must divide --width");
   require(a.dtype == "fp32" || a.dtype == "bf16", "--dtype " + a.dtype + ": choose fp32 or bf16");
   require(!a.save_file.empty() || !(a.save_every || a.resume), "--save-every and --resume need --save FILE");
@@ -93,25 +91,6 @@ std::optional<asked> parse(int argc, char** argv) {
   if (a.resume && std::filesystem::exists(a.save_file))
     a.load_file = a.save_file;
   return a;
-}
-
-// The ranks of this process: one for each of its devices, or the one that a launcher made it.
-std::vector<weir::communicator> make_ranks(asked const& a, weir::launch_info const& launched) {
-  bool const alone = launched.how == weir::launch_info::by::itself;
-  int const available = alone ? weir::device_count() : launched.size, replicas = a.replicas ? a.replicas : available;
-  require(replicas == available || (alone && replicas > 0 && replicas < available),
-          "--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
-  require(a.batch % replicas == 0, "--batch " + std::to_string(a.batch) + " cannot be divided among " +
-                                       std::to_string(replicas) + " replicas; take a multiple");
-  std::vector<weir::communicator> ranks;
-  std::vector<weir::device> devices;
-  for (int i = 0; i < replicas; ++i)
-    devices.emplace_back(i);
-  if (alone)
-    ranks = weir::communicator::create_all(devices);
-  else
-    ranks.push_back(weir::communicator::from_environment());
-  return ranks;
 }
 
 int command(int argc, char** argv) {
@@ -133,8 +112,16 @@ int command(int argc, char** argv) {
   std::printf("%s\n%zu characters, %zu different; %d layers of %d, %s; batches of %d x %d\n", machine.c_str(),
               text.tokens.size(), text.characters.size(), a.shape.layers, a.shape.width, a.dtype.c_str(), a.batch,
               a.shape.context);
-  std::vector<weir::communicator> ranks = make_ranks(a, launched);
-  int const replicas = ranks[0].size(), here = static_cast<int>(ranks.size());
+  bool const alone = launched.how == weir::launch_info::by::itself;
+  int const available = alone ? weir::device_count() : launched.size, replicas = a.replicas ? a.replicas : available;
+  require(replicas == available || (alone && replicas > 0 && replicas < available),
+          "--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
+  require(a.batch % replicas == 0, "--batch: must be a multiple of " + std::to_string(replicas) + ", the replicas");
+  std::vector<weir::communicator> ranks;
+  if (alone)
+    ranks = examples::ranks_on_devices(replicas);
+  else
+    ranks.push_back(weir::communicator::from_environment());
   if (!a.timeline_file.empty())
     weir::record_timeline();
   std::vector<float> losses;
@@ -165,15 +152,15 @@ int command(int argc, char** argv) {
   bool const agree = std::ranges::count(out.fingerprints, out.fingerprints[0]) == replicas;
   if (a.sample > 0)
     std::printf("\n--- a sample ---\n%s\n----------------\n", out.sample.c_str());
-  std::printf("\nshown     data-parallel training on %s, a replica on each of %d%s\n", machine.c_str(), replicas,
-              here == replicas ? "" : " processes");
-  std::printf("learned   in %zu steps, %.1f s; validation loss %.4f, of text that no step has seen\n", losses.size(),
-              seconds(), out.validation_loss);
-  std::printf("replicas  %s (%016llx); gradients were shared in %d buckets during the backward pass\n",
+  std::printf(
+      "\nlearned   in %zu steps, %.1f s; validation loss %.4f nats a character, of text that no step has seen\n",
+      losses.size(), seconds(), out.validation_loss);
+  std::printf("replicas  of %d %s %s (%016llx); gradients were shared in %d buckets during the backward pass\n",
+              replicas, launched.how == weir::launch_info::by::itself ? "devices" : "processes",
               agree ? "agree bit for bit" : "DIFFER", static_cast<unsigned long long>(out.fingerprints[0]),
               out.buckets);
   std::printf("memory    at the peak");
-  for (int i = 0; i < here; ++i)
+  for (int i = 0; i < (alone ? replicas : 1); ++i)
     std::printf("%s gpu:%d %.1f MiB in use, %.1f MiB reserved", i ? ";" : "", i,
                 static_cast<double>(weir::max_memory_allocated(i)) / (1 << 20),
                 static_cast<double>(weir::max_memory_reserved(i)) / (1 << 20));

@@ -4,10 +4,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <future>
 #include <numbers>
+#include <numeric>
 #include <random>
 
+#include "examples/ranks.h"
 #include "trainer.h"
 #include "weir/copy.h"
 #include "weir/pipeline.h"
@@ -32,8 +33,7 @@ struct replica {
   text const& t;
   weir::communicator& ranks;
   model m{s.shape, s.type, s.how, ranks};
-  size_t places = static_cast<size_t>(s.shape.context) + 1, batch = static_cast<size_t>(s.batch),
-         rows = batch / static_cast<size_t>(ranks.size());
+  size_t places = s.shape.context + 1, batch = s.batch, rows = batch / ranks.size(), own = rows * ranks.rank();
 
   // What a checkpoint says of its run. Texts of a file are UTF-8, and characters here are bytes.
   weir::checkpoint_metadata texts(int64_t step) const {
@@ -55,8 +55,7 @@ struct replica {
       if (said != texts(step) || !file->has_checksums())
         throw std::runtime_error("checkpoint: " + s.load_file + " is of another model or text; use the same options");
       if (step > s.steps)
-        throw std::runtime_error("checkpoint: " + s.load_file + " has " + said["step"] +
-                                 " steps; ask for more, --steps");
+        throw std::runtime_error("checkpoint: " + s.load_file + " has " + said["step"] + " steps; ask for more");
     }
     step = gather(ranks, step)[0];
     for (weir::checkpoint_item const& item : m.state()) {
@@ -69,24 +68,22 @@ struct replica {
     return step;
   }
 
-  // This replica's sequences of the batches [first, last). The n-th of all sequences begins at start(n) of the text.
-  weir::loader batches(std::span<std::uint8_t const> part, int64_t first, int64_t last,
+  // This replica's sequences of batches before `last`. The n-th sequence of all begins at start(n) of the part.
+  weir::loader batches(std::span<std::uint8_t const> part, size_t first, size_t last,
                        std::function<size_t(size_t)> start) const {
     return {{.batch_bytes = places * rows, .on = ranks.device()}, [=, this](size_t number, std::span<std::byte> to) {
-              size_t const n = static_cast<size_t>(first) + number, own = static_cast<size_t>(ranks.rank()) * rows;
               for (size_t row = 0; row < rows; ++row)
-                for (size_t place = 0, at = start(n * batch + own + row); place < places; ++place)
+                for (size_t place = 0, at = start((first + number) * batch + own + row); place < places; ++place)
                   to[place * rows + row] = std::byte{part[at + place]};
-              return n < static_cast<size_t>(last) ? places * rows : 0;
+              return first + number < last ? places * rows : 0;
             }};
   }
   static weir::device_span tokens(weir::batch const& b) {
     return {b.data(), static_cast<int64_t>(b.size()), weir::uint8};
   }
-  double rate_at(int64_t step) const {  // rises to the highest, then falls as a cosine to a tenth of it
-    double const warm = static_cast<double>(std::clamp<int64_t>(s.steps / 20, 1, 100));
-    double const way = std::numbers::pi * static_cast<double>(step) / static_cast<double>(s.steps);
-    return s.how.rate * std::min(1.0, static_cast<double>(step + 1) / warm) * (0.55 + 0.45 * std::cos(way));
+  double rate_at(double step) const {  // rises to the highest, then falls as a cosine to a tenth of it
+    double const warm = std::min(1.0, (step + 1) / std::clamp(s.steps / 20.0, 1.0, 100.0));
+    return s.how.rate * warm * (0.55 + 0.45 * std::cos(std::numbers::pi * step / s.steps));
   }
   void learn(int64_t first, std::optional<weir::checkpoint_writer>& writer,
              std::function<void(int64_t, float)> const& told) {
@@ -94,60 +91,58 @@ struct replica {
     weir::loader loader = batches(part, first, s.steps, [=, this](size_t n) {
       return std::mt19937_64(s.seed + n * 0x9e3779b97f4a7c15u)() % (part.size() - places + 1);
     });
-    weir::tensor const losses = weir::empty({2}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
+    weir::tensor const losses = weir::empty({2, 1}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
     weir::stamp arrived[2];
-    for (int64_t step = first; step <= s.steps; ++step) {
-      if (step < s.steps) {
-        weir::profile_range const in_timeline("step " + std::to_string(step));
-        m.step(tokens(*loader.next()), 1 / static_cast<float>(s.batch * s.shape.context), rate_at(step));
-      }
-      if (step > first) {  // the loss of the step before, while the device computes this one
-        arrived[(step - 1) % 2].synchronize();
-        if (std::string const why = ranks.failure(); !why.empty())
-          throw std::runtime_error("training stops: " + why);
-        told(step - 1, losses.slice(0, (step - 1) % 2, (step - 1) % 2 + 1).host<float>()[0]);
-      }
-      if (step == s.steps)
-        break;
-      arrived[step % 2] = losses[step % 2].copy_(m.step_loss(), weir::non_blocking);
+    auto const tell = [&](int64_t step) {
+      arrived[step % 2].synchronize();
+      if (std::string const why = ranks.failure(); !why.empty())
+        throw std::runtime_error("training stops: " + why);
+      told(step, losses[step % 2].host<float>()[0]);
+    };
+    for (int64_t step = first; step < s.steps; ++step) {
+      weir::profile_range const in_timeline("step " + std::to_string(step));
+      m.step(tokens(*loader.next()), 1.f / (s.batch * s.shape.context), rate_at(step));
+      if (step > first)  // the device works meanwhile
+        tell(step - 1);
+      arrived[step % 2] = losses[step % 2].copy_(m.step_loss().view({1}), weir::non_blocking);
       if (writer && (step + 1 == s.steps || (s.save_every > 0 && (step + 1) % s.save_every == 0)))
         writer->save(m.state(), texts(step + 1));
     }
+    if (first < s.steps)
+      tell(s.steps - 1);
   }
   // Returns: the mean loss of sequences all over the validation part, the same ones for any number of ranks.
   double validate() {
     auto const part = t.validation();
-    size_t const count = std::max<size_t>(32768 / (batch * places), 1);
-    weir::loader loader = batches(part, 0, static_cast<int64_t>(count), [=, this](size_t n) {
-      return std::min(n, count * batch - 1) * (part.size() - places) / (count * batch);
-    });
-    double mine = 0, all = 0;
+    size_t const last = std::max<size_t>(32768 / (batch * places), 1), all = last * batch;
+    weir::loader loader =
+        batches(part, 0, last, [=, this](size_t n) { return std::min(n, all - 1) * (part.size() - places) / all; });
+    double sum = 0;
     while (std::optional<weir::batch> const b = loader.next())
-      mine += m.loss(tokens(*b)).item<double>();
-    for (double const sum : gather(ranks, mine))
-      all += sum;
-    return all / static_cast<double>(count * batch * (places - 1));
+      sum += m.loss(tokens(*b)).item<double>();
+    std::vector<double> const sums = gather(ranks, sum);
+    return std::reduce(sums.begin(), sums.end()) / (all * (places - 1));
   }
   int64_t fingerprint() const {
     weir::device_span const all = m.buckets().parameters();
-    std::string bytes(static_cast<size_t>(all.count) * sizeof(float), '\0');
+    std::string bytes(all.count * sizeof(float), '\0');
     weir::copy(bytes.data(), all.data, bytes.size());
     return static_cast<int64_t>(std::hash<std::string>{}(bytes));
   }
   // Draws one character after another, the first at the begin of a line. The model sees the last ones.
   std::string generate() {
     std::mt19937_64 random(s.seed);
+    std::vector<std::uint8_t> all{std::uint8_t(std::max<int>(t.characters.find('\n'), 0))};
     std::string written;
-    std::vector<std::uint8_t> all{static_cast<std::uint8_t>(std::max(t.characters.find('\n') + 1, size_t{1}) - 1)};
     weir::tensor const window = weir::zeros({s.shape.context + 1}, {.dtype = weir::uint8});
-    for (int i = 0; i < s.sample; ++i) {
+    while (std::ssize(written) < s.sample) {
       size_t const known = std::min(all.size(), places - 1);  // what is behind them changes nothing before it
       weir::copy(window.data(), all.data() + all.size() - known, known);
-      weir::tensor const scores = m.logits({window.data(), s.shape.context + 1, weir::uint8})[known - 1].cpu();
+      weir::tensor const scores = m.logits({window.data(), window.numel(), weir::uint8})[known - 1].cpu();
       std::vector<double> weights;
       for (float const score : scores.host<float>().first(t.characters.size()))
-        weights.push_back(std::exp(double{score} / 0.7));  // below 1: the likely ones get more
-      all.push_back(static_cast<std::uint8_t>(std::discrete_distribution<>(weights.begin(), weights.end())(random)));
+        weights.push_back(std::exp(score / 0.7));  // below 1: the likely ones get more
+      all.push_back(std::discrete_distribution<>(weights.begin(), weights.end())(random));
       written += t.characters[all.back()];
     }
     return written;
@@ -173,7 +168,7 @@ text::text(std::string const& file, model_shape& shape) {
   if (!in.is_open() || std::filesystem::is_directory(file))
     throw std::runtime_error("text: " + file + " cannot be read; name a readable file with --text");
   std::string const bytes{std::istreambuf_iterator<char>(in), {}};
-  size_t const least = 20 * (static_cast<size_t>(shape.context) + 1);
+  size_t const least = 20 * size_t(shape.context + 1);
   if (bytes.size() < least)
     throw std::runtime_error("text: " + file + " has " + std::to_string(bytes.size()) +
                              " bytes, training needs at least " + std::to_string(least) + "; or a smaller --context");
@@ -181,45 +176,23 @@ text::text(std::string const& file, model_shape& shape) {
     throw std::runtime_error("text: " + file + " is not text: it holds a zero byte");
   std::array<std::uint8_t, 256> numbers{};
   for (int c = 1; c < 256; ++c) {
-    numbers[static_cast<size_t>(c)] = static_cast<std::uint8_t>(characters.size());
-    if (bytes.find(static_cast<char>(c)) != bytes.npos)
-      characters += static_cast<char>(c);
+    numbers[c] = characters.size();
+    if (bytes.find(char(c)) != bytes.npos)
+      characters += char(c);
   }
   for (unsigned char const c : bytes)
     tokens.push_back(numbers[c]);
-  shape.vocabulary = static_cast<int>(characters.size() + 7) / 8 * 8;  // products are faster so
+  shape.vocabulary = (characters.size() + 7) / 8 * 8;  // products are faster so
 }
 
 outcome train(settings const& s, text const& t, std::vector<weir::communicator> ranks,
               std::function<void(int64_t, float)> const& told) {
   weir::manual_seed(s.seed);
-  weir::runtime& machine = weir::runtime::current();
-  std::vector<std::future<outcome>> all;
-  for (weir::communicator& rank : ranks) {
-    all.push_back(std::async(std::launch::async, [&, first = &rank == &ranks[0]] {
-      weir::runtime_guard const in(machine);
-      weir::device_guard const on(rank.device());
-      try {
-        return replica{s, t, rank}.run(first ? told : [](int64_t, float) {});
-      } catch (...) {
-        rank.abort();  // the other replicas wait for this one no longer
-        throw;
-      }
-    }));
-  }
-  std::vector<outcome> outcomes;
-  std::exception_ptr cause;
-  for (std::future<outcome>& one : all) {
-    try {
-      outcomes.push_back(one.get());
-    } catch (std::exception const& e) {
-      if (!cause || std::string_view(e.what()).find("aborted this communicator") == std::string_view::npos)
-        cause = std::current_exception();
-    }
-  }
-  if (cause)
-    std::rethrow_exception(cause);
-  return outcomes[0];
+  std::vector<outcome> all(ranks.size());
+  examples::run_ranks(ranks, [&](size_t i) {
+    all[i] = replica{s, t, ranks[i]}.run(i == 0 ? told : [](int64_t, float) {});
+  });
+  return all[0];
 }
 
 }  // namespace trainer

@@ -23,7 +23,6 @@ class model {
   // Parameters, gradients and the optimizer's state are float32, activations and products of `type`: float32 or
   // bfloat16. Every replica starts from rank 0's parameters, which manual_seed() decides.
   model(model_shape const&, weir::dtype type, weir::adamw_options, weir::communicator&);
-
   // Tokens: uint8 [context + 1, sequences] on the device. Each place predicts the token of the next one.
   // Changes the parameters by the gradients of `factor` times the losses of all replicas' tokens, reduced meanwhile.
   void step(weir::device_span tokens, float factor, double rate);

@@ -2,7 +2,7 @@
 // A file compiled by the host compiler gets the loop only, as with weir/parallel_for.h.
 // Threads: any.
 #pragma once
-#include <limits>
+#include <cmath>
 
 #include "weir/parallel_for.h"
 
@@ -60,7 +60,7 @@ struct row_team {
   }
   template <class F>
   WEIR_HOST_DEVICE float max_of(int n, F f) const {
-    float mine = -std::numeric_limits<float>::infinity();
+    float mine = -INFINITY;
     for (int i = lane(); i < n; i += size()) {
       float const x = f(i);
       mine = x > mine ? x : mine;

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "examples/ranks.h"
 #include "examples/trainer/trainer.h"
 #include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
@@ -152,12 +153,9 @@ class trained_by_ranks : public testing::Test {
     settings s = small(folder_);
     s.save_file.clear(), s.save_every = 0;
     text const t(s.text_file, s.shape);
-    std::vector<weir::device> devices;
-    for (int i = 0; i < ranks; ++i)
-      devices.emplace_back(i);
     told is;
-    outcome const out = train(s, t, weir::communicator::create_all(devices),
-                              [&](std::int64_t, float loss) { is.losses.push_back(loss); });
+    outcome const out =
+        train(s, t, examples::ranks_on_devices(ranks), [&](std::int64_t, float loss) { is.losses.push_back(loss); });
     is.print = out.fingerprints[0], is.validation = out.validation_loss;
     return is;
   }

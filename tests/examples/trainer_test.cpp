@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 
+#include "examples/ranks.h"
 #include "examples/trainer/trainer.h"
 #include "tests/examples/some_text.h"
 #include "weir/copy.h"
@@ -40,17 +41,11 @@ class trained : public testing::Test {
     outcome out;
     std::vector<float> losses;
   };
-  static std::vector<weir::communicator> ranks(int count) {
-    std::vector<weir::device> devices;
-    for (int i = 0; i < count; ++i)
-      devices.emplace_back(i);
-    return weir::communicator::create_all(devices);
-  }
   run train_on(
       int replicas, std::function<void(std::int64_t)> const& after = [](std::int64_t) {}) {
     text const t(with_.text_file, with_.shape);
     run r;
-    r.out = train(with_, t, ranks(replicas), [&](std::int64_t step, float loss) {
+    r.out = train(with_, t, examples::ranks_on_devices(replicas), [&](std::int64_t step, float loss) {
       r.losses.push_back(loss);
       after(step);
     });
@@ -81,7 +76,7 @@ class trained : public testing::Test {
 // Each matrix is moved along its gradient g, by h / |g| both ways. The loss then changes by 2 h |g|, but for the third
 // derivative and the rounding of float32: 1 % is asked for.
 TEST_F(trained, gradients_are_those_of_finite_differences) {
-  auto all = ranks(1);
+  auto all = examples::ranks_on_devices(1);
   model_shape const shape{.context = 8, .width = 16, .layers = 2, .heads = 2, .vocabulary = 24};
   weir::manual_seed(3);
   model m(shape, weir::float32, {.rate = 0, .decay = 0}, all[0]);

@@ -48,7 +48,7 @@ for r in 0 1 2; do
 done
 for r in 0 1 2; do wait "${ranks[$r]}" || fail "rank $r: $(cat "$work/out.$r")"; done
 losses_agree "$work/three"
-grep -q "a replica on each of 3 processes" "$work/out.0" || fail "rank 0 says $(cat "$work/out.0")"
+grep -q "replicas  of 3 processes agree" "$work/out.0" || fail "rank 0 says $(cat "$work/out.0")"
 [ ! -s "$work/out.1" ] || fail "rank 1 speaks: $(cat "$work/out.1")"
 
 # a launcher that is incomplete, and options that need one process
