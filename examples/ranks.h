@@ -1,16 +1,28 @@
-// The ranks of this process at work, each on a thread with its device current.
+// The ranks of this process, and their work on a thread for each.
 // Threads: one run at a time per runtime.
 #pragma once
 #include <exception>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "examples/ending.h"
 #include "weir/collective.h"
 #include "weir/device.h"
+#include "weir/tensor.h"
 
 namespace examples {
+
+// The ranks' numbers in order of rank, on each of them. T: of a dtype. Blocks: until all have called
+template <class T>
+std::vector<T> gather(weir::communicator& ranks, T mine) {
+  weir::tensor const one = weir::tensor_of({mine}), all = one.new_empty({ranks.size()});
+  ranks.all_gather({all.data(), ranks.size(), one.dtype()}, {one.data(), 1, one.dtype()});
+  weir::tensor const host = all.cpu();
+  return {host.host<T>().begin(), host.host<T>().end()};
+}
 
 // One rank for each of the first devices.
 inline std::vector<weir::communicator> ranks_on_devices(int count) {
@@ -18,6 +30,22 @@ inline std::vector<weir::communicator> ranks_on_devices(int count) {
   for (int i = 0; i < count; ++i)
     devices.emplace_back(i);
   return weir::communicator::create_all(devices);
+}
+
+// The rank that a launcher gave this process, or one for each of the first `count` devices; 0: all.
+// Throws: usage_error (there are not so many devices)
+inline std::vector<weir::communicator> ranks_of_launch(int count) {
+  weir::launch_info const launched = weir::this_launch();
+  bool const alone = launched.how == weir::launch_info::by::itself;
+  int const available = alone ? weir::device_count() : launched.size;
+  if (count < 0 || count > available || (!alone && count != 0))
+    throw usage_error(std::to_string(count) + " replicas: there are " + std::to_string(available) +
+                      (alone ? " devices" : " processes, and each is one"));
+  if (alone)
+    return ranks_on_devices(count ? count : available);
+  std::vector<weir::communicator> one;
+  one.push_back(weir::communicator::from_environment());
+  return one;
 }
 
 // Calls f(number) for each rank, on a thread of its own, until all have returned.

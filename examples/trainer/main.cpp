@@ -34,7 +34,7 @@ std::optional<asked> parse(int argc, char** argv) {
   bool const simulated = weir::runtime::current().is_simulated();
   asked a;
   a.shape = simulated ? trainer::model_shape{64, 80, 2, 4} : trainer::model_shape{256, 384, 6, 6};
-  a.batch = simulated ? 16 : 64, a.steps = simulated ? 3400 : 2500, a.how.rate = simulated ? 0.006 : 0.001;
+  a.batch = simulated ? 16 : 64, a.steps = simulated ? 3400 : 2500, a.how.rate = simulated ? 0.004 : 0.001;
   a.dtype = simulated ? "fp32" : "bf16";
   po::options_description all("options, with defaults for the devices here", 110);
   auto const file = [&](char const* name, std::string& to, char const* what) {
@@ -71,10 +71,8 @@ std::optional<asked> parse(int argc, char** argv) {
   }
   if (given.count("help")) {
     std::cout << "usage: trainer --text FILE [OPTIONS]\nTrains a transformer on characters. ./run demo has a text.\n\n"
-              << all << "\nin several processes, one for each device (docs/how-to/several-processes.md):\n"
-              << "  mpirun -np 4 trainer --text FILE --save m --save-every 100 --resume\n"
-              << "  torchrun --no-python --nproc-per-node 4 trainer --text FILE\n"
-              << "\nexit status: 0 replicas agree, 1 they differ or an error, 2 usage\n";
+              << all << "\nmpirun and torchrun start several processes of it (docs/how-to/several-processes.md).\n"
+              << "exit status: 0 replicas agree, 1 they differ or an error, 2 usage\n";
     return {};
   }
   if (given.count("version"))
@@ -98,8 +96,7 @@ int command(int argc, char** argv) {
   if (!given)
     return 0;
   asked a = *given;
-  weir::launch_info const launched = weir::this_launch();
-  if (launched.rank != 0) {  // rank 0 speaks for all, and writes the files; errors go to stderr
+  if (weir::this_launch().rank != 0) {  // rank 0 speaks for all, and writes the files; errors go to stderr
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
     a.losses_file.clear(), a.timeline_file.clear();
   }
@@ -112,16 +109,9 @@ int command(int argc, char** argv) {
   std::printf("%s\n%zu characters, %zu different; %d layers of %d, %s; batches of %d x %d\n", machine.c_str(),
               text.tokens.size(), text.characters.size(), a.shape.layers, a.shape.width, a.dtype.c_str(), a.batch,
               a.shape.context);
-  bool const alone = launched.how == weir::launch_info::by::itself;
-  int const available = alone ? weir::device_count() : launched.size, replicas = a.replicas ? a.replicas : available;
-  require(replicas == available || (alone && replicas > 0 && replicas < available),
-          "--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) + " devices");
+  std::vector<weir::communicator> ranks = examples::ranks_of_launch(a.replicas);
+  int const replicas = ranks[0].size(), here = ranks.size();
   require(a.batch % replicas == 0, "--batch: must be a multiple of " + std::to_string(replicas) + ", the replicas");
-  std::vector<weir::communicator> ranks;
-  if (alone)
-    ranks = examples::ranks_on_devices(replicas);
-  else
-    ranks.push_back(weir::communicator::from_environment());
   if (!a.timeline_file.empty())
     weir::record_timeline();
   std::vector<float> losses;
@@ -156,11 +146,10 @@ int command(int argc, char** argv) {
       "\nlearned   in %zu steps, %.1f s; validation loss %.4f nats a character, of text that no step has seen\n",
       losses.size(), seconds(), out.validation_loss);
   std::printf("replicas  of %d %s %s (%016llx); gradients were shared in %d buckets during the backward pass\n",
-              replicas, launched.how == weir::launch_info::by::itself ? "devices" : "processes",
-              agree ? "agree bit for bit" : "DIFFER", static_cast<unsigned long long>(out.fingerprints[0]),
-              out.buckets);
+              replicas, here == replicas ? "devices" : "processes", agree ? "agree bit for bit" : "DIFFER",
+              static_cast<unsigned long long>(out.fingerprints[0]), out.buckets);
   std::printf("memory    at the peak");
-  for (int i = 0; i < (alone ? replicas : 1); ++i)
+  for (int i = 0; i < here; ++i)
     std::printf("%s gpu:%d %.1f MiB in use, %.1f MiB reserved", i ? ";" : "", i,
                 static_cast<double>(weir::max_memory_allocated(i)) / (1 << 20),
                 static_cast<double>(weir::max_memory_reserved(i)) / (1 << 20));

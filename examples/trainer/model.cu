@@ -16,29 +16,16 @@ void run(tensor const& of, weir::memory_uses u, F f, weir::source_location at = 
   weir::parallel_for_rows(weir::current_stream(), static_cast<size_t>(of.numel() / of.size(-1)), u, f, at);
 }
 
-// e^x to six digits: on the host a polynomial, of which the compiler makes vectors.
-WEIR_HOST_DEVICE inline float exponential(float x) {
-#ifdef __CUDA_ARCH__
-  return __expf(x);
-#else
-  float t = x * 1.44269504f;
-  t = t < -126 ? -126 : t;
-  t = t > 126 ? 126 : t;
-  auto const whole = static_cast<std::int32_t>(t + 127);
-  float const f = t - static_cast<float>(whole - 127), high = 0.05579991f + f * (0.00901703f + f * 0.00186713f);
-  return std::bit_cast<float>(whole << 23) * (1 + f * (0.69315131f + f * (0.24016445f + f * high)));
-#endif
-}
 // gelu(x) = x * portion(x), by the usual approximation of the normal distribution.
 WEIR_HOST_DEVICE inline float portion(float x) {
-  return 1 / (1 + exponential(-1.5957691f * (x + 0.044715f * x * x * x)));
+  return 1 / (1 + expf(-1.5957691f * (x + 0.044715f * x * x * x)));
 }
 // Softmax of scale * the first `end` numbers of a row. The others become 0.
 template <class T>
 WEIR_HOST_DEVICE inline void softmax(T* row, float scale, int end, int columns, weir::row_team t) {
   float const most = t.max_of(end, [=](int c) { return static_cast<float>(row[c]); });
   float const sum = t.sum_of(end, [=](int c) {
-    float const e = exponential(scale * (row[c] - most));
+    float const e = expf(scale * (row[c] - most));
     row[c] = e;
     return e;
   });
@@ -213,8 +200,7 @@ model::model(model_shape const& s, weir::dtype type, weir::adamw_options how, we
   for (int i = 0; i < loss; ++i) {
     weir::shape const& e = extents[static_cast<size_t>(i)];
     tensor value = buckets_.parameter_tensor(i, e);
-    // What layers add has less weight, the more there are. So has the last one, as nothing is known yet.
-    double const part = i + 1 == loss ? 0.25 : i > 0 && i % 2 == 0 ? 1 / std::sqrt(2 * s.layers) : 1;
+    double const part = i > 0 && i % 2 == 0 ? 1 / std::sqrt(2 * s.layers) : 1;  // layers add less, the more there are
     value.normal_(0, part / std::sqrt(i ? e[0] : c));
     tensor const factor = type == weir::float32 ? value : weir::empty(e, {.dtype = type});
     parameters_.push_back({value, buckets_.gradient_tensor(i, e), factor});
@@ -233,11 +219,12 @@ void model::round_parameters() {
   }
 }
 
-void model::step(weir::device_span tokens, float factor, double rate) {
+tensor model::step(weir::device_span tokens, float factor, double rate) {
   weir::stream_ref const on = weir::current_stream();
+  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, {});
   optimizer_->set_rate(on, rate);
   with_pass(tokens, [&](auto&& p) {
-    step_loss().copy_(p.loss(factor).mul_(factor), weir::non_blocking);
+    loss.copy_(p.loss(factor).mul_(factor), weir::non_blocking);
     buckets_.mark_ready(buckets_.size() - 1, on);
     for (; !p.back.empty(); p.back.pop_back())  // each lets go of what the forward pass kept for it
       p.back.back()();
@@ -245,9 +232,7 @@ void model::step(weir::device_span tokens, float factor, double rate) {
   buckets_.finish(on);
   optimizer_->step(on);
   round_parameters();
-}
-tensor model::step_loss() const {
-  return buckets_.gradient_tensor(buckets_.size() - 1, {});
+  return loss;
 }
 tensor model::loss(weir::device_span tokens) {
   return with_pass(tokens, [](auto&& p) { return p.loss(0); });

@@ -17,16 +17,7 @@
 namespace trainer {
 namespace {
 
-using std::int64_t, std::size_t;
-
-// The ranks' numbers in order of rank, on each of them.
-template <class T>
-std::vector<T> gather(weir::communicator& ranks, T mine) {
-  weir::tensor const one = weir::tensor_of({mine}), all = one.new_empty({ranks.size()});
-  ranks.all_gather({all.data(), ranks.size(), one.dtype()}, {one.data(), 1, one.dtype()});
-  weir::tensor const host = all.cpu();
-  return {host.host<T>().begin(), host.host<T>().end()};
-}
+using examples::gather, std::int64_t, std::size_t;
 
 struct replica {
   settings const& s;
@@ -101,10 +92,10 @@ struct replica {
     };
     for (int64_t step = first; step < s.steps; ++step) {
       weir::profile_range const in_timeline("step " + std::to_string(step));
-      m.step(tokens(*loader.next()), 1.f / (s.batch * s.shape.context), rate_at(step));
+      weir::tensor const loss = m.step(tokens(*loader.next()), 1.f / (s.batch * s.shape.context), rate_at(step));
       if (step > first)  // the device works meanwhile
         tell(step - 1);
-      arrived[step % 2] = losses[step % 2].copy_(m.step_loss().view({1}), weir::non_blocking);
+      arrived[step % 2] = losses[step % 2].copy_(loss.view({1}), weir::non_blocking);
       if (writer && (step + 1 == s.steps || (s.save_every > 0 && (step + 1) % s.save_every == 0)))
         writer->save(m.state(), texts(step + 1));
     }

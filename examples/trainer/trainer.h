@@ -25,8 +25,8 @@ class model {
   model(model_shape const&, weir::dtype type, weir::adamw_options, weir::communicator&);
   // Tokens: uint8 [context + 1, sequences] on the device. Each place predicts the token of the next one.
   // Changes the parameters by the gradients of `factor` times the losses of all replicas' tokens, reduced meanwhile.
-  void step(weir::device_span tokens, float factor, double rate);
-  weir::tensor step_loss() const;                    // factor * losses in the last step of all replicas
+  // Returns: factor * losses of all replicas, until the next step.
+  weir::tensor step(weir::device_span tokens, float factor, double rate);
   weir::tensor loss(weir::device_span tokens);       // the sum of the losses, by a forward pass alone
   weir::tensor logits(weir::device_span tokens);     // float32 [context * sequences, vocabulary]
   std::vector<weir::checkpoint_item> state() const;  // all from which training goes on

@@ -87,9 +87,9 @@ TEST_F(trained, gradients_are_those_of_finite_differences) {
   weir::tensor const memory = weir::empty({static_cast<std::int64_t>(host.size())}, {.dtype = weir::uint8});
   weir::copy(memory.data(), host.data(), host.size());
   weir::device_span const tokens{memory.data(), memory.numel(), weir::uint8};
-  m.step(tokens, 1.f / predicted, 0);
+  weir::tensor const loss = m.step(tokens, 1.f / predicted, 0);
   double const at_first = m.loss(tokens).item<double>() / predicted;
-  EXPECT_NEAR(m.step_loss().item<double>(), at_first, 1e-5);
+  EXPECT_NEAR(loss.item<double>(), at_first, 1e-5);
   EXPECT_NEAR(at_first, std::log(24.0), 0.5);
   for (int i = 0; i + 1 < m.buckets().size(); ++i) {
     weir::device_span const value = m.buckets().parameter(i), gradient = m.buckets().gradient(i);
@@ -118,7 +118,7 @@ TEST_F(trained, gradients_are_those_of_finite_differences) {
 TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   run const one = train_on(1);
   ASSERT_EQ(one.losses.size(), 50u);
-  EXPECT_NEAR(one.losses[0], std::log(static_cast<double>(with_.shape.vocabulary)), 0.5);
+  EXPECT_NEAR(one.losses[0], std::log(static_cast<double>(with_.shape.vocabulary)), 1.0);
   EXPECT_LT(one.losses.back(), 0.7f * one.losses[0]);
   EXPECT_GE(one.out.buckets, 3);  // else no reduction overlaps the backward pass
   EXPECT_LT(one.out.validation_loss, 0.7 * static_cast<double>(one.losses[0]));

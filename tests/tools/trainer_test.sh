@@ -33,7 +33,7 @@ wrong "'--text' is required"
 wrong "unrecognised option '--optimizer'" "${options[@]}" --optimizer sgd
 wrong "choose fp32 or bf16" "${options[@]}" --dtype fp64
 wrong "must divide --width" "${options[@]}" --heads 3
-wrong "there are 1 devices" "${options[@]}" --replicas 2
+wrong "2 replicas: there are 1 devices" "${options[@]}" --replicas 2
 wrong "must be above 0" "${options[@]}" --steps 0
 if "$build/bin/trainer" "${options[@]}" --save "$work/none/model" 2> "$work/err" > /dev/null; then fail "--save without a folder"; fi
 grep -q "none/model cannot be written" "$work/err" || fail "--save without a folder: $(cat "$work/err")"
