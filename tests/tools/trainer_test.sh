@@ -10,8 +10,8 @@ export WEIR_DEVICES=sim:1:1
 options=(--text "$work/text" --batch 48 --width 16 --layers 2 --context 16 --sample 0)
 long=("${options[@]}" --steps 12)
 fail() { echo "FAILED: $*"; exit 1; }
-losses_agree() {  # losses_agree FILE: within 1e-3 of one process
-  paste "$work/one" "$1" | awk '{ d = $1 - $2; if (NF != 2 || d > 1e-3 * $1 || -d > 1e-3 * $1) exit 1; n++ } END { exit n != 12 }' ||
+losses_agree() {  # losses_agree FILE: within 1e-4 of one process
+  paste "$work/one" "$1" | awk '{ d = $1 - $2; if (NF != 2 || d > 1e-4 * $1 || -d > 1e-4 * $1) exit 1; n++ } END { exit n != 12 }' ||
     fail "$1: not the losses of one process"
 }
 "$build/bin/trainer" "${long[@]}" --losses "$work/one" > "$work/out"
