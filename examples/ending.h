@@ -1,11 +1,12 @@
-// Exit status of the examples: success turns into failure if part of stdout was lost.
-// Threads: main, as the program's last call.
+// Exit status of the examples: what went wrong is told, and success turns into failure if part of stdout was lost.
+// Threads: main.
 #pragma once
 #include <cstdio>
 #include <stdexcept>
 #include <string_view>
 
 #include "weir/c.h"
+#include "weir/error.h"
 
 namespace examples {
 
@@ -13,12 +14,6 @@ namespace examples {
 struct usage_error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-inline int wrong_usage(char const* program, usage_error const& e) {
-  std::string_view const mistake = e.what();
-  std::fprintf(stderr, "%s: %s%s See --help\n", program, e.what(), mistake.ends_with('?') ? "" : ".");
-  return 2;
-}
-
 // Prints the version if `option` asks for it. Returns: whether it does.
 inline bool says_version(char const* program, std::string_view option) {
   if (option != "--version")
@@ -33,6 +28,23 @@ inline int ending(char const* program, int status) {
     return status;
   std::fprintf(stderr, "%s: writing the output failed: check whether the disk is full\n", program);
   return status ? status : 1;
+}
+// The same of what `command` returns, or throws: 2 for wrong usage, 1 for other failures, which stderr tells.
+inline int program(char const* name, int argc, char** argv, int (*command)(int, char**)) {
+  int status = 1;
+  try {
+    status = command(argc, argv);
+  } catch (usage_error const& e) {
+    std::string_view const mistake = e.what();
+    std::fprintf(stderr, "%s: %s%s See --help\n", name, e.what(), mistake.ends_with('?') ? "" : ".");
+    status = 2;
+  } catch (weir::out_of_memory const& e) {
+    std::fprintf(stderr, "%s\n", e.report().text().c_str());
+  } catch (std::exception const& e) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s: %s\n", name, e.what());
+  }
+  return ending(name, status);
 }
 
 }  // namespace examples

@@ -82,7 +82,7 @@ char const* const usage =
     "\n"
     "exit status: 0 every byte is right, 1 wrong bytes or an error, 2 usage\n";
 
-int command(int argc, char** argv) try {
+int command(int argc, char** argv) {
   pipeline::settings s;
   std::size_t bytes = std::size_t{256} << 20;
   bool check = false;
@@ -139,15 +139,10 @@ int command(int argc, char** argv) try {
   std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum),
               right ? "every byte is right" : "WRONG BYTES");
   return right ? 0 : 1;
-} catch (examples::usage_error const& e) {
-  return examples::wrong_usage("pipeline", e);
-} catch (std::exception const& e) {
-  std::fprintf(stderr, "pipeline: %s\n", e.what());
-  return 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::ending("pipeline", command(argc, argv));
+  return examples::program("pipeline", argc, argv, command);
 }

@@ -19,7 +19,7 @@ void usage(std::ostream& to) {
   to << "\nexit status: 0 ok, 1 error, 2 usage\n";
 }
 
-int command(int argc, char** argv) try {
+int command(int argc, char** argv) {
   if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h")))
     return usage(std::cout), 0;
   if (argc == 2 && examples::says_version("questions", argv[1]))
@@ -40,13 +40,10 @@ int command(int argc, char** argv) try {
     q.answer(std::cout);
   }
   return 0;
-} catch (std::exception const& e) {
-  std::cerr << "questions: " << e.what() << '\n';
-  return 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::ending("questions", command(argc, argv));
+  return examples::program("questions", argc, argv, command);
 }

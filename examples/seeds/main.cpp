@@ -28,7 +28,7 @@ void name_articles(std::ostream& to, std::vector<seeds::topic> const& of) {
     to << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.articles << "\n";
 }
 
-int command(int count, char** arguments) try {
+int command(int count, char** arguments) {
   std::string_view const first = count > 1 ? arguments[1] : "";
   if (first == "--help" || first == "-h")
     return usage(std::cout, 0);
@@ -76,14 +76,10 @@ int command(int count, char** arguments) try {
   if (failures)
     std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
   return failures ? 1 : 0;
-} catch (std::exception const& e) {
-  std::cout << std::flush;
-  std::cerr << "seeds: " << e.what() << "\n";
-  return 1;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  return examples::ending("seeds", command(count, arguments));
+  return examples::program("seeds", count, arguments, command);
 }

@@ -128,7 +128,7 @@ char const* const usage =
     "\n"
     "exit status: 0 ok, 1 wrong bytes or an error, 2 usage, 3 the other process is gone, 4 it said nothing\n";
 
-int command(int argc, char** argv) try {
+int command(int argc, char** argv) {
   share::settings s;
   std::string role, victim;
   mishap meets = mishap::none;
@@ -166,15 +166,10 @@ int command(int argc, char** argv) try {
   if (victim == role)
     s.meets = meets;
   return play(role, s);
-} catch (examples::usage_error const& e) {
-  return examples::wrong_usage("share", e);
-} catch (std::exception const& e) {
-  std::fprintf(stderr, "share: %s\n", e.what());
-  return 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::ending("share", command(argc, argv));
+  return examples::program("share", argc, argv, command);
 }

@@ -1,312 +1,253 @@
-// The order of the model's kernels.
-// Threads: see model.h.
-#include "model.h"
-
-#include <algorithm>
+// The passes of a transformer: each part of the forward pass leaves its part of the backward pass.
+// Threads: see trainer.h.
 #include <cmath>
 
-#include "kernels.h"
-#include "text.h"
-#include "weir/copy.h"
+#include "trainer.h"
+#include "weir/half.h"
+#include "weir/parallel_rows.h"
 
 namespace trainer {
 namespace {
 
-using namespace kernels;
-using std::int64_t;
+using weir::matmul, weir::matmul_out, weir::reads, weir::tensor, weir::transposed, weir::updates;
 
-template <class F>
-void run(std::int64_t n, std::initializer_list<weir::memory_use> uses, F f,
-         weir::source_location at = weir::source_location::current()) {
-  weir::parallel_for(weir::current_stream(), static_cast<size_t>(n), uses, f, at);
+template <class F>  // a row of `of` for each team
+void run(tensor const& of, weir::memory_uses u, F f, weir::source_location at = weir::source_location::current()) {
+  weir::parallel_for_rows(weir::current_stream(), static_cast<size_t>(of.numel() / of.size(-1)), u, f, at);
 }
 
-// Calls f with a value of the C++ type that corresponds to the dtype.
-template <class F>
-void with_type(weir::dtype type, F f) {
-  switch (type) {
-    case weir::float16: return f(weir::float16_t{});
-    case weir::bfloat16: return f(weir::bfloat16_t{});
-    default: return f(float{});
-  }
+// gelu(x) = x * portion(x), by the usual approximation of the normal distribution.
+WEIR_HOST_DEVICE inline float portion(float x) {
+  return 1 / (1 + expf(-1.5957691f * (x + 0.044715f * x * x * x)));
+}
+// Softmax of scale * the first `end` numbers of a row. The others become 0.
+template <class T>
+WEIR_HOST_DEVICE inline void softmax(T* row, float scale, int end, int columns, weir::row_team t) {
+  float const most = t.max_of(end, [=](int c) { return static_cast<float>(row[c]); });
+  float const sum = t.sum_of(end, [=](int c) {
+    float const e = expf(scale * (row[c] - most));
+    row[c] = e;
+    return e;
+  });
+  t.each(columns, [=, part = 1 / sum](int c) { row[c] = c < end ? row[c] * part : 0.f; });
 }
 
 }  // namespace
 
-std::vector<parameter_row> parameter_table(model_shape const& s) {
-  std::vector<parameter_row> rows{{"embedding", s.vocabulary, s.embedding}};
-  int inputs = s.context * s.embedding;
-  for (int layer = 0; layer <= s.layers; ++layer) {
-    int const outputs = layer == s.layers ? s.vocabulary : s.hidden;
-    std::string const name = layer == s.layers ? "out" : "dense" + std::to_string(layer + 1);
-    rows.push_back({name + ".weight", inputs, outputs});
-    rows.push_back({name + ".bias", 1, outputs});
-    inputs = outputs;
+// Rows are tokens: those of all sequences at place 0, then at place 1, … T: the type of activations. Arithmetic is in
+// float; results are rounded when they are stored.
+template <class T>
+struct pass {
+  model& m;
+  model_shape const& s;
+  weir::device_span tokens;
+  std::vector<std::function<void()>> back{};  // the parts of the backward pass, the last one first
+  tensor x{}, dx{};                           // what the layers add to, and the gradient by it. float32
+  tensor d{};                                 // the gradient by what the next part of the backward pass gave
+
+  static tensor empty(std::int64_t rows, std::int64_t columns, weir::dtype type = weir::dtype_of<T>) {
+    return weir::empty({rows, columns}, {.dtype = type});
   }
-  return rows;
-}
-
-std::vector<saved_value> saved_values(model_shape const& s, optimizer o) {
-  std::vector<saved_value> all;
-  for (auto const& row : parameter_table(s)) {
-    weir::shape const extents{row.rows, row.columns};
-    all.push_back({row.name, extents});
-    if (o == optimizer::adamw)
-      all.push_back({row.name + ".mean", extents}), all.push_back({row.name + ".square", extents});
-    else
-      all.push_back({row.name + ".velocity", extents});
-  }
-  all.push_back({"optimizer.steps", {1}, weir::int64});
-  all.push_back({"loss_scale", {2}});
-  return all;
-}
-
-std::int64_t saved_floats(model_shape const& s, optimizer o) {
-  std::int64_t n = 0;
-  for (saved_value const& v : saved_values(s, o))
-    n += v.floats();
-  return n;
-}
-
-bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
-  if (!how.recompute)
-    return true;
-  int const segment = static_cast<int>(std::ceil(std::sqrt(static_cast<double>(s.layers))));
-  // The backward pass begins with the last segment, so recomputing its activations would save no memory.
-  return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;
-}
-
-std::size_t bucket_bytes(model_shape const& s) {
-  std::size_t all = 0;
-  for (auto const& row : parameter_table(s))
-    all += static_cast<std::size_t>(row.count()) * sizeof(float);
-  // Smaller reductions are dominated by their latency.
-  return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);
-}
-
-device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
-  device_batch b;
-  b.rows = rows;
-  b.inputs = storage.data<int32_t>();
-  b.targets = b.inputs + static_cast<size_t>(rows) * s.context;
-  b.starts = b.targets + rows;
-  b.places = b.starts + s.vocabulary + 1;
-  b.storage = std::move(storage);
-  return b;
-}
-
-model::model(model_shape shape, model_options options, update_options const& update, weir::communicator& ranks,
-             weir::gradient_buckets& buckets, std::uint64_t seed)
-    : shape_(shape), options_(options), ranks_(ranks), buckets_(buckets), table_(parameter_table(shape)) {
-  for (auto const& row : table_)
-    buckets_.add(row.name, row.count(), weir::float32);
-  loss_ = buckets_.add("loss", 1, weir::float32);  // known first, and reduced with the first gradients
-  buckets_.build();
-  std::uint64_t place = 0;
-  for (int i = 0; i < loss_; ++i) {
-    auto const& row = table_[static_cast<size_t>(i)];
-    weir::shape const extents{row.rows, row.columns};
-    parameter p{buckets_.parameter_tensor(i, extents), buckets_.gradient_tensor(i, extents), {}};
-    if (row.rows > 1) {  // biases stay 0
-      float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
-      run(row.count(), {weir::writes(p.value)}, draw_normal{p.value.data<float>(), seed, place, deviation});
-      place += static_cast<std::uint64_t>(row.count());
-    }
-    ranks.broadcast(buckets_.parameter(i), 0);
-    if (options_.type != weir::float32 && i % 2 == 1)
-      p.half = weir::empty({row.rows, row.columns}, {.dtype = options_.type});
-    parameters_.push_back(std::move(p));
-  }
-  optimizer_.emplace(optimizer_of(update));
-  round_weights();
-}
-
-weir::optimizer model::optimizer_of(update_options const& o) {
-  std::vector<weir::update_item> items = weir::items_of(buckets_);
-  items[static_cast<size_t>(loss_)].rate = 0;  // it has no value to update
-  double const most = o.clip > 0 ? static_cast<double>(o.clip) : INFINITY;
-  weir::loss_scale* const scale = is_scaled() ? &scale_ : nullptr;
-  weir::optimizer by =
-      options_.by == optimizer::adamw
-          ? weir::optimizer(weir::adamw(items, {.rate = o.rate, .decay = o.decay, .max_norm = most, .scale = scale}))
-          : weir::sgd(items, {.rate = o.rate, .momentum = o.momentum, .max_norm = most, .scale = scale});
-  std::vector<weir::state_part> const state = by.state();
-  auto next = state.begin() + 3;  // behind the counts of steps and the rate
-  for (int i = 0; i < loss_; ++i) {
-    weir::device_span const value = buckets_.parameter(i);
-    saved_.push_back(value);
-    for (int k = 0; k < states_of(options_.by); ++k) {
-      if (next != state.end()) {
-        saved_.push_back(next++->data);
-        continue;
-      }
-      // Without momentum there is no velocity, and the file has a place for it.
-      weir::tensor const none = weir::zeros({value.count});
-      no_velocities_.push_back(none);
-      saved_.push_back({none.data(), value.count, weir::float32});
-    }
-  }
-  saved_.push_back(state[0].data);
-  saved_.push_back(scale_.state());
-  return by;
-}
-
-void model::round_weights() {
-  for (auto& p : parameters_) {
-    if (p.half.defined())
-      p.half.copy_(p.value, weir::non_blocking);
-  }
-}
-
-void model::hidden(trace& t, int layer) const {
-  weir::tensor const& in = layer ? t.h[static_cast<size_t>(layer - 1)] : t.x;
-  weir::tensor h = weir::empty({in.size(0), shape_.hidden}, {.dtype = options_.type});
-  weir::matmul_out(h, in, factor(layer));
-  weir::tensor const& b = bias(layer).value;
-  with_type(options_.type, [&]<class T>(T) {
-    run(h.numel(), {weir::reads(b), weir::updates(h)},
-        add_bias_relu<T>{h.data<T>(), b.data<float>(), static_cast<index>(shape_.hidden)});
-  });
-  t.h[static_cast<size_t>(layer)] = std::move(h);
-}
-
-model::trace model::forward(device_batch const& b, bool for_training) const {
-  trace t;
-  int64_t const width = int64_t{shape_.context} * shape_.embedding;
-  t.x = weir::empty({b.rows, width}, {.dtype = options_.type});
-  weir::tensor const& table = parameters_[0].value;
-  with_type(options_.type, [&]<class T>(T) {
-    run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)},
-        look_up<T>{t.x.data<T>(), table.data<float>(), b.inputs, static_cast<index>(shape_.embedding)});
-  });
-  t.h.resize(static_cast<size_t>(shape_.layers));
-  for (int layer = 0; layer < shape_.layers; ++layer) {
-    hidden(t, layer);
-    if (layer && !(for_training && kept_until_backward(shape_, options_, layer - 1)))
-      t.h[static_cast<size_t>(layer - 1)] = {};
-  }
-  t.logits = weir::empty({b.rows, shape_.vocabulary});
-  weir::matmul_out(t.logits, t.h.back(), factor(shape_.layers));
-  weir::tensor const& last = bias(shape_.layers).value;
-  run(t.logits.numel(), {weir::reads(last), weir::updates(t.logits)},
-      add_bias{t.logits.data<float>(), last.data<float>(), static_cast<index>(shape_.vocabulary)});
-  return t;
-}
-
-weir::tensor const& model::activation(trace& t, int layer) const {
-  int from = layer;
-  while (from >= 0 && !t.h[static_cast<size_t>(from)].defined())
-    --from;
-  while (from < layer)
-    hidden(t, ++from);
-  return t.h[static_cast<size_t>(layer)];
-}
-
-weir::tensor model::logits(device_batch const& b) const {
-  return forward(b, false).logits;
-}
-
-weir::tensor model::loss(device_batch const& b) const {
-  trace t = forward(b, false);
-  weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::updates(t.logits), weir::writes(rows)},
-      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, 0.f, nullptr});
-  return weir::sum(rows);
-}
-
-weir::tensor model::step_loss() const {
-  return buckets_.gradient_tensor(loss_, {});
-}
-
-void model::forward_backward(device_batch const& b, float scale, part_of_step part) {
-  trace t = forward(b, true);
-  weir::tensor rows = weir::empty({b.rows});
-  run(b.rows, {weir::reads(b.storage), weir::reads(scaling()), weir::updates(t.logits), weir::writes(rows)},
-      softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale,
-                   static_cast<float const*>(scaling().data)});
-  weir::tensor const total = weir::sum(rows).mul_(scale);
-  if (part.first)
-    step_loss().copy_(total, weir::non_blocking);
-  else
-    step_loss().add_(total);
-
-  auto const ready = [&](int gradient) {
-    if (part.last)
-      buckets_.mark_ready(gradient, weir::current_stream());
-  };
-  ready(loss_);
-  weir::tensor d = std::move(t.logits).to(options_.type);  // gradient of the current layer's output
-  for (int layer = shape_.layers; layer >= 0; --layer) {
-    weir::tensor const in = layer ? activation(t, layer - 1) : t.x;
-    int const outputs = static_cast<int>(d.size(1));
-    weir::tensor& of_bias = bias(layer).gradient;
-    with_type(options_.type, [&]<class T>(T) {
-      run(outputs, {weir::reads(d), weir::updates(of_bias)},
-          column_sums<T>{of_bias.data<float>(), d.data<T>(), b.rows, outputs, !part.first});
+  tensor linear(size_t i, tensor const& in, tensor out = {}, double beta = 0) {
+    model::parameter& by = m.parameters_[i];
+    if (!out.defined())
+      out = empty(in.size(0), by.value.size(1));
+    matmul_out(out, in, by.factor, transposed::none, beta);
+    back.push_back([=, this, &by] {
+      matmul_out(by.gradient, in, d, transposed::left);
+      m.buckets_.mark_ready(static_cast<int>(i), weir::current_stream());
+      if (i > 0)
+        d = matmul(d, by.factor, transposed::right);
     });
-    ready(2 + 2 * layer);
-    weir::matmul_out(weight(layer).gradient, in, d, weir::transposed::left, part.first ? 0 : 1);
-    ready(1 + 2 * layer);
-    weir::tensor din = weir::empty({b.rows, in.size(1)}, {.dtype = options_.type});
-    weir::matmul_out(din, d, factor(layer), weir::transposed::right);
-    if (layer) {
-      with_type(options_.type, [&]<class T>(T) {
-        run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward<T>{din.data<T>(), in.data<T>()});
+    return out;
+  }
+  tensor normalized() {  // (x - mean) / deviation
+    tensor const out = empty(x.size(0), s.width), scales = empty(x.size(0), 1, weir::float32);
+    int const columns = s.width;
+    T* const y = out.data<T>();
+    float *const from = x.data<float>(), *const scale = scales.data<float>();
+    run(x, {reads(x), writes(out), writes(scales)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+      float const* const in = from + r * columns;
+      float const mean = t.sum_of(columns, [=](int c) { return in[c]; }) / columns;
+      float const variance = t.sum_of(columns, [=](int c) { return (in[c] - mean) * (in[c] - mean); }) / columns;
+      float const part = scale[r] = 1 / sqrtf(variance + 1e-5f);
+      t.each(columns, [=](int c) { y[r * columns + c] = (in[c] - mean) * part; });
+    });
+    back.push_back([=, this] {
+      if (!dx.defined())
+        dx = weir::zeros({out.size(0), columns});
+      float* const all = dx.data<float>();
+      T* const of_y = d.data<T>();
+      run(out, {updates(dx), updates(d), reads(out), reads(scales)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+        T *const dy = of_y + r * columns, *const at = y + r * columns;
+        float const mean = t.sum_of(columns, [=](int c) { return static_cast<float>(dy[c]); }) / columns;
+        float const along = t.sum_of(columns, [=](int c) { return dy[c] * at[c]; }) / columns;
+        t.each(columns, [=](int c) { dy[c] = all[r * columns + c] += scale[r] * (dy[c] - mean - at[c] * along); });
       });
-      t.h.pop_back();  // with `in`: the next allocation can reuse this activation's memory
+    });
+    return out;
+  }
+  tensor gelu(tensor const& in) {
+    tensor const out = weir::empty_like(in);
+    T *const u = in.data<T>(), *const g = out.data<T>();
+    int const columns = 4 * s.width;
+    run(in, {reads(in), writes(out)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+      t.each(columns, [=, i = r * columns](int c) { g[i + c] = u[i + c] * portion(u[i + c]); });
+    });
+    back.push_back([=, this] {
+      T* const of_g = d.data<T>();
+      run(in, {updates(d), reads(in)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+        t.each(columns, [=, i = r * columns](int c) {
+          float const v = u[i + c], p = portion(v), slope = p * (1 - p) * 1.5957691f * (1 + 0.134145f * v * v);
+          of_g[i + c] = of_g[i + c] * (p + v * slope);
+        });
+      });
+    });
+    return out;
+  }
+  // [sequences * heads, context, D] of the columns of each head, D = width / heads: part `which` of `of`.
+  tensor heads(tensor const& t, int which, int of) const {
+    std::int64_t const depth = s.width / s.heads, all = t.size(0) / s.context * s.heads;
+    return t.view({s.context, all, of * depth}).slice(2, which * depth, (which + 1) * depth).transpose(0, 1);
+  }
+  tensor attention(tensor const& qkv) {
+    tensor const q = heads(qkv, 0, 3), k = heads(qkv, 1, 3), v = heads(qkv, 2, 3), p = matmul(q, k, transposed::right);
+    float const scale = 1 / std::sqrt(static_cast<float>(s.width / s.heads));
+    int const places = s.context;
+    T* const of_p = p.data<T>();
+    run(p, {updates(p)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+      softmax(of_p + r * places, scale, static_cast<int>(r % places) + 1, places, t);  // of no later place
+    });
+    tensor const out = empty(qkv.size(0), s.width);
+    tensor o = heads(out, 0, 1);
+    matmul_out(o, p, v);
+    back.push_back([=, this] {
+      tensor const d_out = heads(d, 0, 1), ds = matmul(d_out, v, transposed::right), d_qkv = weir::empty_like(qkv);
+      tensor dq = heads(d_qkv, 0, 3), dk = heads(d_qkv, 1, 3), dv = heads(d_qkv, 2, 3);
+      matmul_out(dv, p, d_out, transposed::left);
+      T* const of_s = ds.data<T>();
+      run(ds, {updates(ds), reads(p)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+        T *const ds_row = of_s + r * places, *const p_row = of_p + r * places;
+        float const along = t.sum_of(places, [=](int c) { return ds_row[c] * p_row[c]; });
+        t.each(places, [=](int c) { ds_row[c] = p_row[c] * (ds_row[c] - along) * scale; });
+      });
+      matmul_out(dq, ds, k);
+      matmul_out(dk, ds, q, transposed::left);
+      d = d_qkv;
+    });
+    return out;
+  }
+  tensor logits() {
+    int const sequences = static_cast<int>(tokens.count) / (s.context + 1), known = s.vocabulary;
+    int const columns = known + s.context;
+    tensor const hot = empty(sequences * s.context, columns);  // of each row one for its token, and one for its place
+    T* const out = hot.data<T>();
+    auto const* const token = static_cast<std::uint8_t const*>(tokens.data);
+    run(hot, {reads(tokens), writes(hot)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+      int const place = known + static_cast<int>(r / sequences);
+      t.each(columns, [=](int c) { out[r * columns + c] = c == token[r] || c == place ? 1.f : 0.f; });
+    });
+    x = linear(0, hot, empty(hot.size(0), s.width, weir::float32));
+    size_t i = 1;
+    for (int layer = 0; layer < s.layers; ++layer, i += 4) {
+      linear(i + 1, attention(linear(i, normalized())), x, 1);
+      linear(i + 3, gelu(linear(i + 2, normalized())), x, 1);
     }
-    d = std::move(din);
+    return linear(i, normalized(), empty(hot.size(0), known, weir::float32));
   }
-  weir::tensor& table = parameters_[0].gradient;
-  with_type(options_.type, [&]<class T>(T) {
-    run(table.numel(), {weir::reads(d), weir::reads(b.storage), weir::updates(table)},
-        embedding_gradient<T>{table.data<float>(), d.data<T>(), b.starts, b.places, shape_.embedding, !part.first});
+  // Returns: the sum of all losses. Then d is `factor` times the gradient by the logits.
+  tensor loss(float factor) {
+    tensor const scores = logits(), all = empty(scores.size(0), 1, weir::float32);
+    d = empty(scores.size(0), s.vocabulary);
+    int const columns = s.vocabulary;
+    T* const out = d.data<T>();
+    float *const p = scores.data<float>(), *const losses = all.data<float>();
+    auto const* const target = static_cast<std::uint8_t const*>(tokens.data) + scores.size(0) / s.context;
+    run(scores, {updates(scores), reads(tokens), writes(d), writes(all)},
+        [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
+          float* const row = p + r * columns;
+          softmax(row, 1, columns, columns, t);
+          t.each(columns, [=](int c) {
+            if (c == target[r])
+              losses[r] = -logf(row[c]);
+            out[r * columns + c] = factor * (row[c] - (c == target[r] ? 1.f : 0.f));
+          });
+        });
+    return weir::sum(all);
+  }
+};
+
+template <class F>
+auto model::with_pass(weir::device_span tokens, F f) {
+  if (type_ == weir::bfloat16)
+    return f(pass<weir::bfloat16_t>{*this, shape_, tokens});
+  return f(pass<float>{*this, shape_, tokens});
+}
+
+model::model(model_shape const& s, weir::dtype type, weir::adamw_options how, weir::communicator& ranks)
+    : shape_(s),
+      type_(type),
+      buckets_(ranks, {.bucket_bytes = 12 * size_t(s.width) * s.width * s.layers, .average = false}) {
+  int const c = s.width;  // so that a bucket has a quarter of the layers' gradients
+  std::vector<weir::shape> extents{{s.vocabulary + s.context, c}};
+  for (int layer = 0; layer < s.layers; ++layer)
+    extents.insert(extents.end(), {{c, 3 * c}, {c, c}, {c, 4 * c}, {4 * c, c}});
+  extents.push_back({c, s.vocabulary});  // not the embedding: its gradient is the first to be reduced
+  for (weir::shape const& e : extents)
+    buckets_.add("parameter", e.numel());
+  int const loss = buckets_.add("loss", 1);
+  buckets_.build();
+  for (int i = 0; i < loss; ++i) {
+    weir::shape const& e = extents[static_cast<size_t>(i)];
+    tensor value = buckets_.parameter_tensor(i, e);
+    double const part = i > 0 && i % 2 == 0 ? 1 / std::sqrt(2 * s.layers) : 1;  // layers add less, the more there are
+    value.normal_(0, part / std::sqrt(i ? e[0] : c));
+    tensor const factor = type == weir::float32 ? value : weir::empty(e, {.dtype = type});
+    parameters_.push_back({value, buckets_.gradient_tensor(i, e), factor});
+  }
+  ranks.broadcast(buckets_.parameters(), 0);
+  round_parameters();
+  std::vector<weir::update_item> items = weir::items_of(buckets_);
+  items.back().rate = 0;  // the loss is no parameter
+  optimizer_.emplace(weir::adamw(items, how));
+}
+
+void model::round_parameters() {
+  for (parameter& p : parameters_) {
+    if (type_ != weir::float32)
+      p.factor.copy_(p.value, weir::non_blocking);
+  }
+}
+
+tensor model::step(weir::device_span tokens, float factor, double rate) {
+  weir::stream_ref const on = weir::current_stream();
+  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, {});
+  optimizer_->set_rate(on, rate);
+  with_pass(tokens, [&](auto&& p) {
+    loss.copy_(p.loss(factor).mul_(factor), weir::non_blocking);
+    buckets_.mark_ready(buckets_.size() - 1, on);
+    for (; !p.back.empty(); p.back.pop_back())  // each lets go of what the forward pass kept for it
+      p.back.back()();
   });
-  ready(0);
+  buckets_.finish(on);
+  optimizer_->step(on);
+  round_parameters();
+  return loss;
+}
+tensor model::loss(weir::device_span tokens) {
+  return with_pass(tokens, [](auto&& p) { return p.loss(0); });
+}
+tensor model::logits(weir::device_span tokens) {
+  return with_pass(tokens, [](auto&& p) { return p.logits(); });
 }
 
-void model::update(float rate) {
-  optimizer_->set_rate(weir::current_stream(), rate);
-  optimizer_->step(weir::current_stream());
-  round_weights();
-}
-
-scaled model::scale() const {
-  if (!is_scaled())
-    return {};
-  weir::stream_ref const s = weir::current_stream();
-  return {scale_.read(s), static_cast<int>(optimizer_->skipped(s))};
-}
-
-weir::stamp model::save(weir::tensor const& into) const {
-  auto* to = into.data<float>();
-  weir::stamp last;
-  for (weir::device_span const part : saved_) {
-    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
-    last = weir::copy(weir::current_stream(), to, part.data, bytes, weir::non_blocking);
-    to += bytes / sizeof(float);
-  }
-  return last;
-}
-
-std::vector<weir::checkpoint_item> model::saved_items() const {
-  std::vector<weir::checkpoint_item> items;
-  auto next = saved_.begin();
-  for (saved_value const& v : saved_values(shape_, options_.by))
-    items.emplace_back(v.name, *next++, v.extents);
-  return items;
-}
-
-void model::load(std::vector<float> const* all) {
-  size_t at = 0;
-  for (weir::device_span const part : saved_) {
-    size_t const bytes = static_cast<size_t>(part.count) * size_of(part.dtype);
-    if (all)
-      weir::copy(part.data, all->data() + at, bytes);
-    at += bytes / sizeof(float);
-    ranks_.broadcast(part, 0);
-  }
-  round_weights();
+std::vector<weir::checkpoint_item> model::state() const {
+  std::vector<weir::checkpoint_item> all;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    all.emplace_back("parameter." + std::to_string(i), parameters_[i].value);
+  for (weir::state_part const& part : optimizer_->state())
+    all.emplace_back(part.name, part.data, weir::shape{part.data.count});
+  return all;
 }
 
 }  // namespace trainer

@@ -11,7 +11,8 @@
 #include <sstream>
 #include <thread>
 
-#include "examples/trainer/train.h"
+#include "examples/ranks.h"
+#include "examples/trainer/trainer.h"
 #include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
 #include "tests/examples/some_text.h"
@@ -29,8 +30,8 @@ constexpr std::int64_t saves_every = 3;
 
 settings small(std::filesystem::path const& folder) {
   settings s;
-  s.shape = {.context = 8, .vocabulary = 0, .embedding = 8, .hidden = 32, .layers = 2};
-  s.batch = 48, s.steps = 12, s.sample = 0, s.validation_rows = 256;
+  s.shape = {.context = 8, .width = 16, .layers = 2, .heads = 2};
+  s.batch = 48, s.steps = 12, s.sample = 0, s.how.rate = 0.01;
   s.text_file = folder / "text", s.save_file = folder / "model";
   s.save_every = saves_every;
   return s;
@@ -49,35 +50,41 @@ class counter final : public weir::driver::fault_injector::watcher {
 
 WEIR_PLAYS_RANK_ROLES()
 
-// Trains from the checkpoint, if there is one, and prints its first step, its losses and a hash of the result.
+std::int64_t step_of(std::filesystem::path const& checkpoint) {
+  return std::filesystem::exists(checkpoint) ? std::stoll(weir::checkpoint_reader(checkpoint).metadata().at("step"))
+                                             : 0;
+}
+void print_outcome(outcome const& out, std::vector<float> const& losses, std::uint64_t calls_until_last) {
+  bool const agree = std::ranges::count(out.fingerprints, out.fingerprints[0]) == std::ssize(out.fingerprints);
+  std::printf("print %lld\nagree %d\ncalls %llu\nvalidation %.9g\n", static_cast<long long>(out.fingerprints[0]), agree,
+              static_cast<unsigned long long>(calls_until_last), out.validation_loss);
+  for (float const loss : losses)
+    std::printf("loss %.9g\n", static_cast<double>(loss));
+}
+
+// Trains from the checkpoint, if there is one, and prints its losses and a hash of the result.
 WEIR_RANK_ROLE(trains) {
   settings s = small(std::getenv("WEIR_TEST_FOLDER"));
-  text const t(s.text_file, s.shape.context);
-  s.shape.vocabulary = t.vocabulary();
+  text const t(s.text_file, s.shape);
   auto const silence = std::chrono::milliseconds(number_from_environment("WEIR_TEST_SILENCE_MS", 20'000));
   std::vector<weir::communicator> ranks;
   ranks.push_back(weir::communicator::from_environment({.silence = silence}));
-  std::optional<checkpoint> from;
-  if (ranks[0].rank() == 0 && std::filesystem::exists(s.save_file))
-    from = read_checkpoint(s.save_file);
-  std::int64_t const first = from_rank_0(ranks[0], from ? from->step : 0);
+  if (std::filesystem::exists(s.save_file))
+    s.load_file = s.save_file;
   counter watcher;
   if (ranks[0].rank() == static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 0))) {
     fatal_call = number_from_environment("WEIR_TEST_FATAL", 0);
     fatal_signal = static_cast<int>(number_from_environment("WEIR_TEST_SIGNAL", SIGKILL));
     weir::driver::fault_injector_of(weir::runtime::current().get().machine())->watch(&watcher);
   }
-  report told(1, s.steps, first);
-  int const rank = ranks[0].rank();
   try {
-    outcome const out = train(s, t, from ? &*from : nullptr, told, std::move(ranks));
-    std::printf("first %lld\nprint %llu\nagree %d\ncalls %llu\nvalidation %.9g\n", static_cast<long long>(first),
-                static_cast<unsigned long long>(out.fingerprints[0]), out.agree(),
-                static_cast<unsigned long long>(calls.load()), out.validation_loss);
-    for (std::int64_t i = first; i < s.steps; ++i)
-      std::printf("loss %.9g\n", told.loss(i));
-    if (rank == 0)
-      write_checkpoint(s.save_file, {s.shape, s.how.by, s.steps, t.characters(), out.values});
+    std::vector<float> losses;
+    std::uint64_t calls_until_last = 0;
+    outcome const out = train(s, t, std::move(ranks), [&](std::int64_t, float loss) {
+      losses.push_back(loss);
+      calls_until_last = calls.load();
+    });
+    print_outcome(out, losses, calls_until_last);
     return 0;
   } catch (std::exception const& e) {
     std::printf("%s\n", e.what());
@@ -86,8 +93,8 @@ WEIR_RANK_ROLE(trains) {
 }
 
 struct told {
-  long long first = -1;
-  std::uint64_t print = 0, calls = 0;
+  long long print = 0;
+  std::uint64_t calls = 0;
   int agree = 0;
   double validation = 0;
   std::vector<float> losses;
@@ -97,9 +104,7 @@ told read_told(std::string const& said) {
   std::istringstream lines(said);
   for (std::string word; lines >> word;) {
     float loss = 0;
-    if (word == "first")
-      lines >> t.first;
-    else if (word == "print")
+    if (word == "print")
       lines >> t.print;
     else if (word == "agree")
       lines >> t.agree;
@@ -146,14 +151,12 @@ class trained_by_ranks : public testing::Test {
     weir::runtime machine(weir::simulated{.devices = ranks, .memory = 1 << 30});
     weir::runtime_guard const in(machine);
     settings s = small(folder_);
-    s.save_every = 0;
-    text const t(s.text_file, s.shape.context);
-    s.shape.vocabulary = t.vocabulary();
-    report r(ranks, s.steps, 0);
-    outcome const out = train(s, t, nullptr, r);
-    told is{0, out.fingerprints[0], 0, out.agree(), out.validation_loss, {}};
-    for (std::int64_t i = 0; i < s.steps; ++i)
-      is.losses.push_back(static_cast<float>(r.loss(i)));
+    s.save_file.clear(), s.save_every = 0;
+    text const t(s.text_file, s.shape);
+    told is;
+    outcome const out =
+        train(s, t, examples::ranks_on_devices(ranks), [&](std::int64_t, float loss) { is.losses.push_back(loss); });
+    is.print = out.fingerprints[0], is.validation = out.validation_loss;
     return is;
   }
   void forget() { std::filesystem::remove(folder_ / "model"); }
@@ -183,61 +186,13 @@ TEST_F(trained_by_ranks, losses_are_those_of_one_process) {
   }
 }
 
-// Writes checkpoints that differ in step and values, on and on.
-WEIR_RANK_ROLE(writes) {
-  std::filesystem::path const file = std::filesystem::path(std::getenv("WEIR_TEST_FOLDER")) / "model";
-  model_shape const shape{.context = 8, .vocabulary = 3, .embedding = 8, .hidden = 256, .layers = 2};
-  std::int64_t const floats = saved_floats(shape, optimizer::sgd);
-  std::printf("begun\n");
-  std::fflush(stdout);
-  for (std::int64_t step = 1;; ++step)
-    write_checkpoint(file, {shape, optimizer::sgd, step, "abc",
-                            std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
-}
-
-TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
-  int whole = 0;
-  for (int i = 0; i < 20 || (!whole && i < 400); ++i) {  // a busy machine takes long to begin
-    rank_processes one("writes", 1, with());
-    std::this_thread::sleep_for(std::chrono::milliseconds(20 + 3 * i));
-    one.tell(0, SIGKILL);
-    one.end_of(0);
-    if (!std::filesystem::exists(folder_ / "model"))
-      continue;
-    checkpoint const c = read_checkpoint(folder_ / "model");
-    ++whole;
-    for (float const v : c.values)
-      ASSERT_EQ(v, static_cast<float>(c.step));
-  }
-  EXPECT_GT(whole, 0);
-}
-
-TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
-  model_shape const shape{.context = 1, .vocabulary = 2, .embedding = 1, .hidden = 1, .layers = 1};
-  auto const floats = static_cast<std::size_t>(saved_floats(shape, optimizer::sgd));
-  checkpoint const first{shape, optimizer::sgd, 1, "ab", std::vector<float>(floats, 1.f)},
-      second{shape, optimizer::sgd, 2, "ab", first.values};
-  write_checkpoint(folder_ / "model", first);
-  std::filesystem::create_directory(folder_ / "model.part");  // where the next one is to be written
-  try {
-    write_checkpoint(folder_ / "model", second);
-    FAIL() << "a folder was written";
-  } catch (std::runtime_error const& e) {
-    EXPECT_NE(std::string(e.what()).find("model.part cannot be written"), std::string::npos) << e.what();
-  }
-  EXPECT_EQ(read_checkpoint(folder_ / "model").step, 1);
-  std::filesystem::remove(folder_ / "model.part");
-  write_checkpoint(folder_ / "model", second);
-  EXPECT_EQ(read_checkpoint(folder_ / "model").step, 2);
-}
-
 // A rank is killed or stopped at a call of its driver. The others end with a message that names it, and any
 // number of ranks goes on from the last checkpoint, which is whole.
 class a_rank_lost : public trained_by_ranks, public testing::WithParamInterface<int> {};
 
 TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
   told const whole = train_on(2);
-  std::uint64_t const most = whole.calls * 3 / 4;  // later ones come after the last collective of some rank
+  std::uint64_t const most = whole.calls * 3 / 4;  // of rank 0; others make fewer
   ASSERT_GT(most, 0u);
   std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0),
                       count =
@@ -275,10 +230,9 @@ TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
         EXPECT_NE(e.status, 0) << e.said;
     }
     EXPECT_FALSE(ended_first) << "no rank was lost before the end";
-    std::int64_t const step = std::filesystem::exists(folder_ / "model") ? read_checkpoint(folder_ / "model").step : 0;
+    std::int64_t const step = step_of(folder_ / "model");
     EXPECT_EQ(step % saves_every, 0);
     told const rest = train_on(resumed_by[i % 3]);
-    ASSERT_EQ(rest.first, step);
     expect_near(rest.losses, {whole.losses.begin() + step, whole.losses.end()});
     if (HasFailure())
       return;

@@ -2,11 +2,13 @@
 // a real stream where there is a GPU, the machine's where not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
 #include "weir/copy.h"
-#include "weir/parallel_for.h"
+#include "weir/parallel_rows.h"
 
 namespace {
 
@@ -33,6 +35,40 @@ TEST(parallel_for, visits_every_index_once_and_no_other) {
     for (size_t i = 0; i < n; ++i)
       ASSERT_EQ(is[i], static_cast<int>(i % 1000) + 1) << i << " of " << n;
     ASSERT_EQ(is[n], 0);
+  }
+}
+
+struct sum_and_max {  // of the row's numbers, behind them
+  float* x;
+  int columns;
+  WEIR_HOST_DEVICE void operator()(size_t r, row_team t) const {
+    float* const row = x + r * static_cast<size_t>(columns + 2);
+    float const sum = t.sum_of(columns, [=](int c) { return row[c]; });
+    float const most = t.max_of(columns, [=](int c) { return row[c]; });
+    if (t.lane() == 0) {
+      row[columns] = sum;
+      row[columns + 1] = most;
+    }
+  }
+};
+
+// 600,000 rows are more than a grid of GPUs has at once, in the loop of weir.
+TEST(parallel_for_rows, a_team_reduces_each_row) {
+  for (auto const& [rows, columns] : {std::pair<size_t, int>{0, 3}, {1, 1}, {5, 31}, {9, 32}, {7, 100}, {600'000, 3}}) {
+    size_t const wide = static_cast<size_t>(columns) + 2;
+    std::vector<float> host(rows * wide);
+    for (size_t i = 0; i < host.size(); ++i)
+      host[i] = static_cast<float>(i * 7 % 31) - 40;
+    buffer const x((host.size() + 1) * sizeof(float));
+    copy(x.data(), host.data(), host.size() * sizeof(float));
+    parallel_for_rows(current_stream(), rows, {updates(x)}, sum_and_max{x.data<float>(), columns});
+    std::vector<float> is(host.size());
+    copy(is.data(), x.data(), is.size() * sizeof(float));
+    for (size_t r = 0; r < rows; ++r) {
+      auto const row = host.begin() + static_cast<std::ptrdiff_t>(r * wide);
+      ASSERT_EQ(is[r * wide + wide - 2], std::accumulate(row, row + columns, 0.f)) << "row " << r << " of " << rows;
+      ASSERT_EQ(is[r * wide + wide - 1], *std::max_element(row, row + columns)) << "row " << r << " of " << rows;
+    }
   }
 }
 

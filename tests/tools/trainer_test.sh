@@ -6,7 +6,8 @@ build=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for i in $(seq 1 900); do echo "the stream $((i % 7)) waits for block $((i * i % 11))."; done > "$work/text"
-options=(--text "$work/text" --devices sim:1:1 --batch 48 --hidden 32 --embedding 8 --context 8 --sample 0)
+export WEIR_DEVICES=sim:1:1
+options=(--text "$work/text" --batch 48 --width 16 --layers 2 --context 16 --sample 0)
 long=("${options[@]}" --steps 12)
 fail() { echo "FAILED: $*"; exit 1; }
 losses_agree() {  # losses_agree FILE: within 1e-4 of one process
@@ -14,15 +15,28 @@ losses_agree() {  # losses_agree FILE: within 1e-4 of one process
     fail "$1: not the losses of one process"
 }
 "$build/bin/trainer" "${long[@]}" --losses "$work/one" > "$work/out"
-# A screen with two losses leaves open which of them counts: the bar, the panel and the table tell the same one.
+# A screen with two losses leaves open which of them counts: the bar and the panel tell the same one.
 script -qec "$build/bin/trainer ${long[*]}" /dev/null > "$work/terminal" || fail "on a terminal: $(cat "$work/terminal")"
 for screen in out terminal; do
   said=$(grep -oE "[a-z]* loss" "$work/$screen" | sort | uniq -c)
   [[ $said =~ ^\ *1\ validation\ loss$ ]] || fail "the losses of a run ($screen): $said"
 done
-"$build/bin/trainer" "${options[@]}" --steps 2 --table > "$work/table"
-said=$(grep -oE "[a-z]* loss" "$work/table")
-[ "$said" = "validation loss" ] || fail "the losses of the table: $said"
+
+# Mistakes are usage errors, which name the option.
+wrong() {  # wrong WORDS OPTION...: status 2, with these words
+  local words=$1 rc=0
+  shift
+  "$build/bin/trainer" "$@" > /dev/null 2> "$work/err" || rc=$?
+  [ $rc = 2 ] && grep -q -e "$words" "$work/err" || fail "$*: status $rc, $(cat "$work/err")"
+}
+wrong "'--text' is required"
+wrong "unrecognised option '--optimizer'" "${options[@]}" --optimizer sgd
+wrong "choose fp32 or bf16" "${options[@]}" --dtype fp64
+wrong "must divide --width" "${options[@]}" --heads 3
+wrong "2 replicas: there are 1 devices" "${options[@]}" --replicas 2
+wrong "must be above 0" "${options[@]}" --steps 0
+if "$build/bin/trainer" "${options[@]}" --save "$work/none/model" 2> "$work/err" > /dev/null; then fail "--save without a folder"; fi
+grep -q "none/model cannot be written" "$work/err" || fail "--save without a folder: $(cat "$work/err")"
 
 # torchrun's variables, set by hand
 port=$((20000 + RANDOM % 20000))
@@ -34,14 +48,13 @@ for r in 0 1 2; do
 done
 for r in 0 1 2; do wait "${ranks[$r]}" || fail "rank $r: $(cat "$work/out.$r")"; done
 losses_agree "$work/three"
-grep -q "a replica on each of 3 processes" "$work/out.0" || fail "rank 0 says $(cat "$work/out.0")"
+grep -q "replicas  of 3 processes agree" "$work/out.0" || fail "rank 0 says $(cat "$work/out.0")"
 [ ! -s "$work/out.1" ] || fail "rank 1 speaks: $(cat "$work/out.1")"
 
 # a launcher that is incomplete, and options that need one process
 if RANK=0 WORLD_SIZE=1 "$build/bin/trainer" "${options[@]}" 2> "$work/err"; then fail "half a launcher is taken"; fi
 grep -q "LOCAL_RANK is not set" "$work/err" || fail "half a launcher: $(cat "$work/err")"
-if "$build/bin/trainer" "${options[@]}" --save-every 2 2> "$work/err"; then fail "--save-every without --save"; fi
-grep -q "need --save FILE" "$work/err" || fail "--save-every: $(cat "$work/err")"
+wrong "need --save FILE" "${options[@]}" --save-every 2
 
 # --resume begins without a file, and goes on with one
 "$build/bin/trainer" "${options[@]}" --steps 6 --save "$work/model" --save-every 2 --resume > "$work/out" ||

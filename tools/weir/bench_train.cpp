@@ -3,15 +3,13 @@
 #include "bench_train.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
-#include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "command_line.h"
 #include "commands.h"
+#include "examples/ranks.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
 #include "weir/device.h"
@@ -113,31 +111,9 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
 }
 
 train_figures measure_threads(model_shape const& shape, std::size_t bucket, train_settings const& s, int devices) {
-  std::vector<weir::device> on;
-  for (int i = 0; i < devices; ++i)
-    on.emplace_back(i);
-  auto ranks = communicator::create_all(on);
+  auto ranks = examples::ranks_on_devices(devices);
   std::vector<train_figures> all(ranks.size());
-  std::vector<std::exception_ptr> failures(ranks.size());
-  std::vector<std::thread> threads;
-  runtime& machine = runtime::current();
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    threads.emplace_back([&, i] {
-      runtime_guard const in(machine);
-      try {
-        all[i] = measure_rank(shape, bucket, s, ranks[i]);
-      } catch (...) {
-        failures[i] = std::current_exception();
-        ranks[i].abort();
-      }
-    });
-  }
-  for (std::thread& t : threads)
-    t.join();
-  for (auto const& f : failures) {
-    if (f)
-      std::rethrow_exception(f);
-  }
+  examples::run_ranks(ranks, [&](std::size_t i) { all[i] = measure_rank(shape, bucket, s, ranks[i]); });
   train_figures slowest = all[0];
   for (train_figures const& f : all) {
     slowest.step = std::max(slowest.step, f.step);

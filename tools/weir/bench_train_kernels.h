@@ -1,19 +1,24 @@
-// What the models' kernels share: eight elements an index, a row for 32 threads, numbers drawn by their place.
+// What the models' kernels share: eight elements an index, rows, numbers drawn by their place.
 // Threads: each writes its own elements.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
-#include "examples/trainer/mix.h"
 #include "weir/half.h"
-#include "weir/parallel_for.h"
+#include "weir/parallel_rows.h"
 #include "weir/tensor.h"
 
 namespace weir::tool {
 
 using index = std::uint32_t;  // no tensor here has 2^32 elements, and 32-bit division is much faster
-using trainer::mix;
+
+WEIR_HOST_DEVICE inline std::uint64_t mix(std::uint64_t x) noexcept {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
 
 constexpr std::size_t per_pack = 8;
 template <class T>
@@ -39,42 +44,11 @@ void run_packs(tensor const& of, std::initializer_list<memory_use> uses, T f,
   run(of.numel() / static_cast<std::int64_t>(per_pack), uses, f, at);
 }
 
-// The threads that share a row: a warp of a GPU, or the one thread of a simulated device.
-struct team {
-  int lane, size;
-  WEIR_HOST_DEVICE float sum(float x) const {
-#ifdef __CUDA_ARCH__
-    for (int far = 16; far > 0; far /= 2)
-      x += __shfl_xor_sync(~0u, x, far);
-#endif
-    return x;
-  }
-  WEIR_HOST_DEVICE float max(float x) const {
-#ifdef __CUDA_ARCH__
-    for (int far = 16; far > 0; far /= 2)
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, far));
-#endif
-    return x;
-  }
-};
-// parallel_for gives the 32 indices of a row to the threads of one warp.
-template <class F>
-struct each_row {
-  F f;
-  WEIR_HOST_DEVICE void operator()(std::size_t i) const {
-#ifdef __CUDA_ARCH__
-    f(i / 32, team{static_cast<int>(i % 32), 32});
-#else
-    if (i % 32 == 0)
-      f(i / 32, team{0, 1});
-#endif
-  }
-};
 // Runs f(row, team) for each row.
 template <class F>
 void run_rows(std::int64_t rows, std::initializer_list<memory_use> uses, F f,
               source_location at = source_location::current()) {
-  run(32 * rows, uses, each_row<F>{f}, at);
+  parallel_for_rows(current_stream(), static_cast<std::size_t>(rows), uses, f, at);
 }
 
 struct draw {  // uniform in [-scale, scale)

@@ -83,11 +83,11 @@ struct add_and_normalize {
   float const* weight;
   float const* shift;
   int packs;
-  WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t r, row_team t) const {
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float const count = static_cast<float>(packs) * per_pack;
     float total = 0;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<float> v = pack_of(x, row + q);
       if (more) {
         pack<T> const m = pack_of(more, row + q);
@@ -102,15 +102,15 @@ struct add_and_normalize {
     float const* const from = more ? sum : x;
     float const mean = t.sum(total) / count;
     float squares = 0;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<float> const v = pack_of(from, row + q);
       for (std::size_t k = 0; k < per_pack; ++k)
         squares += (v.at[k] - mean) * (v.at[k] - mean);
     }
     float const scale = 1 / sqrtf(t.sum(squares) / count + 1e-5f);
-    if (t.lane == 0)
+    if (t.lane() == 0)
       spreads[r] = {mean, scale};
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<float> const v = pack_of(from, row + q), w = pack_of(weight, q), s = pack_of(shift, q);
       pack<T> y;
       for (std::size_t k = 0; k < per_pack; ++k)
@@ -131,12 +131,12 @@ struct normalize_backward {
   spread const* spreads;
   float const* weight;
   int packs;
-  WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t r, row_team t) const {
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float const count = static_cast<float>(packs) * per_pack;
     spread const s = spreads[r];
     float sum = 0, product = 0;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> const g = pack_of(dy, row + q);
       pack<float> const v = pack_of(x, row + q), w = pack_of(weight, q);
       for (std::size_t k = 0; k < per_pack; ++k) {
@@ -147,7 +147,7 @@ struct normalize_backward {
     }
     sum = t.sum(sum) / count;
     product = t.sum(product) / count;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> const g = pack_of(dy, row + q);
       pack<float> const v = pack_of(x, row + q), w = pack_of(weight, q);
       pack<float> all{};
@@ -199,16 +199,16 @@ struct sum_parts {  // row: a pack of columns
   float* out;
   float const* part;
   int packs, chunks;
-  WEIR_HOST_DEVICE void operator()(std::size_t q, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t q, row_team t) const {
     pack<float> sum{};
-    for (int c = t.lane; c < chunks; c += t.size) {
+    for (int c = t.lane(); c < chunks; c += t.size()) {
       pack<float> const one = pack_of(part, static_cast<std::size_t>(c) * static_cast<std::size_t>(packs) + q);
       for (std::size_t k = 0; k < per_pack; ++k)
         sum.at[k] += one.at[k];
     }
     for (std::size_t k = 0; k < per_pack; ++k)
       sum.at[k] = t.sum(sum.at[k]);
-    if (t.lane == 0)
+    if (t.lane() == 0)
       pack_of(out, q) = sum;
   }
 };
@@ -272,11 +272,11 @@ struct causal_softmax {
   T* s;
   float scale;
   int first, rows, packs;
-  WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t r, row_team t) const {
     int const last = first + static_cast<int>(r % static_cast<std::size_t>(rows));
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float most = -INFINITY;
-    for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
+    for (int q = t.lane(); q * static_cast<int>(per_pack) <= last; q += t.size()) {
       pack<T> const v = pack_of(s, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
         if (q * static_cast<int>(per_pack) + k <= last)
@@ -284,14 +284,14 @@ struct causal_softmax {
     }
     most = t.max(most);
     float total = 0;
-    for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
+    for (int q = t.lane(); q * static_cast<int>(per_pack) <= last; q += t.size()) {
       pack<T> const v = pack_of(s, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
         if (q * static_cast<int>(per_pack) + k <= last)
           total += expf(scale * (v.at[k] - most));
     }
     float const share = 1 / t.sum(total);
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> v = pack_of(s, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
         v.at[k] = q * static_cast<int>(per_pack) + k <= last ? expf(scale * (v.at[k] - most)) * share : 0.f;
@@ -305,17 +305,17 @@ struct causal_softmax_backward {  // d: by the probabilities p, then by the scor
   T const* p;
   float scale;
   int first, rows, packs;
-  WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t r, row_team t) const {
     int const last = first + static_cast<int>(r % static_cast<std::size_t>(rows));
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float product = 0;
-    for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
+    for (int q = t.lane(); q * static_cast<int>(per_pack) <= last; q += t.size()) {
       pack<T> const a = pack_of(p, row + q), b = pack_of(d, row + q);
       for (std::size_t k = 0; k < per_pack; ++k)
         product += a.at[k] * b.at[k];  // p is 0 past the last
     }
     product = t.sum(product);
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> const a = pack_of(p, row + q);
       pack<T> b = pack_of(d, row + q);
       for (std::size_t k = 0; k < per_pack; ++k)
@@ -333,17 +333,17 @@ struct cross_entropy {
   std::int32_t const* targets;
   float share;
   int packs;
-  WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t r, row_team t) const {
     std::size_t const row = r * static_cast<std::size_t>(packs);
     int const target = targets[r];
     float most = -INFINITY, total = 0, of_target = 0;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> const v = pack_of(logits, row + q);
       for (std::size_t k = 0; k < per_pack; ++k)
         most = fmaxf(most, v.at[k]);
     }
     most = t.max(most);
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> const v = pack_of(logits, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k) {
         total += expf(v.at[k] - most);
@@ -353,9 +353,9 @@ struct cross_entropy {
     }
     total = t.sum(total);
     of_target = t.sum(of_target);
-    if (t.lane == 0)
+    if (t.lane() == 0)
       losses[r] = logf(total) + most - of_target;
-    for (int q = t.lane; q < packs; q += t.size) {
+    for (int q = t.lane(); q < packs; q += t.size()) {
       pack<T> v = pack_of(logits, row + q);
       for (int k = 0; k < static_cast<int>(per_pack); ++k)
         v.at[k] = share * (expf(v.at[k] - most) / total - (q * static_cast<int>(per_pack) + k == target ? 1.f : 0.f));

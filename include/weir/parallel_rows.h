@@ -1,0 +1,121 @@
+// weir/parallel_rows.h: parallel_for over rows whose elements a few threads share: sums, norms, softmax.
+// A file compiled by the host compiler gets the loop only, as with weir/parallel_for.h.
+// Threads: any.
+#pragma once
+#include <cmath>
+
+#include "weir/parallel_for.h"
+
+namespace weir WEIR_API {
+
+// The threads that share a row: a warp of a GPU, or the one thread of a simulated device. This one takes the elements
+// lane(), lane() + size(), … Sums differ by rounding from machine to machine.
+// Requires: all threads of the row make each of the calls that return what all have.
+struct row_team {
+#if defined(__CUDA_ARCH__)
+  __device__ static int lane() {
+    return int(threadIdx.x);
+  }
+  __device__ static constexpr int size() {
+    return 32;
+  }
+  template <class Join>
+  __device__ static float joined(float mine, Join join) {
+    for (int far = 16; far > 0; far /= 2)
+      mine = join(mine, __shfl_xor_sync(~0u, mine, far));
+    return mine;
+  }
+#else
+  WEIR_HOST_DEVICE static constexpr int lane() {
+    return 0;
+  }
+  WEIR_HOST_DEVICE static constexpr int size() {
+    return 1;
+  }
+  template <class Join>
+  WEIR_HOST_DEVICE static float joined(float mine, Join) {
+    return mine;
+  }
+#endif
+  // Returns: the sum of all threads' numbers, or the largest of them.
+  WEIR_HOST_DEVICE float sum(float mine) const {
+    return joined(mine, [](float a, float b) { return a + b; });
+  }
+  WEIR_HOST_DEVICE float max(float mine) const {
+    return joined(mine, [](float a, float b) { return a > b ? a : b; });
+  }
+  // Calls f(int element) for this thread's elements of n.
+  template <class F>
+  WEIR_HOST_DEVICE void each(int n, F f) const {
+    for (int i = lane(); i < n; i += size())
+      f(i);
+  }
+  // Returns: the sum of f(int element) over all n elements, or the largest one; of none 0, or -infinity.
+  template <class F>
+  WEIR_HOST_DEVICE float sum_of(int n, F f) const {
+    float mine = 0;
+    for (int i = lane(); i < n; i += size())
+      mine += f(i);
+    return sum(mine);
+  }
+  template <class F>
+  WEIR_HOST_DEVICE float max_of(int n, F f) const {
+    float mine = -INFINITY;
+    for (int i = lane(); i < n; i += size()) {
+      float const x = f(i);
+      mine = x > mine ? x : mine;
+    }
+    return max(mine);
+  }
+};
+
+#if defined(__CUDACC__)
+namespace detail {
+inline namespace with_kernels {
+template <class F>
+__global__ void for_each_row(size_t rows, F f) {
+  for (size_t r = blockIdx.x * size_t(blockDim.y) + threadIdx.y; r < rows; r += size_t(gridDim.x) * blockDim.y)
+    f(r, row_team());
+}
+template <class F>
+void rows_on_gpu(stream_ref s, CUstream_st* native, size_t rows, F f, source_location at) {
+  if (rows == 0)
+    return;
+  size_t const blocks = (rows + 7) / 8;
+  void* arguments[] = {&rows, &f};
+  check_native_launch(
+      s,
+      cudaLaunchKernel(reinterpret_cast<void const*>(&for_each_row<F>), dim3(unsigned(blocks < 65535 ? blocks : 65535)),
+                       dim3(32, 8), arguments, 0, native),
+      at);
+}
+}  // namespace with_kernels
+}  // namespace detail
+inline namespace with_kernels {
+#else
+namespace detail {
+inline namespace without_kernels {
+template <class F>
+void rows_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) {
+  no_device_code(at);
+}
+}  // namespace without_kernels
+}  // namespace detail
+inline namespace without_kernels {
+#endif
+// Runs f(size_t row, row_team) for every row < rows, on the stream.
+// Requires and Throws: as parallel_for. Rows are independent.
+template <class F>
+void parallel_for_rows(stream_ref s, size_t rows, memory_uses u, F f, source_location at = source_location::current()) {
+  static_assert(detail::may_be_a_body<F>, "parallel_for_rows: this body owns something; see parallel_for");
+  launch(
+      s, u, [&](CUstream_st* native) { detail::rows_on_gpu(s, native, rows, f, at); },
+      [rows, f]() {
+        for (size_t r = 0; r < rows; ++r)
+          f(r, row_team());
+      },
+      at);
+}
+}
+
+}  // namespace weir
