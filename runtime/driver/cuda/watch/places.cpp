@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,9 +25,12 @@ constexpr int most_frames = 24;
 constexpr int most_unnamed = 4;  // of a stripped program: which of them is its own cannot be told
 
 // What calls these is the place.
-constexpr std::initializer_list<std::string_view> cuda_libraries = {
-    "libcuda.so",  "libcupti.so", "libcudart.so", "libnvidia", "libweir_",    "libcublas",  "libcudnn",
-    "libcusparse", "libcufft",    "libcusolver",  "libcurand", "libcutensor", "libnccl.so", "libnvrtc"};
+constexpr std::string_view cuda_libraries[] = {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia", "libweir_",
+                                               "libcublas",  "libcudnn",    "libcusparse",  "libcufft",  "libcusolver",
+                                               "libcurand",  "libcutensor", "libnccl.so",   "libnvrtc"};
+
+// Of the runtime library, which a program may hold itself, and of weir.
+constexpr std::string_view runtime_functions[] = {"cuda", "__cuda", "__device_stub", "libcudart", "weir::driver::"};
 
 struct frame_text {
   enum class of : std::uint8_t { cuda, program, unnamed } is = of::cuda;
@@ -38,7 +42,7 @@ std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-bool starts_with_one(std::string_view text, std::initializer_list<std::string_view> all) {
+bool starts_with_one(std::string_view text, std::span<std::string_view const> all) {
   for (std::string_view const name : all)
     if (text.starts_with(name))
       return true;
@@ -66,7 +70,7 @@ frame_text look_up_frame(void* code) {
     return found;
   }
   std::string const name = signature_of(at.function.c_str()).name;
-  if (starts_with_one(name, {"cuda", "__cuda", "__device_stub", "libcudart", "weir::driver::"}))
+  if (starts_with_one(name, runtime_functions))
     return found;
   found.is = frame_text::of::program;
   found.text = file + "(" + name + "+" + hex(at.offset) + ")";
