@@ -298,7 +298,7 @@ TEST_F(told_launches, inside_a_call_of_weir_are_its_own) {
   expect_none();
 }
 
-TEST_F(told_launches, of_the_program_inside_a_call_of_weir_are_judged) {
+TEST_F(told_launches, of_the_program_in_a_call_of_weir_are_judged) {
   launch(a, {writes_at(x)}, 11);
   base::call_site const in(true, "capture", {"program.cpp", "", 70});
   launch(b, {writes_at(x)}, 12);

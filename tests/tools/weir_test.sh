@@ -69,6 +69,20 @@ for words in info doctor replay snapshot 'bench alloc' 'bench copy' 'bench pipel
   run $words --bogus
   expect 2 "weir $words: no option is called --bogus"
 done
+run check --help
+expect 0 'usage: weir check [OPTIONS] PROGRAM [ARGS...]'
+run check
+expect 2 'weir check: missing program'
+run check --bogus true
+expect 2 'weir check: no option --bogus'
+run check --suppress
+expect 2 'weir check: --suppress needs a file'
+if [ -e "$2/libweir_check.so" ]; then
+  run check /no/such/program
+  expect 1 'weir check: /no/such/program cannot be started'
+  run check sh -c 'echo "$WEIR_CHECK_RACES $CUDA_INJECTION64_PATH"; exit 3'
+  expect 3 "fail $(realpath "$2/libweir_check.so")"
+fi
 run doctor --options
 [ "$out" = "$(cat "$1/docs/reference/options.md")" ] || { echo "FAILED: docs/reference/options.md is not what weir doctor --options prints"; failed=1; }
 run info --devices sim:0

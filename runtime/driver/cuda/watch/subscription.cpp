@@ -70,12 +70,12 @@ class telling {
   bool const before_;
 };
 
-constinit base::atomic<source_location (*)() noexcept> last_line_of_program{nullptr};
+constinit base::atomic<source_location (*)() noexcept> last_known_line{nullptr};
 
 source_location place_of(CUpti_CallbackData const& call) noexcept {
   try {
     source_location const at = place_of_caller(call.symbolName);
-    auto const last_line = last_line_of_program.load();
+    auto const last_line = last_known_line.load();
     return last_line ? behind(at, last_line()) : at;
   } catch (...) {  // no host memory: a call without a place
     return {};
@@ -251,7 +251,7 @@ std::string call_when_told(void (*begin)()) {
   return cuda::begin_later(begin);
 }
 void name_places_with(source_location (*line)() noexcept) noexcept {
-  cuda::last_line_of_program.store(line);
+  cuda::last_known_line.store(line);
 }
 #else
 watch_begun watch_calls(check::control&) {
