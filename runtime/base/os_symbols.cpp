@@ -21,7 +21,10 @@ struct function_symbol {
   std::uint64_t at = 0, bytes = 0;  // at: as the file was linked
   std::string name;
 };
-using symbol_table = std::vector<function_symbol>;  // by address
+struct symbol_table {
+  std::vector<function_symbol> functions;  // by address
+  bool is_absolute = false;                // the file is loaded where it was linked
+};
 
 template <class T>
 bool read_at(std::ifstream& file, std::uint64_t offset, T* to, std::size_t count) {
@@ -32,8 +35,8 @@ bool read_at(std::ifstream& file, std::uint64_t offset, T* to, std::size_t count
 // Sizes come from the file: one that is damaged must not take the memory of the machine.
 constexpr std::uint64_t most_table_bytes = std::uint64_t{1} << 30;
 
-symbol_table table_in(std::ifstream& file, Elf64_Shdr const& symbols, Elf64_Shdr const& names) {
-  symbol_table found;
+std::vector<function_symbol> functions_in(std::ifstream& file, Elf64_Shdr const& symbols, Elf64_Shdr const& names) {
+  std::vector<function_symbol> found;
   if (symbols.sh_size > most_table_bytes || names.sh_size > most_table_bytes)
     return found;
   std::vector<Elf64_Sym> all(symbols.sh_size / sizeof(Elf64_Sym));
@@ -61,7 +64,7 @@ symbol_table read_table(std::string const& path) {
     return {};
   for (Elf64_Shdr const& s : sections)
     if (s.sh_type == SHT_SYMTAB && s.sh_link < sections.size())
-      return table_in(file, s, sections[s.sh_link]);
+      return {functions_in(file, s, sections[s.sh_link]), header.e_type == ET_EXEC};
   return {};
 }
 
@@ -86,9 +89,10 @@ code_place place_of_code(void const* code) {
   std::string const path = file_of_code(code);
   if (its.dli_sname)
     return {path, its.dli_sname, offset_from(its.dli_saddr)};
-  // The program's own file begins at its first segment, which is linked at 0 where it can be loaded anywhere.
-  std::uint64_t const at = offset_from(its.dli_fbase);
-  symbol_table const& all = table_of(path);
+  // A file that can be loaded anywhere is linked at 0.
+  symbol_table const& table = table_of(path);
+  std::vector<function_symbol> const& all = table.functions;
+  std::uint64_t const at = table.is_absolute ? reinterpret_cast<std::uint64_t>(code) : offset_from(its.dli_fbase);
   auto after = std::upper_bound(all.begin(), all.end(), at, [](std::uint64_t a, auto const& s) { return a < s.at; });
   if (after == all.begin())
     return {path, {}, at};

@@ -20,6 +20,7 @@ struct seen_pointer {
   address at = 0;
   bool writes = true;         // false: the kernel's signature says that it only reads (float const*)
   bool in_structure = false;  // found inside a parameter that is a structure by value: it may be stale
+  bool is_typed = true;       // false: no signature tells whether it is `const`
 };
 
 class seen_calls {
@@ -54,7 +55,7 @@ class seen_calls {
   // Memory that the program took without weir. device -1: pinned host memory. no_stream: cudaMalloc and its like
   virtual void allocated(int device, stream, address at, std::size_t bytes, base::site) noexcept = 0;
   // no_stream: cudaFree and its like, which wait for all work of the device, those of host memory for that of all
-  virtual void freed(stream, address at, base::site) noexcept = 0;
+  virtual void freed(int device, stream, address at, base::site) noexcept = 0;  // device: of the stream
 
   // Graphs: the nodes of an executable, and its launches.
   struct node {
@@ -62,6 +63,7 @@ class seen_calls {
     std::vector<seen_pointer> pointers;  // of a launch
     std::vector<touch> bytes;            // of a copy or a fill
     std::vector<std::uint32_t> after;    // indices of nodes
+    bool is_host = false;                // a host function, which may write what later nodes copy
   };
   virtual void graph_made(executable, std::vector<node>) noexcept = 0;  // also after an update
   virtual void graph_launched(int device, stream, executable, base::site) noexcept = 0;

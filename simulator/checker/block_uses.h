@@ -18,6 +18,7 @@ struct block_use {
   action how = action::reads;
   grain known = grain::exact;
   bool quiet = false;                                // a file of suppressions names its kernel
+  bool may_read_alone = false;                       // a launch whose signature is not known
   std::shared_ptr<base::atomic<bool> const> over{};  // as access::over
 
   bool writes() const noexcept { return how != action::reads; }
@@ -29,7 +30,9 @@ struct block_use {
       return false;
     switch (known) {
       case grain::exact: return old.known == grain::exact;
-      case grain::pointer: return old.known == grain::structure || (old.known == grain::pointer && from == old.from);
+      case grain::pointer:
+        return old.known == grain::structure || (old.known == grain::pointer && from == old.from && to == old.to &&
+                                                 (!may_read_alone || old.may_read_alone));
       case grain::structure: return old.known == grain::structure;
     }
     return false;
@@ -38,17 +41,18 @@ struct block_use {
 
 enum class verdict : std::uint8_t { none, possible, certain };
 
-// What two unordered uses of one block are. Exact ones are the shadow's to judge. The byte that a pointer names is taken
-// for used; how far the use goes beyond is not known.
+// What two unordered uses of one block are. Exact ones are the shadow's to judge. Which bytes behind its pointer a launch
+// uses is not known: an exact use of them all meets it surely.
 inline verdict verdict_on(block_use const& a, block_use const& b) noexcept {
   bool const both_exact = a.known == grain::exact && b.known == grain::exact;
   if (both_exact || !(a.writes() || b.writes()) || !a.meets(b.from, b.to))
     return verdict::none;
-  auto const names_a_byte_of = [](block_use const& pointer, block_use const& exact) {
-    return pointer.known == grain::pointer && exact.known == grain::exact && exact.from <= pointer.from &&
-           pointer.from < exact.to;
+  auto const meet_surely = [](block_use const& pointer, block_use const& exact) {
+    bool const covers = exact.from <= pointer.from && pointer.to <= exact.to;
+    return pointer.known == grain::pointer && exact.known == grain::exact && covers &&
+           (exact.writes() || !pointer.may_read_alone);
   };
-  return names_a_byte_of(a, b) || names_a_byte_of(b, a) ? verdict::certain : verdict::possible;
+  return meet_surely(a, b) || meet_surely(b, a) ? verdict::certain : verdict::possible;
 }
 
 class block_uses {

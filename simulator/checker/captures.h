@@ -53,7 +53,8 @@ struct captured_graph {
 
 struct executable {
   captured_graph of;
-  moment last;  // its last launch
+  moment last;                      // its last launch
+  bool has_host_functions = false;  // of a graph past weir
 };
 
 class captures {

@@ -228,16 +228,18 @@ void checking_calls::allocated(int device, stream s, address at, std::size_t byt
     on(device, s, [&](knowledge& known, stream_id id) { known.allocated_by_program(id, device, at, bytes, site); });
 }
 
-void checking_calls::freed(stream s, address at, base::site site) noexcept {
+void checking_calls::freed(int device, stream s, address at, base::site site) noexcept {
   site = or_else(site, "free");
+  if (s != no_stream) {
+    on(device, s, [&](knowledge& known, stream_id id) { known.freed_by_program(id, at, site); });
+    return;
+  }
   told([&](knowledge& known) {
     auto const b = known.blocks.find(at, 1);
     if (b == known.blocks.end() || b->first != at)
       return;
-    bool const waits = s == no_stream || b->second.device < 0;
-    known.freed_by_program(waits ? 0 : known.order.find(b->second.device, handle_of(s)), at, site);
-    if (waits)
-      after_completion(known);
+    known.freed_by_program(0, at, site);
+    after_completion(known);
   });
 }
 
@@ -256,8 +258,10 @@ void checking_calls::graph_made(executable x, std::vector<node> nodes) noexcept 
       kernel_names::launch const& what = known.kernels.of(n.kernel, known.quiet);
       given.push_back({{what.in_words.c_str(), {}}, what.quiet, std::move(n.pointers)});
     }
-    known.graphs_of_program[x].of = {std::make_shared<std::vector<range> const>(std::move(uses)),
-                                     std::make_shared<std::vector<given_launch> const>(std::move(given)), nullptr};
+    check::executable& made = known.graphs_of_program[x];
+    made.of = {std::make_shared<std::vector<range> const>(std::move(uses)),
+               std::make_shared<std::vector<given_launch> const>(std::move(given)), nullptr};
+    made.has_host_functions = std::ranges::any_of(nodes, [](node const& n) { return n.is_host; });
   });
 }
 

@@ -114,6 +114,10 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
             &x.of);
   }
   x.last = {now, before.seen, 0};
+  if (x.has_host_functions) {
+    host_function(now);
+    return now;
+  }
   for (range const& r : ranges)
     if (r.copied)
       copies_from(now, before, r.at, r.bytes, site);

@@ -17,9 +17,12 @@ pointers in_order(std::span<seen_pointer const> given) {
   std::size_t kept = 0;
   for (seen_pointer const& p : all) {
     bool const is_same = kept && all[kept - 1].at == p.at;
-    if (is_same && all[kept - 1].in_structure == p.in_structure)
-      all[kept - 1].writes |= p.writes;
-    else if (!is_same || (p.writes && !all[kept - 1].writes))
+    if (is_same && all[kept - 1].in_structure == p.in_structure) {
+      seen_pointer& one = all[kept - 1];
+      bool const writes_surely = (p.writes && p.is_typed) || (one.writes && one.is_typed);
+      one.writes |= p.writes;
+      one.is_typed = writes_surely || !one.writes;
+    } else if (!is_same || (p.writes && !all[kept - 1].writes))
       all[kept++] = p;
   }
   all.resize(kept);
@@ -91,7 +94,7 @@ knowledge::reaches knowledge::reached_by(std::span<seen_pointer const> all) {
     bool const is_vague = p.in_structure || (p.at == b->first && may_be_an_end(blocks, all, p.at));
     std::size_t const from = p.at - b->first,
                       to = std::min(b->second.bytes, static_cast<std::size_t>(next_pointer(sorted, i) - b->first));
-    reached.push_back({b, from, to, p.writes, is_vague ? grain::structure : grain::pointer});
+    reached.push_back({b, from, to, p.writes, is_vague ? grain::structure : grain::pointer, p.writes && !p.is_typed});
   }
   return reached;
 }
@@ -100,7 +103,8 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
                       captured_graph const* of) {
   for (reach const& r : reached_by(all)) {
     ++uses;
-    block_use u{r.from, r.to, now, site, r.writes ? action::writes : action::reads, r.known, is_quiet};
+    block_use u{r.from,          r.to, now, site, r.writes ? action::writes : action::reads, r.known, is_quiet,
+                r.may_read_alone};
     if (r.writes && !reading.empty())
       drop_sources(r.b->first + r.from, r.to - r.from);
     if (of)
@@ -273,6 +277,7 @@ void knowledge::freed_by_program(stream_id on, address at, base::site site) {
   if (b == blocks.end() || b->first != at || !b->second.told || !b->second.live)
     return;
   std::size_t const bytes = b->second.bytes;
+  bool const is_of_host = b->second.device < 0;
   if (on) {
     b->second.home = on;
     freed(at, bytes, {&on, 1}, site.at);
@@ -283,6 +288,9 @@ void knowledge::freed_by_program(stream_id on, address at, base::site site) {
   }
   drop_sources(at, bytes);
   memory.drop_told(at, bytes);
+  // The host's memory may serve the program without another call of CUDA.
+  if (is_of_host)
+    blocks.forget(at, bytes);
 }
 
 void knowledge::saw_device_done(int device) {

@@ -89,6 +89,7 @@ struct knowledge {
     std::size_t from = 0, to = 0;
     bool writes = false;
     grain known = grain::pointer;
+    bool may_read_alone = false;
   };
   using reaches = boost::container::small_vector<reach, 8>;
   reaches reached_by(std::span<seen_pointer const>);

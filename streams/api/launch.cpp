@@ -206,7 +206,8 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     return true;
   streams::begin_timed_launch(stream, at);
   held.keep();
-  ++base::this_call().unwatched;
+  if (r.observer()) [[unlikely]]
+    ++base::this_call().unwatched;
   return false;
 }
 
@@ -244,7 +245,8 @@ CUstream_st* handle_for_work(stream_ref s, source_location at) {
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
   let_pools_go(stream);
-  --base::this_call().unwatched;
+  if (stream.owner().observer()) [[unlikely]]
+    --base::this_call().unwatched;
   streams::end_timed_launch();
   tell_touched(stream, uses);
 }
@@ -253,7 +255,8 @@ void end_work(stream_ref s, std::span<memory_use const> uses, source_location at
   clock::stream_clock& stream = streams::clock_of(s);
   if (!stream.owner().machine().simulated()) {
     let_pools_go(stream);  // begin_work() kept them; of a simulated launch, queue_work() has let them go
-    --base::this_call().unwatched;
+    if (stream.owner().observer()) [[unlikely]]
+      --base::this_call().unwatched;
   }
   streams::named_work const named(stream);
   streams::end_timed_launch();

@@ -254,14 +254,32 @@ TEST_F(told_launches, by_a_structure_are_possible_at_the_free) {
 
 TEST_F(told_launches, beside_a_declared_use_are_a_race) {
   launch(a, {writes_at(x)}, 11);
-  read(b, x, 64);
+  read(b, x, 4096);
   expect({kind::race});
-  expect_words({"race: bytes 0-63 of block 1 of gpu:0", "launch of scale at program.cu:11 may write them on stream 1",
+  expect_words({"race: bytes 0-4095 of block 1 of gpu:0", "launch of scale at program.cu:11 may write them on stream 1",
                 "enqueue reads them on stream 2", "they may end before its block"});
 }
 
+// The launch may use the other bytes: kernel(all, offset).
+TEST_F(told_launches, beside_a_use_of_a_part_are_a_possible_race) {
+  launch(a, {writes_at(x)}, 11);
+  read(b, x, 64);
+  expect({kind::possible_race});
+}
+
+TEST_F(told_launches, without_a_signature_may_read_alone) {
+  auto const c = stream();
+  launch(a, {{.at = x, .is_typed = false}}, 11);
+  read(b, x, 4096);
+  expect({kind::possible_race});
+  told_order(b, c);
+  write(c, x, 4096);
+  EXPECT_EQ(kinds().size(), 2u) << text();
+  EXPECT_EQ(kinds().back(), kind::race) << text();
+}
+
 TEST_F(told_launches, behind_a_declared_use_are_a_race) {
-  write(a, x, 64);
+  write(a, x, 4096);
   launch(b, {reads_at(x)}, 11);
   expect({kind::race});
 }
@@ -282,9 +300,9 @@ TEST_F(told_launches, take_no_exact_use_from_another) {
 
 TEST_F(told_launches, that_read_beside_a_declared_read_are_none) {
   launch(a, {reads_at(x)}, 11);
-  read(b, x, 64);
+  read(b, x, 4096);
   expect_none();
-  write(b, x, 64);
+  write(b, x, 4096);
   expect({kind::race});
 }
 
@@ -361,10 +379,10 @@ TEST_F(told_launches, with_an_end_pointer_do_not_use_the_next_block) {
 TEST_F(told_launches, of_neighbours_with_other_signatures_use_both) {
   begins(a, x + 4096, 4096, 60);
   launch(a, {reads_at(x), writes_at(x + 4096)}, 11);
-  read(b, x + 4096, 64);
+  read(b, x + 4096, 4096);
   expect({kind::race});
   launch(a, {reads_at(x + 4096), reads_at(x)}, 12);
-  write(b, x + 4096, 64);
+  write(b, x + 4096, 4096);
   EXPECT_EQ(kinds().size(), 2u) << text();
   EXPECT_EQ(kinds().back(), kind::race);
 }

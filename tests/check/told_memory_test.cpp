@@ -35,7 +35,7 @@ TEST_F(told_calls, that_copy_or_fill_are_exact_uses) {
 
 TEST_F(told_calls, that_copy_beside_a_launch_race) {
   launch(a, {writes_at(x)}, 11);
-  copy(b, y, x, 64, 12);
+  copy(b, y, x, 4096, 12);
   expect({kind::race});
   expect_words({"launch of scale at program.cu:11 may write", "CUDA copy at program.cu:12 reads"});
 }
@@ -77,7 +77,7 @@ TEST_F(told_memory, of_cuda_malloc_is_named_by_its_allocation) {
 TEST_F(told_memory, that_is_freed_waits_for_its_device) {
   calls.allocated(0, none, theirs, 8192, at_line(5));
   launch(a, {writes_at(theirs), writes_at(x)}, 11);
-  calls.freed(none, theirs, at_line(6));
+  calls.freed(0, none, theirs, at_line(6));
   launch(b, {writes_at(x)}, 12);
   expect_none();
   launch(b, {writes_at(theirs)}, 13);
@@ -95,7 +95,7 @@ TEST_F(told_memory, that_a_stream_allocates_or_frees_is_in_its_order) {
     EXPECT_EQ(kinds().size(), waits ? 0u : 1u) << text();
     if (waits)
       told_order(b, a);
-    calls.freed(cuda(a), at, at_line(6));
+    calls.freed(0, cuda(a), at, at_line(6));
     EXPECT_EQ(kinds().size(), waits ? 0u : 2u) << text();
   }
   expect({kind::race, kind::freed_in_use});
@@ -106,7 +106,7 @@ TEST_F(told_memory, that_a_stream_allocates_or_frees_is_in_its_order) {
 TEST_F(told_memory, that_comes_back_at_an_address_is_new) {
   calls.allocated(0, cuda(a), theirs, 8192, at_line(5));
   fill(a, theirs, 64, 11);
-  calls.freed(cuda(a), theirs, at_line(6));
+  calls.freed(0, cuda(a), theirs, at_line(6));
   calls.allocated(0, cuda(b), theirs, 4096, at_line(7));  // the driver orders it
   launch(b, {writes_at(theirs)}, 12);
   fill(b, theirs, 64, 13);
@@ -135,7 +135,7 @@ TEST_F(told_memory, of_the_host_does_not_change_under_its_copy) {
     ++host[3];  // a bare pointer: seen when the copy is complete
     calls.stream_done(0, cuda(a));
     EXPECT_EQ(kinds().size(), waits ? 0u : 1u) << text();
-    calls.freed(none, at, at_line(6));
+    calls.freed(0, none, at, at_line(6));
   }
   expect({kind::source_changed});
   expect_words({"bytes 0-63 of pinned block 2 (64 B, allocated by CUDA at program.cu:5)",
@@ -162,6 +162,26 @@ struct told_host : told_memory {
   }
   alignas(64) char host[64] = {};
 };
+
+TEST_F(told_host, of_a_graph_writes_what_its_copies_read) {
+  std::vector<seen_calls::node> nodes(2);
+  nodes[0].is_host = true;
+  nodes[1].bytes = {{at(), 64, false}, {x, 64, true}};
+  nodes[1].after = {0};
+  calls.graph_made(0x9000, nodes);
+  calls.graph_launched(0, cuda(a), 0x9000, at_line(12));
+  ++host[3];  // as the graph's host function does
+  calls.device_done(0);
+  expect_none();
+}
+
+// The program goes on to use its memory, which is not pinned any more.
+TEST_F(told_host, may_be_used_after_it_is_unregistered) {
+  calls.freed(-1, seen_calls::no_stream, at(), at_line(6));
+  copy(a, x, at(), sizeof host, 12);
+  launch(a, {writes_at(at())}, 13);
+  expect_none();
+}
 
 // The launch changes the bytes after the copy was enqueued, or while it is under way.
 TEST_F(told_host, is_not_the_writer_of_what_a_launch_writes) {
@@ -220,7 +240,7 @@ TEST_F(told_graphs, launched_beside_their_writer_name_their_kernel) {
 }
 
 TEST_F(told_graphs, use_the_bytes_of_their_copies) {
-  calls.graph_made(0x9000, {{nullptr, {}, {{x, 64, false}, {y, 64, true}}, {}}});
+  calls.graph_made(0x9000, {{nullptr, {}, {{x, 4096, false}, {y, 4096, true}}, {}}});
   launch(a, {writes_at(x)}, 11);
   calls.graph_launched(0, cuda(b), 0x9000, at_line(12));
   expect({kind::race});
@@ -308,7 +328,7 @@ TEST_F(told_calls, of_wrong_devices_change_nothing) {
     calls.stream_done(device, 0x5000);
     calls.device_done(device);
   }
-  calls.freed(seen_calls::no_stream, 0x10, {});
+  calls.freed(0, seen_calls::no_stream, 0x10, {});
   calls.graph_launched(0, cuda(a), 0x9999, {});
   expect_none();
 }

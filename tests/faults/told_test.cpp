@@ -28,7 +28,7 @@ struct told_without_memory : told {
     calls.graph_launched(0, cuda(b), 0x9000, at_line(7));
     calls.device_done(0);
     calls.graph_gone(0x9000);
-    calls.freed(seen_calls::no_stream, theirs, at_line(8));
+    calls.freed(0, seen_calls::no_stream, theirs, at_line(8));
     calls.event_gone(0x1000);
     calls.stream_gone(0, 0x5000);
   }

@@ -180,8 +180,7 @@ class oracle {
     if (a.known == bytes_by::exact && b.known == bytes_by::exact)
       return 0;
     auto const holds = [](use const& exact, use const& p) {
-      return exact.known == bytes_by::exact && p.known == bytes_by::pointer && p.from >= exact.from &&
-             p.from < exact.to;
+      return exact.known == bytes_by::exact && p.known == bytes_by::pointer && p.from >= exact.from && p.to <= exact.to;
     };
     return holds(a, b) || holds(b, a) ? 2 : 1;
   }
@@ -189,7 +188,8 @@ class oracle {
     if (later.from > old.from || later.to < old.to || later.writes < old.writes)
       return false;
     if (later.known == bytes_by::pointer)
-      return old.known == bytes_by::structure || (old.known == bytes_by::pointer && old.from == later.from);
+      return old.known == bytes_by::structure ||
+             (old.known == bytes_by::pointer && old.from == later.from && old.to == later.to);
     return old.known == later.known;
   }
   bool is_replaced(std::vector<kept> const& all, std::size_t i) const {

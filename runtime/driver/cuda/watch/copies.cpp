@@ -23,17 +23,22 @@ struct copy_parts {
   bool waits;
 };
 void tell_copy(seen_call const& call, copy_parts const& c) {
-  if (call.result() != CUDA_SUCCESS || call.is_captured(c.stream))
+  if (call.is_captured(c.stream))
     return;
   int const device = call.device_of(c.stream);
   base::site const site = call.site();
   call.each([&](seen_calls& to) { to.copied(device, call.handle(c.stream), c.to, c.from, c.bytes, c.waits, site); });
 }
 
-// Pageable memory to a device: the call returns when the source has been read, and the copy may still be under way.
-// From a device to pageable memory it returns when the bytes are there.
+// Pageable memory to a device: the call waits for the stream's earlier work, and returns when the source has been read:
+// the copy may still be under way. From a device to pageable memory it returns when the bytes are there.
+void tell_earlier_work_done(seen_call const& call) {
+  int const device = call.device();
+  call.each([&](seen_calls& to) { to.stream_done(device, call.default_stream()); });
+}
 void tell_to_device(seen_call const& call) {
   auto const& p = call.given<cuMemcpyHtoD_v2_params>();
+  tell_earlier_work_done(call);
   tell_copy(call, {nullptr, number_of(p.dstDevice), number_of(p.srcHost), p.ByteCount, !is_pageable(p.srcHost)});
 }
 void tell_to_device_async(seen_call const& call) {
@@ -64,20 +69,27 @@ bool is_host(CUdeviceptr p) {
   CUresult const is = load().api->cuPointerGetAttributes(1, &which, answers, p);
   return is != CUDA_SUCCESS || kind != CU_MEMORYTYPE_DEVICE;
 }
-// Between two devices or within one the host does not wait.
+// Within a device the host does not wait.
 void tell_any(seen_call const& call) {
   auto const& p = call.given<cuMemcpy_params>();
   bool const waits = is_host(p.dst) || (is_host(p.src) && !is_pageable(reinterpret_cast<void const*>(p.src)));
+  if (is_host(p.src))
+    tell_earlier_work_done(call);
   tell_copy(call, {nullptr, number_of(p.dst), number_of(p.src), p.ByteCount, waits});
 }
 void tell_any_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyAsync_params>();
-  bool const waits = is_pageable(reinterpret_cast<void const*>(p.dst));
+  bool const waits = is_pageable(reinterpret_cast<void const*>(p.dst)) || (is_host(p.dst) && is_host(p.src));
   tell_copy(call, {p.hStream, number_of(p.dst), number_of(p.src), p.ByteCount, waits});
 }
+// It comes between all earlier and all later work of both devices, as if the host waited.
 void tell_peer(seen_call const& call) {
   auto const& p = call.given<cuMemcpyPeer_params>();
-  tell_copy(call, {nullptr, number_of(p.dstDevice), number_of(p.srcDevice), p.ByteCount, false});
+  for (CUcontext const c : {p.dstContext, p.srcContext}) {
+    int const device = device_of(c);
+    call.each([&](seen_calls& to) { to.device_done(device); });
+  }
+  tell_copy(call, {nullptr, number_of(p.dstDevice), number_of(p.srcDevice), p.ByteCount, true});
 }
 void tell_peer_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyPeerAsync_params>();
@@ -86,7 +98,7 @@ void tell_peer_async(seen_call const& call) {
 
 // Rows with gaps: which bytes are used is known by the pointers alone.
 void tell_rows(seen_call const& call, CUstream stream, check::seen_pointer from, check::seen_pointer to, bool waits) {
-  if (call.result() != CUDA_SUCCESS || call.is_captured(stream))
+  if (call.is_captured(stream))
     return;
   int const device = call.device_of(stream);
   base::site const site = call.site();
@@ -101,45 +113,45 @@ void tell_rows(seen_call const& call, CUstream stream, check::seen_pointer from,
 template <class Copy>
 check::seen_pointer source_of(Copy const& c) {
   address const at = c.srcMemoryType == CU_MEMORYTYPE_HOST ? number_of(c.srcHost) : number_of(c.srcDevice);
-  return {.at = at, .writes = false};
+  return {.at = at + c.srcXInBytes + c.srcY * c.srcPitch, .writes = false};
 }
 template <class Copy>
 check::seen_pointer target_of(Copy const& c) {
   address const at = c.dstMemoryType == CU_MEMORYTYPE_HOST ? number_of(c.dstHost) : number_of(c.dstDevice);
-  return {.at = at, .writes = true};
-}
-template <class Copy>
-bool is_to_host(Copy const& c) {
-  return c.dstMemoryType == CU_MEMORYTYPE_HOST;
+  return {.at = at + c.dstXInBytes + c.dstY * c.dstPitch, .writes = true};
 }
 template <class Parameters>
 void tell_rows_now(seen_call const& call) {
   auto const& copy = *call.given<Parameters>().pCopy;
-  tell_rows(call, nullptr, source_of(copy), target_of(copy), is_to_host(copy));
+  check::seen_pointer const from = source_of(copy), to = target_of(copy);
+  // From pageable memory to a device it may still be under way.
+  bool const waits = is_host(to.at) || (is_host(from.at) && !is_pageable(reinterpret_cast<void const*>(from.at)));
+  tell_rows(call, nullptr, from, to, waits);
 }
 template <class Parameters>
 void tell_rows_async(seen_call const& call) {
   auto const& p = call.given<Parameters>();
-  bool const waits = is_to_host(*p.pCopy) && is_pageable(p.pCopy->dstHost);
-  tell_rows(call, p.hStream, source_of(*p.pCopy), target_of(*p.pCopy), waits);
+  check::seen_pointer const from = source_of(*p.pCopy), to = target_of(*p.pCopy);
+  tell_rows(call, p.hStream, from, to, is_pageable(reinterpret_cast<void const*>(to.at)));
 }
 
-void tell_fill(seen_call const& call, CUstream stream, CUdeviceptr at, std::size_t bytes) {
-  if (call.result() != CUDA_SUCCESS || call.is_captured(stream))
+// The host waits for a fill of its own memory.
+void tell_fill(seen_call const& call, CUstream stream, CUdeviceptr at, std::size_t bytes, bool waits) {
+  if (call.is_captured(stream))
     return;
   int const device = call.device_of(stream);
   base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.filled(device, call.handle(stream), number_of(at), bytes, false, site); });
+  call.each([&](seen_calls& to) { to.filled(device, call.handle(stream), number_of(at), bytes, waits, site); });
 }
 template <class Parameters, int Size>
 void tell_fill_now(seen_call const& call) {
   auto const& p = call.given<Parameters>();
-  tell_fill(call, nullptr, p.dstDevice, p.N * Size);
+  tell_fill(call, nullptr, p.dstDevice, p.N * Size, is_host(p.dstDevice));
 }
 template <class Parameters, int Size>
 void tell_fill_async(seen_call const& call) {
   auto const& p = call.given<Parameters>();
-  tell_fill(call, p.hStream, p.dstDevice, p.N * Size);
+  tell_fill(call, p.hStream, p.dstDevice, p.N * Size, false);
 }
 template <class Parameters>
 void tell_fill_of_rows(seen_call const& call) {

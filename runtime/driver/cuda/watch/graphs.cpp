@@ -42,9 +42,10 @@ void read_copy(seen_call const& call, CUgraphNode from, seen_calls::node& to) {
     return;
   }
   bool const from_host = p.srcMemoryType == CU_MEMORYTYPE_HOST, to_host = p.dstMemoryType == CU_MEMORYTYPE_HOST;
-  auto const source = from_host ? reinterpret_cast<address>(p.srcHost) : static_cast<address>(p.srcDevice);
-  auto const target = to_host ? reinterpret_cast<address>(p.dstHost) : static_cast<address>(p.dstDevice);
-  if (p.Height <= 1 && p.Depth <= 1) {
+  auto const source = from_host ? number_of(p.srcHost) : number_of(p.srcDevice);
+  auto const target = to_host ? number_of(p.dstHost) : number_of(p.dstDevice);
+  bool const is_one_row = p.Height <= 1 && p.Depth <= 1 && p.srcY + p.srcZ + p.dstY + p.dstZ == 0;
+  if (is_one_row) {
     to.bytes.push_back({.at = source + p.srcXInBytes, .bytes = p.WidthInBytes, .writes = false});
     to.bytes.push_back({.at = target + p.dstXInBytes, .bytes = p.WidthInBytes, .writes = true});
     return;
@@ -76,8 +77,8 @@ void read_node(seen_call const& call, CUgraphNode from, seen_calls::node& to) {
     case CU_GRAPH_NODE_TYPE_KERNEL: return read_kernel(call, from, to);
     case CU_GRAPH_NODE_TYPE_MEMCPY: return read_copy(call, from, to);
     case CU_GRAPH_NODE_TYPE_MEMSET: return read_fill(call, from, to);
-    case CU_GRAPH_NODE_TYPE_EMPTY:
-    case CU_GRAPH_NODE_TYPE_HOST: return;
+    case CU_GRAPH_NODE_TYPE_EMPTY: return;
+    case CU_GRAPH_NODE_TYPE_HOST: to.is_host = true; return;
     default: call.not_understood("nodes of graphs that are no launch, copy or fill");
   }
 }
@@ -116,8 +117,6 @@ node_list nodes_of(seen_call const& call, CUgraph g) {
 }
 
 void tell_graph(seen_call const& call, CUgraphExec x, CUgraph g) {
-  if (call.result() != CUDA_SUCCESS)
-    return;
   node_list const all = nodes_of(call, g);
   call.each([&](seen_calls& to) { to.graph_made(number_of(x), all); });
 }
@@ -133,7 +132,7 @@ void tell_updated(seen_call const& call) {
 }
 void tell_graph_launched(seen_call const& call) {
   auto const& p = call.given<cuGraphLaunch_params>();
-  if (call.result() != CUDA_SUCCESS || call.is_captured(p.hStream))
+  if (call.is_captured(p.hStream))
     return;
   int const device = call.device_of(p.hStream);
   base::site const site = call.site();
@@ -143,7 +142,11 @@ void tell_gone(seen_call const& call) {
   CUgraphExec const x = call.given<cuGraphExecDestroy_params>().hGraphExec;
   call.each([&](seen_calls& to) { to.graph_gone(number_of(x)); });
 }
+// What the graph does now is not known: it is judged no more.
+template <class Parameters>
 void tell_node_changed(seen_call const& call) {
+  CUgraphExec const x = call.given<Parameters>().hGraphExec;
+  call.each([&](seen_calls& to) { to.graph_made(number_of(x), {}); });
   call.not_understood("nodes of graphs whose parameters changed after the graph was instantiated");
 }
 
@@ -156,11 +159,15 @@ constexpr watched_call graph_rows[] = {
     WEIR_CALL(cuGraphExecUpdate_v2, EXIT, tell_updated<cuGraphExecUpdate_v2_params>),
     WEIR_CALL_OF_STREAM(cuGraphLaunch, _ptsz, EXIT, tell_graph_launched),
     WEIR_CALL(cuGraphExecDestroy, ENTER, tell_gone),
-    WEIR_CALL(cuGraphExecKernelNodeSetParams, EXIT, tell_node_changed),
-    WEIR_CALL(cuGraphExecKernelNodeSetParams_v2, EXIT, tell_node_changed),
-    WEIR_CALL(cuGraphExecMemcpyNodeSetParams, EXIT, tell_node_changed),
-    WEIR_CALL(cuGraphExecMemsetNodeSetParams, EXIT, tell_node_changed),
-    WEIR_CALL(cuGraphExecChildGraphNodeSetParams, EXIT, tell_node_changed),
+    WEIR_CALL(cuGraphExecKernelNodeSetParams, EXIT, tell_node_changed<cuGraphExecKernelNodeSetParams_params>),
+    WEIR_CALL(cuGraphExecKernelNodeSetParams_v2, EXIT, tell_node_changed<cuGraphExecKernelNodeSetParams_v2_params>),
+    WEIR_CALL(cuGraphExecMemcpyNodeSetParams, EXIT, tell_node_changed<cuGraphExecMemcpyNodeSetParams_params>),
+    WEIR_CALL(cuGraphExecMemsetNodeSetParams, EXIT, tell_node_changed<cuGraphExecMemsetNodeSetParams_params>),
+    WEIR_CALL(cuGraphNodeSetEnabled, EXIT, tell_node_changed<cuGraphNodeSetEnabled_params>),
+#if CUDA_VERSION >= 12020
+    WEIR_CALL(cuGraphExecNodeSetParams, EXIT, tell_node_changed<cuGraphExecNodeSetParams_params>),
+#endif
+    WEIR_CALL(cuGraphExecChildGraphNodeSetParams, EXIT, tell_node_changed<cuGraphExecChildGraphNodeSetParams_params>),
 };
 
 }  // namespace

@@ -54,7 +54,6 @@ kernel_facts ask_for(CUfunction f, char const* name) {
   return facts;
 }
 
-// A handle may come back as another kernel after its module was unloaded: the name is part of the key.
 struct key {
   CUfunction function;
   char const* name;
@@ -65,21 +64,27 @@ struct hash_of_key {
     return std::hash<void const*>()(k.function) * 31 + std::hash<void const*>()(k.name);
   }
 };
-using facts_map = std::unordered_map<key, kernel_facts, hash_of_key>;
+using kept_facts = std::shared_ptr<kernel_facts const>;
+using facts_map = std::unordered_map<key, kept_facts, hash_of_key>;
 base::guarded<facts_map>& known_kernels() {
   static base::lasting<base::guarded<facts_map>> all;
   return *all;
 }
-// Entries stay where they are, and do not change. Two threads may ask for a new one: no lock is held meanwhile.
-kernel_facts const& facts_of(CUfunction f, char const* name) {
+// Two threads may ask for a new one: no lock is held meanwhile.
+kept_facts facts_of(CUfunction f, char const* name) {
   key const of{f, name};
   {
     auto const all = known_kernels().lock();
     if (auto const known = all->find(of); known != all->end())
       return known->second;
   }
-  kernel_facts facts = ask_for(f, name);
+  auto facts = std::make_shared<kernel_facts const>(ask_for(f, name));
   return known_kernels().lock()->try_emplace(of, std::move(facts)).first->second;
+}
+
+// The handle of one of its kernels may come back as another kernel, of the same name.
+void forget_kernels(seen_call const&) {
+  known_kernels().lock()->clear();
 }
 
 // Neither null nor a small number, and within 57 bits of addresses.
@@ -94,8 +99,10 @@ void add_words(unsigned char const* value, parameter const& p, pointer_list& to)
     std::uint64_t word = 0;
     std::memcpy(&word, value + at, word_bytes);
     if (may_be_address(word))
-      to.push_back(
-          {.at = static_cast<address>(word), .writes = p.is != parameter_kind::reads, .in_structure = !is_pointer});
+      to.push_back({.at = static_cast<address>(word),
+                    .writes = p.is != parameter_kind::reads,
+                    .in_structure = !is_pointer,
+                    .is_typed = p.is_typed});
   }
 }
 
@@ -115,7 +122,7 @@ struct launch_parts {
 };
 
 void tell_launch(seen_call const& call, launch_parts const& launch) {
-  if (call.result() != CUDA_SUCCESS || call.is_captured(launch.stream))
+  if (call.is_captured(launch.stream))
     return;
   char const* const name = lasting_name(call.kernel());
   pointer_list found;
@@ -151,6 +158,8 @@ constexpr watched_call launch_rows[] = {
     WEIR_CALL_OF_STREAM(cuLaunchKernel, _ptsz, EXIT, tell_plain_launch),
     WEIR_CALL_OF_STREAM(cuLaunchCooperativeKernel, _ptsz, EXIT, tell_cooperative_launch),
     WEIR_CALL_OF_STREAM(cuLaunchKernelEx, _ptsz, EXIT, tell_extended_launch),
+    WEIR_ORDER(cuModuleUnload, ENTER, forget_kernels),
+    WEIR_ORDER(cuLibraryUnload, ENTER, forget_kernels),
     WEIR_CALL(cuLaunch, EXIT, tell_old_launch),
     WEIR_CALL(cuLaunchGrid, EXIT, tell_old_launch),
     WEIR_CALL(cuLaunchGridAsync, EXIT, tell_old_launch),
@@ -164,7 +173,8 @@ std::span<watched_call const> launch_calls() {
 }
 
 bool add_pointers(pointer_list& to, CUfunction f, char const* name, void** parameters, void** packed) {
-  kernel_facts const& facts = facts_of(f, name);
+  kept_facts const kept = facts_of(f, name);
+  kernel_facts const& facts = *kept;
   unsigned char const* const buffer = parameters ? nullptr : buffer_of(packed);
   if (!facts.is_known || (!parameters && !buffer && !facts.parameters.empty()))
     return false;

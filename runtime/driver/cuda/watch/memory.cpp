@@ -9,16 +9,16 @@ namespace {
 constexpr int of_host = -1;
 
 void tell_taken(seen_call const& call, int device, seen_calls::stream stream, address at, std::size_t bytes) {
-  if (call.result() != CUDA_SUCCESS || at == 0)
+  if (at == 0)
     return;
   base::site const site = call.site();
   call.each([&](seen_calls& to) { to.allocated(device, stream, at, bytes, site); });
 }
-void tell_given_back(seen_call const& call, seen_calls::stream stream, address at) {
+void tell_given_back(seen_call const& call, int device, seen_calls::stream stream, address at) {
   if (at == 0)
     return;
   base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.freed(stream, at, site); });
+  call.each([&](seen_calls& to) { to.freed(device, stream, at, site); });
 }
 
 void tell_device_memory(seen_call const& call) {
@@ -27,8 +27,7 @@ void tell_device_memory(seen_call const& call) {
 }
 void tell_rows_of_memory(seen_call const& call) {
   auto const& p = call.given<cuMemAllocPitch_v2_params>();
-  if (call.result() == CUDA_SUCCESS)
-    tell_taken(call, call.device(), seen_calls::no_stream, number_of(*p.dptr), *p.pPitch * p.Height);
+  tell_taken(call, call.device(), seen_calls::no_stream, number_of(*p.dptr), *p.pPitch * p.Height);
 }
 void tell_managed(seen_call const& call) {
   auto const& p = call.given<cuMemAllocManaged_params>();
@@ -57,19 +56,19 @@ void tell_registered(seen_call const& call) {
 }
 
 void tell_free(seen_call const& call) {
-  tell_given_back(call, seen_calls::no_stream, number_of(call.given<cuMemFree_v2_params>().dptr));
+  tell_given_back(call, of_host, seen_calls::no_stream, number_of(call.given<cuMemFree_v2_params>().dptr));
 }
 void tell_unmapped(seen_call const& call) {
-  tell_given_back(call, seen_calls::no_stream, number_of(call.given<cuMemUnmap_params>().ptr));
+  tell_given_back(call, of_host, seen_calls::no_stream, number_of(call.given<cuMemUnmap_params>().ptr));
 }
 void tell_free_in_order(seen_call const& call) {
   auto const& p = call.given<cuMemFreeAsync_params>();
   if (!call.is_captured(p.hStream))
-    tell_given_back(call, call.handle(p.hStream), number_of(p.dptr));
+    tell_given_back(call, call.device_of(p.hStream), call.handle(p.hStream), number_of(p.dptr));
 }
 template <class Parameters>
 void tell_host_free(seen_call const& call) {
-  tell_given_back(call, seen_calls::no_stream, number_of(call.given<Parameters>().p));
+  tell_given_back(call, of_host, seen_calls::no_stream, number_of(call.given<Parameters>().p));
 }
 
 constexpr watched_call memory_rows[] = {

@@ -8,8 +8,6 @@ namespace weir::driver::cuda {
 namespace {
 
 void tell_stream_made(seen_call const& call, CUstream made, unsigned flags) {
-  if (call.result() != CUDA_SUCCESS)
-    return;
   int const device = call.device();
   bool const is_blocking = !(flags & CU_STREAM_NON_BLOCKING);
   call.each([&](seen_calls& to) { to.stream_made(device, call.handle(made), is_blocking); });
@@ -29,7 +27,7 @@ void tell_stream_gone(seen_call const& call) {
 }
 
 void tell_record(seen_call const& call, CUstream s, CUevent e) {
-  if (call.result() != CUDA_SUCCESS || call.is_captured(s))
+  if (call.is_captured(s))
     return;
   int const device = call.device_of(s);
   call.each([&](seen_calls& to) { to.recorded(device, call.handle(s), number_of(e)); });
@@ -41,7 +39,7 @@ void tell_recorded(seen_call const& call) {
 }
 void tell_wait(seen_call const& call) {
   auto const& p = call.given<cuStreamWaitEvent_params>();
-  if (call.result() != CUDA_SUCCESS || call.is_captured(p.hStream))
+  if (call.is_captured(p.hStream))
     return;
   int const device = call.device_of(p.hStream);
   call.each([&](seen_calls& to) { to.waited(device, call.handle(p.hStream), number_of(p.hEvent)); });
@@ -54,20 +52,15 @@ void tell_event_gone(seen_call const& call) {
 template <class Parameters>
 void tell_stream_done(seen_call const& call) {
   CUstream const s = call.given<Parameters>().hStream;
-  if (call.result() != CUDA_SUCCESS)
-    return;
   int const device = call.device_of(s);
   call.each([&](seen_calls& to) { to.stream_done(device, call.handle(s)); });
 }
 template <class Parameters>
 void tell_event_done(seen_call const& call) {
   CUevent const e = call.given<Parameters>().hEvent;
-  if (call.result() == CUDA_SUCCESS)
-    call.each([&](seen_calls& to) { to.event_done(number_of(e)); });
+  call.each([&](seen_calls& to) { to.event_done(number_of(e)); });
 }
 void tell_device_done(seen_call const& call) {
-  if (call.result() != CUDA_SUCCESS)
-    return;
   int const device = call.device();
   call.each([&](seen_calls& to) { to.device_done(device); });
 }
@@ -75,7 +68,7 @@ void tell_device_done(seen_call const& call) {
 template <class Parameters>
 void tell_host_function(seen_call const& call) {
   CUstream const s = call.given<Parameters>().hStream;
-  if (call.result() != CUDA_SUCCESS || call.is_captured(s))
+  if (call.is_captured(s))
     return;
   int const device = call.device_of(s);
   base::site const site = call.site();
@@ -88,13 +81,13 @@ void tell_semaphore(seen_call const& call) {
   call.not_understood("external semaphores and context events, which may order streams");
 }
 
-void tell_capture_began(seen_call const& call) {
-  if (call.result() == CUDA_SUCCESS)
-    capture_began();
+void tell_capture_began(seen_call const&) {
+  capture_began();
 }
-// An end that fails ends the capture, too.
-void tell_capture_ended(seen_call const&) {
-  capture_ended();
+// An end that fails ends the capture, too, unless it was asked of the wrong stream or thread.
+void tell_capture_ended(seen_call const& call) {
+  if (!call.is_captured(call.given<cuStreamEndCapture_params>().hStream))
+    capture_ended();
 }
 
 constexpr watched_call order_rows[] = {
@@ -121,7 +114,8 @@ constexpr watched_call order_rows[] = {
     WEIR_ORDER_OF_STREAM(cuWaitExternalSemaphoresAsync, _ptsz, EXIT, tell_semaphore),
     WEIR_ORDER_OF_STREAM(cuStreamBeginCapture, _ptsz, EXIT, tell_capture_began),
     WEIR_ORDER_OF_STREAM(cuStreamBeginCapture_v2, _ptsz, EXIT, tell_capture_began),
-    WEIR_ORDER_OF_STREAM(cuStreamEndCapture, _ptsz, EXIT, tell_capture_ended),
+    {CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture, CUPTI_API_EXIT, false, tell_capture_ended, false, true},
+    {CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture_ptsz, CUPTI_API_EXIT, true, tell_capture_ended, false, true},
 #if CUDA_VERSION >= 12030
     WEIR_ORDER_OF_STREAM(cuStreamBeginCaptureToGraph, _ptsz, EXIT, tell_capture_began),
 #endif

@@ -29,7 +29,6 @@ class seen_call {
   Parameters const& given() const noexcept {
     return *static_cast<Parameters const*>(told_.functionParams);
   }
-  CUresult result() const noexcept { return *static_cast<CUresult const*>(told_.functionReturnValue); }
   char const* name() const noexcept;  // "cuMemcpyHtoD", without its version
   char const* kernel() const noexcept { return told_.symbolName ? told_.symbolName : "a kernel without a name"; }
   // Null means the legacy stream, or in code for per-thread default streams the thread's.
@@ -96,8 +95,10 @@ struct watched_call {
   CUpti_ApiCallbackSite when;  // CUPTI_API_ENTER: before an address or a handle can be given to another thread
   bool is_per_thread;
   void (*tell)(seen_call const&);
-  bool has_place;  // the program's line is told, too
+  bool has_place;            // the program's line is told, too
+  bool when_failed = false;  // a call that failed is told, too
 };
+int device_of(CUcontext);
 std::span<watched_call const> launch_calls();
 std::span<watched_call const> copy_calls();
 std::span<watched_call const> order_calls();
@@ -107,9 +108,9 @@ void capture_began() noexcept;  // of a stream, by the program
 void capture_ended() noexcept;
 
 // Rows of a call that has a variant for per-thread default streams. WEIR_ORDER: a call that only orders.
-#define WEIR_ROW(name, when, per_thread, tell, place)                         \
-  watched_call {                                                              \
-    CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, per_thread, tell, place \
+#define WEIR_ROW(name, when, per_thread, tell, place)                                \
+  watched_call {                                                                     \
+    CUPTI_DRIVER_TRACE_CBID_##name, CUPTI_API_##when, per_thread, tell, place, false \
   }
 #define WEIR_CALL(name, when, tell) WEIR_ROW(name, when, false, tell, true)
 #define WEIR_CALL_OF_STREAM(name, suffix, when, tell) \

@@ -37,7 +37,6 @@ call_table const& table() {
 }
 
 struct subscribers {
-  CUpti_SubscriberHandle handle = nullptr;
   std::vector<told_checker> checkers;  // a callback copies them, and holds each while it tells
   void (*awaited)() = nullptr;         // is called before the next call is told
 };
@@ -90,6 +89,11 @@ void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void 
   auto const& call = *static_cast<CUpti_CallbackData const*>(told);
   if (!row || row->when != call.callbackSite)
     return;
+  // A call that failed did nothing, and may have parameters that point nowhere.
+  bool const has_failed =
+      row->when == CUPTI_API_EXIT && *static_cast<CUresult const*>(call.functionReturnValue) != CUDA_SUCCESS;
+  if (has_failed && !row->when_failed)
+    return;
   telling const own;
   call_awaited();
   source_location const at = row->has_place ? place_of(call) : source_location{};
@@ -106,11 +110,16 @@ void CUPTIAPI see(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, void 
   }
 }
 
-std::string begin(subscribers& all) {
+// Callbacks take no part in this lock.
+std::string begin() {
+  static base::lasting<base::guarded<CUpti_SubscriberHandle>> subscription;
+  auto const handle = (*subscription).lock();
+  if (*handle)
+    return {};
   cupti_found const& found = find_cupti();
   if (!found.api)
     return found.why;
-  CUptiResult const is = found.api->subscribe(&all.handle, see, nullptr);
+  CUptiResult const is = found.api->subscribe(&*handle, see, nullptr);
   if (is == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)
     return "another tool has CUPTI's callbacks in this process. Run without the profiler";
   char const* words = nullptr;
@@ -121,7 +130,7 @@ std::string begin(subscribers& all) {
   telling const own;
   for (std::size_t id = 0; id < most_calls; ++id)
     if (table()[id])  // an older library refuses a call that it does not know
-      (void)found.api->enable_callback(1, all.handle, CUPTI_CB_DOMAIN_DRIVER_API, static_cast<CUpti_CallbackId>(id));
+      (void)found.api->enable_callback(1, *handle, CUPTI_CB_DOMAIN_DRIVER_API, static_cast<CUpti_CallbackId>(id));
   return {};
 }
 
@@ -129,6 +138,9 @@ class subscribed final : public call_watch {
  public:
   explicit subscribed(told_checker to) : to_(std::move(to)) {}
   ~subscribed() override {
+    // In a child another thread of the parent may have held the lock, or the checker.
+    if (process_was_forked())
+      return;
     std::erase(everyone().lock()->checkers, to_);
     while (to_.use_count() > 1)
       base::yield_thread();
@@ -154,26 +166,20 @@ void look_up(Entry& entry, char const* name, int version) {
 
 // CUPTI's subscription stays: ending it while threads are inside callbacks is not defined.
 watch_begun watch(check::control& checker) {
-  auto const all = everyone().lock();
-  if (!all->handle)
-    if (std::string why = begin(*all); !why.empty())
-      return {nullptr, std::move(why)};
+  if (std::string why = begin(); !why.empty())
+    return {nullptr, std::move(why)};
   seen_calls* const to = checker.calls();
   if (!to)
     return {nullptr, "this checker takes no such calls"};
   auto one = std::make_shared<seen_calls* const>(to);
   auto made = std::make_unique<subscribed>(one);
-  all->checkers.push_back(std::move(one));
+  everyone().lock()->checkers.push_back(std::move(one));
   return {std::move(made), {}};
 }
 
 std::string begin_later(void (*awaited)()) {
-  auto const all = everyone().lock();
-  if (!all->handle)
-    if (std::string why = begin(*all); !why.empty())
-      return why;
-  all->awaited = awaited;
-  return {};
+  everyone().lock()->awaited = awaited;
+  return begin();
 }
 
 void capture_began() noexcept {
@@ -201,6 +207,16 @@ int seen_call::device() const {
   return load().api->cuCtxGetDevice(&now) == CUDA_SUCCESS ? static_cast<int>(now) : 0;
 }
 
+int device_of(CUcontext of) {
+  entries const& api = *load().api;
+  CUdevice found = 0;
+  CUcontext before = nullptr;
+  api.cuCtxPushCurrent(of);
+  CUresult const is = api.cuCtxGetDevice(&found);
+  api.cuCtxPopCurrent(&before);
+  return is == CUDA_SUCCESS ? static_cast<int>(found) : 0;
+}
+
 // The predefined streams are those of the current context.
 int seen_call::device_of(CUstream s) const {
   if (!s || s == CU_STREAM_LEGACY || s == CU_STREAM_PER_THREAD)
@@ -208,20 +224,17 @@ int seen_call::device_of(CUstream s) const {
   CUcontext of = nullptr;
   if (load().api->cuStreamGetCtx(s, &of) != CUDA_SUCCESS || of == told_.context)
     return device();
-  entries const& api = *load().api;
-  CUcontext before = nullptr;
-  api.cuCtxPushCurrent(of);
-  int const found = device();
-  api.cuCtxPopCurrent(&before);
-  return found;
+  return cuda::device_of(of);
 }
 
-// A stream that cannot be asked is the legacy one beside a capture: it is not captured itself.
+// A stream that cannot be asked is the legacy one beside a capture: it is not captured itself. In code for per-thread
+// streams null is the thread's.
 bool seen_call::is_captured(CUstream s) const noexcept {
   if (captures.load(base::memory_order_relaxed) == 0) [[likely]]
     return false;
   CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
-  return load().api->cuStreamIsCapturing(s, &is) == CUDA_SUCCESS && is != CU_STREAM_CAPTURE_STATUS_NONE;
+  return load().api->cuStreamIsCapturing(reinterpret_cast<CUstream>(handle(s)), &is) == CUDA_SUCCESS &&
+         is != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 watch_entries const& entries_of_watch() {
