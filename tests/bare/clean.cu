@@ -27,6 +27,21 @@ void halves_by_an_index(bool) {
   write_part<<<grid, threads, 0, s.b>>>(s.x, count / 2, count / 2);
 }
 
+// possible: each stream copies, computes and copies back a chunk of its own, which the kernel finds by a number.
+void chunks_by_an_offset(bool) {
+  scene s;
+  int const half = count / 2;
+  std::size_t const bytes = static_cast<std::size_t>(half) * sizeof(float);
+  cudaStream_t const streams[] = {s.a, s.b};
+  for (int i = 0; i < 2; ++i) {
+    float* const mine = static_cast<float*>(s.x) + i * half;
+    MUST(cudaMemcpyAsync(mine, s.host, bytes, cudaMemcpyHostToDevice, streams[i]));
+    write_part<<<grid, threads, 0, streams[i]>>>(s.x, i * half, half);
+    float* const results = static_cast<float*>(s.other_host) + i * half;
+    MUST(cudaMemcpyAsync(results, mine, bytes, cudaMemcpyDeviceToHost, streams[i]));
+  }
+}
+
 __global__ void count_up(unsigned* total) {
   atomicAdd(total, 1u);
 }
@@ -324,6 +339,7 @@ void two_devices(bool) {
 constexpr known_case all[] = {
     {"halves_by_two_pointers", "possible", halves_by_two_pointers},
     {"halves_by_an_index", "possible", halves_by_an_index},
+    {"chunks_by_an_offset", "possible", chunks_by_an_offset},
     {"counters_by_atomics", "possible", counters_by_atomics},
     {"stale_pointer_in_a_structure", "possible", stale_pointer_in_a_structure},
     {"pointer_of_a_freed_block_in_a_structure", "none", pointer_of_a_freed_block_in_a_structure},
