@@ -23,8 +23,9 @@ TEST(symbols, a_function_that_is_not_exported_has_its_name) {
 
 TEST(symbols, a_function_of_a_library_has_its_exported_name) {
   code_place const at = place_of_code(reinterpret_cast<void const*>(&std::qsort));
-  EXPECT_NE(at.file.find("libc"), std::string::npos) << at.file;
-  EXPECT_EQ(at.function, "qsort");
+  EXPECT_NE(at.file.find("/lib"), std::string::npos) << at.file;
+  // A sanitizer's library has one of its own.
+  EXPECT_NE(at.function.find("qsort"), std::string::npos) << at.function;
 }
 
 TEST(symbols, an_address_without_code_has_no_file) {
