@@ -3,8 +3,8 @@
 #pragma once
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -51,7 +51,8 @@ inline std::vector<weir::communicator> ranks_of_launch(int count) {
 // Calls f(number) for each rank, on a thread of its own, until all have returned.
 // Throws: what the first rank that failed has thrown. The others do not wait for it any longer.
 inline void run_ranks(std::vector<weir::communicator>& ranks, std::function<void(std::size_t)> const& f) {
-  std::vector<std::exception_ptr> failures(ranks.size());
+  std::exception_ptr cause;
+  std::once_flag failed;
   std::vector<std::thread> threads;
   weir::runtime& machine = weir::runtime::current();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -61,24 +62,13 @@ inline void run_ranks(std::vector<weir::communicator>& ranks, std::function<void
       try {
         f(i);
       } catch (...) {
-        failures[i] = std::current_exception();
+        std::call_once(failed, [&] { cause = std::current_exception(); });  // what follows from it comes later
         ranks[i].abort();
       }
     });
   }
   for (std::thread& t : threads)
     t.join();
-  // The cause, before what follows from it in other ranks.
-  std::exception_ptr cause;
-  for (std::exception_ptr const& failure : failures) {
-    try {
-      if (failure)
-        std::rethrow_exception(failure);
-    } catch (std::exception const& e) {
-      if (!cause || std::string_view(e.what()).find("aborted this communicator") == std::string_view::npos)
-        cause = failure;
-    }
-  }
   if (cause)
     std::rethrow_exception(cause);
 }

@@ -97,7 +97,8 @@ def main():
     training, validation = tokens[:-(len(tokens) // 10)], tokens[-(len(tokens) // 10):]
 
     def batch(of, first):  # the order of the program's fill()
-        begins = [(r * 2654435769 + o.seed) % 2**32 * (len(of) - context) >> 32 for r in range(first, first + o.batch)]
+        moved = o.seed * 0x9e3779b97f4a7c15 % 2**64 >> 32
+        begins = [(r * 2654435769 + moved) % 2**32 * (len(of) - context) >> 32 for r in range(first, first + o.batch)]
         rows = torch.stack([torch.stack([of[b + shift:b + shift + context] for b in begins]) for shift in (0, 1)])
         return (rows.pin_memory() if on_gpu else rows).to(here, non_blocking=True)
 

@@ -26,7 +26,8 @@ struct corpus {
 // Reads a file whose name ends in .bin as llm.c's tokens: 256 int32 (20240520, 1, count, 0, ...), then uint16. Other
 // files are text: each byte is a token. Throws: std::runtime_error (what the file lacks)
 corpus read(settings const&);
-// Writes `batch` rows of inputs, then as many of targets. Row r begins at the fraction r * 0.618... of the tokens.
+// Writes `batch` rows of inputs, then as many of targets. Row r begins at the fraction r * 0.618... of the tokens,
+// moved by the seed.
 void fill(std::span<std::uint16_t const> from, std::int64_t first_row, settings const&, std::int64_t* into);
 
 // LibTorch's settings of the process. Requires: no tensor on a GPU so far

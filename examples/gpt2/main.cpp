@@ -1,9 +1,12 @@
 // Trains GPT-2 on all devices: a thread a rank, or a process a rank under torchrun or mpirun.
 // Threads: one for each rank.
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -83,6 +86,9 @@ gpt2::settings parse(int argc, char** argv) {
 }
 
 void run(gpt2::settings const& s) {
+  std::filesystem::path const folder = std::filesystem::path(s.save).parent_path();
+  if (!s.save.empty() && access((folder / ".").c_str(), W_OK) != 0)
+    throw std::runtime_error(s.save + " cannot be written; name a file in a folder that can");
   gpt2::corpus const from = gpt2::read(s);
   gpt2::prepare(s);
   std::vector<weir::communicator> ranks;
@@ -118,25 +124,17 @@ void run(gpt2::settings const& s) {
     std::rethrow_exception(first_failure);
 }
 
-int command(int argc, char** argv) try {
+int command(int argc, char** argv) {
   std::string_view const first = argc > 1 ? argv[1] : "";
   if (first == "-h" || first == "--help")
     std::fputs(usage, stdout);
   else if (!examples::says_version("gpt2", first))
     run(parse(argc, argv));
   return 0;
-} catch (weir::out_of_memory const& e) {
-  std::fprintf(stderr, "%s\n", e.report().text().c_str());
-  return 1;
-} catch (examples::usage_error const& e) {
-  return examples::wrong_usage("gpt2", e);
-} catch (std::exception const& e) {
-  std::fprintf(stderr, "gpt2: %s\n", e.what());
-  return 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::ending("gpt2", command(argc, argv));
+  return examples::program("gpt2", argc, argv, command);
 }

@@ -56,9 +56,11 @@ corpus read(settings const& s) {
 
 void fill(std::span<std::uint16_t const> from, std::int64_t first_row, settings const& s, std::int64_t* into) {
   std::uint64_t const places = from.size() - static_cast<std::size_t>(s.context);
+  // Mixed: seeds that follow each other give rows far apart.
+  std::uint64_t const shift = static_cast<std::uint64_t>(s.seed) * 0x9e3779b97f4a7c15 >> 32;
   for (std::int64_t i = 0; i < s.batch * s.context; ++i) {
     auto const row = static_cast<std::uint64_t>(first_row + i / s.context);
-    std::uint64_t const begin = (row * 2654435769 + static_cast<std::uint64_t>(s.seed)) % (1ull << 32) * places >> 32;
+    std::uint64_t const begin = (row * 2654435769 + shift) % (1ull << 32) * places >> 32;
     std::uint64_t const at = begin + static_cast<std::uint64_t>(i % s.context);
     into[i] = from[at], into[s.batch * s.context + i] = from[at + 1];
   }

@@ -214,6 +214,8 @@ outcome train(settings const& s, corpus const& from, weir::communicator& rank, b
   }
   if (!s.save.empty() && rank.rank() == 0) {
     weir::synchronize(on);
+    if (std::string const why = rank.failure(); !why.empty())
+      throw std::runtime_error("training stops: " + why);
     write(s.save, *net, optimizer, std::max(first, s.steps));
   }
   result.validation = validate(*net, from.validation, s, here);

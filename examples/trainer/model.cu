@@ -18,11 +18,13 @@ void run(tensor const& of, weir::memory_uses u, F f, weir::source_location at = 
 
 // gelu(x) = x * portion(x), by the usual approximation of the normal distribution.
 WEIR_HOST_DEVICE inline float portion(float x) {
-  return 1 / (1 + expf(-1.5957691f * (x + 0.044715f * x * x * x)));
+  // -ffast-math divides by a reciprocal that is no number for infinity: the power stays finite.
+  return 1 / (1 + expf(fminf(-1.5957691f * (x + 0.044715f * x * x * x), 80.f)));
 }
 // Softmax of scale * the first `end` numbers of a row. The others become 0.
+// Returns: the logarithm of the sum that it divides by.
 template <class T>
-WEIR_HOST_DEVICE inline void softmax(T* row, float scale, int end, int columns, weir::row_team t) {
+WEIR_HOST_DEVICE inline float softmax(T* row, float scale, int end, int columns, weir::row_team t) {
   float const most = t.max_of(end, [=](int c) { return static_cast<float>(row[c]); });
   float const sum = t.sum_of(end, [=](int c) {
     float const e = expf(scale * (row[c] - most));
@@ -30,6 +32,7 @@ WEIR_HOST_DEVICE inline void softmax(T* row, float scale, int end, int columns, 
     return e;
   });
   t.each(columns, [=, part = 1 / sum](int c) { row[c] = c < end ? row[c] * part : 0.f; });
+  return scale * most + logf(sum);
 }
 
 }  // namespace
@@ -166,12 +169,12 @@ struct pass {
     run(scores, {updates(scores), reads(tokens), writes(d), writes(all)},
         [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
           float* const row = p + r * columns;
-          softmax(row, 1, columns, columns, t);
-          t.each(columns, [=](int c) {
-            if (c == target[r])
-              losses[r] = -logf(row[c]);
-            out[r * columns + c] = factor * (row[c] - (c == target[r] ? 1.f : 0.f));
-          });
+          float const score = row[target[r]];
+          t.sync();  // another thread writes it
+          float const of_all = softmax(row, 1, columns, columns, t);
+          if (t.lane() == 0)
+            losses[r] = of_all - score;  // finite where the softmax is 0
+          t.each(columns, [=](int c) { out[r * columns + c] = factor * (row[c] - (c == target[r] ? 1.f : 0.f)); });
         });
     return weir::sum(all);
   }

@@ -2,6 +2,7 @@
 // Threads: see trainer.h.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <numbers>
@@ -47,6 +48,7 @@ struct replica {
         throw std::runtime_error("checkpoint: " + s.load_file + " is of another model or text; use the same options");
       if (step > s.steps)
         throw std::runtime_error("checkpoint: " + s.load_file + " has " + said["step"] + " steps; ask for more");
+      std::printf("from step %s of %s\n", said["step"].c_str(), s.load_file.c_str());
     }
     step = gather(ranks, step)[0];
     for (weir::checkpoint_item const& item : m.state()) {
@@ -88,19 +90,30 @@ struct replica {
       arrived[step % 2].synchronize();
       if (std::string const why = ranks.failure(); !why.empty())
         throw std::runtime_error("training stops: " + why);
-      told(step, losses[step % 2].host<float>()[0]);
+      float const loss = losses[step % 2].host<float>()[0];
+      require_number(loss);
+      told(step, loss);
     };
     for (int64_t step = first; step < s.steps; ++step) {
       weir::profile_range const in_timeline("step " + std::to_string(step));
-      weir::tensor const loss = m.step(tokens(*loader.next()), 1.f / (s.batch * s.shape.context), rate_at(step));
+      std::optional<weir::batch> const batch = loader.next();
+      weir::tensor const loss = m.step(tokens(*batch), 1.f / (s.batch * s.shape.context), rate_at(step));
       if (step > first)  // the device works meanwhile
         tell(step - 1);
       arrived[step % 2] = losses[step % 2].copy_(loss.view({1}), weir::non_blocking);
-      if (writer && (step + 1 == s.steps || (s.save_every > 0 && (step + 1) % s.save_every == 0)))
-        writer->save(m.state(), texts(step + 1));
+      if (!writer || step + 1 == s.steps || s.save_every == 0 || (step + 1) % s.save_every != 0)
+        continue;
+      std::vector<double> const now = gather(ranks, m.loss(tokens(*batch)).item<double>());
+      require_number(std::reduce(now.begin(), now.end()));
+      writer->save(m.state(), texts(step + 1));
     }
     if (first < s.steps)
       tell(s.steps - 1);
+  }
+  // No checkpoint is written of parameters that give another loss.
+  static void require_number(double loss) {
+    if (!std::isfinite(loss))
+      throw std::runtime_error("training stops: the loss is no number; lower --rate");
   }
   // Returns: the mean loss of sequences all over the validation part, the same ones for any number of ranks.
   double validate() {
@@ -144,6 +157,9 @@ struct replica {
       writer.emplace(s.save_file, ranks, weir::source_location::current());  // rank 0 writes
     learn(load(), writer, told);
     outcome all{gather(ranks, fingerprint()), m.buckets().bucket_count(), validate(), ""};
+    require_number(all.validation_loss);
+    if (writer)
+      writer->save(m.state(), texts(s.steps));
     if (ranks.rank() == 0)
       all.sample = generate();
     if (writer)

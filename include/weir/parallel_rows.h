@@ -37,12 +37,22 @@ struct row_team {
     return mine;
   }
 #endif
-  // Returns: the sum of all threads' numbers, or the largest of them.
+  // The larger number, in either order: NaN if one is NaN.
+  struct larger {
+    WEIR_HOST_DEVICE float operator()(float a, float b) const { return a > b || a != a ? a : b; }
+  };
+  // A thread sees what others wrote to the row only behind sync().
+  WEIR_HOST_DEVICE void sync() const {
+#if defined(__CUDA_ARCH__)
+    __syncwarp();
+#endif
+  }
+  // Returns: the sum of all threads' numbers, or the largest of them; NaN if one is NaN.
   WEIR_HOST_DEVICE float sum(float mine) const {
     return joined(mine, [](float a, float b) { return a + b; });
   }
   WEIR_HOST_DEVICE float max(float mine) const {
-    return joined(mine, [](float a, float b) { return a > b ? a : b; });
+    return joined(mine, larger());
   }
   // Calls f(int element) for this thread's elements of n.
   template <class F>
@@ -61,10 +71,8 @@ struct row_team {
   template <class F>
   WEIR_HOST_DEVICE float max_of(int n, F f) const {
     float mine = -INFINITY;
-    for (int i = lane(); i < n; i += size()) {
-      float const x = f(i);
-      mine = x > mine ? x : mine;
-    }
+    for (int i = lane(); i < n; i += size())
+      mine = larger()(f(i), mine);
     return max(mine);
   }
 };

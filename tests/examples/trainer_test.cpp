@@ -130,6 +130,34 @@ TEST_F(trained, gradients_are_those_of_finite_differences) {
   }
 }
 
+// What gelu gets is near 12, 100 and 1000 on both sides of 0, then the logits are. The exponential of 100 is infinite.
+TEST_F(trained, far_activations_give_a_finite_loss) {
+  auto all = examples::ranks_on_devices(1);
+  model_shape const shape{.context = 8, .width = 16, .layers = 1, .heads = 2, .vocabulary = 24};
+  weir::manual_seed(3);
+  model m(shape, weir::float32, {.rate = 0, .decay = 0}, all[0]);
+  std::vector<std::uint8_t> host(8 + 1);
+  std::iota(host.begin(), host.end(), std::uint8_t{0});
+  weir::tensor const memory = weir::empty({9}, {.dtype = weir::uint8});
+  weir::copy(memory.data(), host.data(), host.size());
+  weir::device_span const tokens{memory.data(), 9, weir::uint8};
+  // The matrices before gelu and before the loss.
+  for (int const matrix : {3, 5})
+    for (float const scale : {12.f, 8.f, 10.f}) {
+      weir::device_span const value = m.buckets().parameter(matrix);
+      std::vector<float> values(static_cast<std::size_t>(value.count));
+      weir::copy(values.data(), value.data, values.size() * sizeof(float));
+      for (float& v : values)
+        v *= scale;
+      weir::copy(value.data, values.data(), values.size() * sizeof(float));
+      EXPECT_TRUE(std::isfinite(m.loss(tokens).item<double>())) << "matrix " << matrix;
+      EXPECT_TRUE(std::isfinite(m.step(tokens, 1.f / 8, 0).item<double>())) << "matrix " << matrix;
+      std::vector<float> gradient(static_cast<std::size_t>(m.buckets().gradient(matrix).count));
+      weir::copy(gradient.data(), m.buckets().gradient(matrix).data, gradient.size() * sizeof(float));
+      EXPECT_TRUE(std::ranges::all_of(gradient, [](float g) { return std::isfinite(g); })) << "matrix " << matrix;
+    }
+}
+
 // Each run trains on the same global batch, and all replicas hold the same bits.
 TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   run const one = train_on(1);
@@ -228,6 +256,25 @@ TEST_F(trained, a_checkpoint_of_another_run_is_refused) {
   EXPECT_NE(failure().find("model"), std::string::npos) << failure();
 }
 
+TEST_F(trained, a_finished_checkpoint_is_written_to_another_file) {
+  with_.steps = 2, with_.save_file = folder_ / "model";
+  train_on(1);
+  with_.load_file = std::exchange(with_.save_file, folder_ / "other");
+  EXPECT_EQ(failure(), "");
+  EXPECT_EQ(weir::checkpoint_reader(with_.save_file).metadata().at("step"), "2");
+}
+
+TEST_F(trained, a_loss_that_is_no_number_replaces_no_checkpoint) {
+  with_.steps = 2, with_.save_file = folder_ / "model";
+  train_on(1);
+  for (std::int64_t const every : {0, 1})
+    for (std::int64_t const steps : {1, 8}) {
+      with_.how.rate = 1e30, with_.save_every = every, with_.steps = steps;
+      EXPECT_NE(failure().find("the loss is no number"), std::string::npos) << every << ", " << steps;
+      EXPECT_EQ(weir::checkpoint_reader(with_.save_file).metadata().at("step"), "2");
+    }
+}
+
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.save_file = folder_ / "model";
   with_.shape = {.context = 8, .width = 8, .layers = 1, .heads = 1};
@@ -270,6 +317,31 @@ TEST_F(trained, an_unusable_text_is_refused_by_name) {
   EXPECT_NE(says(folder_ / "short").find("has 5 bytes"), std::string::npos);
   std::ofstream(folder_ / "binary") << std::string(1000, '\0');
   EXPECT_NE(says(folder_ / "binary").find("not text"), std::string::npos);
+}
+
+// The other rank fails later, because of it.
+TEST_F(trained, the_first_failure_of_the_ranks_is_thrown) {
+  if (devices() < 2)
+    GTEST_SKIP() << "there is one device";
+  for (std::size_t const first : {0, 1}) {
+    auto all = examples::ranks_on_devices(2);
+    auto const run = [&](std::size_t i) {
+      if (i == first)
+        throw std::runtime_error("the cause");
+      try {
+        for (;;)
+          examples::gather(all[i], 1.f);
+      } catch (std::exception const&) {
+        throw std::runtime_error("what follows");
+      }
+    };
+    try {
+      examples::run_ranks(all, run);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (std::runtime_error const& e) {
+      EXPECT_STREQ(e.what(), "the cause") << first;
+    }
+  }
 }
 
 TEST_F(trained, out_of_memory_in_one_replica_stops_all) {

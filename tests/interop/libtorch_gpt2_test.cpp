@@ -1,6 +1,7 @@
 // examples/gpt2: ranks train as one, a checkpoint continues a run, and bad input is named.
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "examples/gpt2/gpt2.h"
 #include "tests/checkpoint/files.h"
@@ -135,6 +136,17 @@ TEST_F(gpt2_training, begins_with_a_file_of_others) {
 TEST_F(gpt2_training, has_no_races) {
   s_.steps = 3;
   on(2, s_, {.check_races = true});
+}
+
+TEST_F(gpt2_training, has_other_rows_with_another_seed) {
+  gpt2::corpus const from = gpt2::read(s_);
+  std::set<std::vector<std::int64_t>> all;
+  for (s_.seed = 0; s_.seed < 8; ++s_.seed) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(2 * s_.batch * s_.context));
+    gpt2::fill(from.training, 0, s_, rows.data());
+    all.insert(rows);
+  }
+  EXPECT_EQ(all.size(), 8);
 }
 
 TEST_F(gpt2_training, reads_tokens_of_llm_c) {

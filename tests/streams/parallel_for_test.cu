@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
 
 #include "weir/copy.h"
 #include "weir/parallel_rows.h"
+#include "weir/runtime.h"
 
 namespace {
 
@@ -69,6 +72,39 @@ TEST(parallel_for_rows, a_team_reduces_each_row) {
       ASSERT_EQ(is[r * wide + wide - 2], std::accumulate(row, row + columns, 0.f)) << "row " << r << " of " << rows;
       ASSERT_EQ(is[r * wide + wide - 1], *std::max_element(row, row + columns)) << "row " << r << " of " << rows;
     }
+  }
+}
+
+struct max_of_lanes {  // the answer of each of the threads that share row 0: element lane() of `x` is its number
+  float *x, *answers;
+  WEIR_HOST_DEVICE void operator()(size_t, row_team t) const { answers[t.lane()] = t.max(x[t.lane()]); }
+};
+
+// On the host a row has one thread. The join is the one of a warp.
+TEST(parallel_for_rows, a_nan_is_the_largest_on_all_threads) {
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  for (size_t const at : {size_t{0}, size_t{5}, size_t{31}}) {
+    std::vector<float> host(32);
+    std::iota(host.begin(), host.end(), 0.f);
+    host[at] = nan;
+    std::vector<float> lanes = host;
+    for (size_t far = 16; far > 0; far /= 2) {
+      std::vector<float> const before = lanes;
+      for (size_t lane = 0; lane < 32; ++lane)
+        lanes[lane] = row_team::larger()(before[lane], before[lane ^ far]);
+    }
+    for (float const lane : lanes)
+      EXPECT_TRUE(std::isnan(lane)) << at;
+    buffer const x(32 * sizeof(float)), answers(32 * sizeof(float));
+    copy(x.data(), host.data(), 32 * sizeof(float));
+    copy(answers.data(), host.data(), 32 * sizeof(float));
+    parallel_for_rows(current_stream(), 1, {reads(x), updates(answers)},
+                      max_of_lanes{x.data<float>(), answers.data<float>()});
+    copy(host.data(), answers.data(), 32 * sizeof(float));
+    EXPECT_EQ(std::isnan(host[0]), at == 0 || !runtime::current().is_simulated());
+    parallel_for_rows(current_stream(), 1, {updates(x)}, sum_and_max{x.data<float>(), 30});
+    copy(host.data(), x.data(), 32 * sizeof(float));
+    EXPECT_EQ(std::isnan(host[31]), at < 30);
   }
 }
 

@@ -54,14 +54,23 @@ inline std::vector<double> random_values(std::mt19937& random, std::int64_t coun
   return values_of(count, [&](std::int64_t) { return of(random); });
 }
 
-// An item in memory of its own.
+// An item in memory of its own, `late` elements behind its begin.
 struct owned_item {
   buffer parameter, gradient;
   update_item item;
-  owned_item(std::int64_t count, dtype of_parameter, dtype of_gradient, double rate = 1, double decay = 1)
-      : parameter(static_cast<std::size_t>(count) * size_of(of_parameter)),
-        gradient(static_cast<std::size_t>(count) * size_of(of_gradient)),
-        item{{parameter.data(), count, of_parameter}, {gradient.data(), count, of_gradient}, rate, decay} {}
+  owned_item(std::int64_t count, dtype of_parameter, dtype of_gradient, double rate = 1, double decay = 1,
+             std::int64_t late = 0)
+      : parameter(static_cast<std::size_t>(count + late) * size_of(of_parameter)),
+        gradient(static_cast<std::size_t>(count + late) * size_of(of_gradient)),
+        item{{from(parameter, late, of_parameter), count, of_parameter},
+             {from(gradient, late, of_gradient), count, of_gradient},
+             rate,
+             decay} {}
+
+ private:
+  static void* from(buffer const& memory, std::int64_t element, dtype type) {
+    return static_cast<std::byte*>(memory.data()) + static_cast<std::size_t>(element) * size_of(type);
+  }
 };
 inline std::vector<update_item> items_in(std::vector<owned_item> const& all) {
   std::vector<update_item> items;

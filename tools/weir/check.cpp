@@ -22,7 +22,7 @@ char const* const check_usage =
     "A program that uses weir has the checker itself: WEIR_CHECK_RACES=1 PROGRAM\n"
     "\n"
     "options:\n"
-    "  --suppress FILE  kernels and blocks that reports leave out (docs/tutorial/find-a-race.md)\n"
+    "  --suppress FILE  kernels and blocks that reports leave out (docs/how-to/check-a-cuda-program.md)\n"
     "  -h, --help       this text\n"
     "\n"
     "exit status: the program's own; 66 if a race was reported; 1 if the program cannot be started\n";
