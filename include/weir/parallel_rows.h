@@ -8,51 +8,46 @@
 
 namespace weir WEIR_API {
 
+namespace detail {
+// In either order: NaN if one is NaN.
+WEIR_HOST_DEVICE inline float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+}  // namespace detail
+
 // The threads that share a row: a warp of a GPU, or the one thread of a simulated device. This one takes the elements
 // lane(), lane() + size(), … Sums differ by rounding from machine to machine.
 // Requires: all threads of the row make each of the calls that return what all have.
 struct row_team {
+  // Returns: this thread's number in the row, from 0.
+  WEIR_HOST_DEVICE static int lane() {
 #if defined(__CUDA_ARCH__)
-  __device__ static int lane() {
     return int(threadIdx.x);
-  }
-  __device__ static constexpr int size() {
-    return 32;
-  }
-  template <class Join>
-  __device__ static float joined(float mine, Join join) {
-    for (int far = 16; far > 0; far /= 2)
-      mine = join(mine, __shfl_xor_sync(~0u, mine, far));
-    return mine;
-  }
 #else
-  WEIR_HOST_DEVICE static constexpr int lane() {
     return 0;
-  }
-  WEIR_HOST_DEVICE static constexpr int size() {
-    return 1;
-  }
-  template <class Join>
-  WEIR_HOST_DEVICE static float joined(float mine, Join) {
-    return mine;
-  }
 #endif
-  // The larger number, in either order: NaN if one is NaN.
-  struct larger {
-    WEIR_HOST_DEVICE float operator()(float a, float b) const { return a > b || a != a ? a : b; }
-  };
+  }
+  // Returns: how many threads share a row.
+  WEIR_HOST_DEVICE static constexpr int size() {
+#if defined(__CUDA_ARCH__)
+    return 32;
+#else
+    return 1;
+#endif
+  }
   // A thread sees what others wrote to the row only behind sync().
   WEIR_HOST_DEVICE void sync() const {
 #if defined(__CUDA_ARCH__)
     __syncwarp();
 #endif
   }
-  // Returns: the sum of all threads' numbers, or the largest of them; NaN if one is NaN.
+  // Returns: the sum of all threads' numbers; NaN if one is NaN.
   WEIR_HOST_DEVICE float sum(float mine) const {
     return joined(mine, [](float a, float b) { return a + b; });
   }
+  // Returns: the largest of all threads' numbers; NaN if one is NaN.
   WEIR_HOST_DEVICE float max(float mine) const {
-    return joined(mine, larger());
+    return joined(mine, [](float a, float b) { return detail::larger(a, b); });
   }
   // Calls f(int element) for this thread's elements of n.
   template <class F>
@@ -60,7 +55,7 @@ struct row_team {
     for (int i = lane(); i < n; i += size())
       f(i);
   }
-  // Returns: the sum of f(int element) over all n elements, or the largest one; of none 0, or -infinity.
+  // Returns: the sum of f(int element) over all n elements; of none 0.
   template <class F>
   WEIR_HOST_DEVICE float sum_of(int n, F f) const {
     float mine = 0;
@@ -68,12 +63,29 @@ struct row_team {
       mine += f(i);
     return sum(mine);
   }
+  // Returns: the largest f(int element) of all n elements; of none -infinity.
   template <class F>
   WEIR_HOST_DEVICE float max_of(int n, F f) const {
     float mine = -INFINITY;
     for (int i = lane(); i < n; i += size())
-      mine = larger()(f(i), mine);
+      mine = detail::larger(f(i), mine);
     return max(mine);
+  }
+
+ private:
+  // In either order: NaN if one is NaN.
+  WEIR_HOST_DEVICE static float larger(float a, float b) {
+    return a > b || a != a ? a : b;
+  }
+  template <class Join>
+  WEIR_HOST_DEVICE static float joined(float mine, Join join) {
+#if defined(__CUDA_ARCH__)
+    for (int far = 16; far > 0; far /= 2)
+      mine = join(mine, __shfl_xor_sync(~0u, mine, far));
+#else
+    static_cast<void>(join);
+#endif
+    return mine;
   }
 };
 

@@ -91,7 +91,7 @@ TEST(parallel_for_rows, a_nan_is_the_largest_on_all_threads) {
     for (size_t far = 16; far > 0; far /= 2) {
       std::vector<float> const before = lanes;
       for (size_t lane = 0; lane < 32; ++lane)
-        lanes[lane] = row_team::larger()(before[lane], before[lane ^ far]);
+        lanes[lane] = detail::larger(before[lane], before[lane ^ far]);
     }
     for (float const lane : lanes)
       EXPECT_TRUE(std::isnan(lane)) << at;
