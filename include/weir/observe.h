@@ -141,8 +141,8 @@ std::vector<race_report> possible_races(source_location = source_location::curre
 // What the checker did not judge, as a sentence: uses that no call of weir declares. An empty race_reports()
 // says nothing about these. Empty: none, as usual on simulated devices, or without check_races.
 std::string races_not_judged(source_location = source_location::current());
-// For reports of CUDA calls that weir does not make: the last line that is known of the calling thread, in a language of
-// its own. A report has it behind the place on the stack. Null: no more. Requires: it blocks on nothing.
+// For reports of CUDA calls that weir does not make: the last line that is known of the calling thread, in a
+// language of its own. A report has it behind the place on the stack. Null: no more. Requires: it blocks on nothing.
 void name_race_places(source_location (*last_line)() noexcept) noexcept;
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());

@@ -41,8 +41,8 @@ struct block_use {
 
 enum class verdict : std::uint8_t { none, possible, certain };
 
-// What two unordered uses of one block are. Exact ones are the shadow's to judge. Which bytes behind its pointer a launch
-// uses is not known: an exact use of them all meets it surely.
+// What two unordered uses of one block are. Exact ones are the shadow's to judge. Which bytes behind its pointer a
+// launch uses is not known: an exact use of them all meets it surely.
 inline verdict verdict_on(block_use const& a, block_use const& b) noexcept {
   bool const both_exact = a.known == grain::exact && b.known == grain::exact;
   if (both_exact || !(a.writes() || b.writes()) || !a.meets(b.from, b.to))
@@ -59,7 +59,7 @@ class block_uses {
  public:
   static constexpr std::size_t most = 256;
 
-  // Returns: how many uses were forgotten for it. is_before(old): `old` comes before `u`; is_gone: before all that comes
+  // Returns: how many uses were forgotten for it. is_before(old): `old` comes before `u`; is_gone: before all later ones
   template <class IsBefore, class IsGone>
   std::size_t keep(block_use u, IsBefore is_before, IsGone is_gone) {
     std::erase_if(all_, [&](block_use const& old) { return u.stands_for(old) && is_before(old); });

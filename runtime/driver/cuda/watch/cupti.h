@@ -23,7 +23,7 @@ struct cupti_found {
   cupti const* api = nullptr;  // null: not here
   std::string why;             // the reason, if api is null
 };
-// Looks for a library that the process has loaded, then in the loader's path, then beside the toolkits. It stays loaded.
+// Looks in the loader's path, then beside the toolkits. The library stays loaded.
 cupti_found const& find_cupti();
 
 }  // namespace weir::driver::cuda
