@@ -64,7 +64,7 @@ struct unjudged {
   std::map<std::string, std::uint64_t> not_understood;  // calls, by the watcher's words
   std::uint64_t missed_calls = 0;                       // the host had no memory to note them
   std::uint64_t forgotten_uses = 0;                     // of blocks with more unfinished uses than are kept
-  std::uint64_t unknown_pointers = 0;                   // given to launches, into memory that nobody told of
+  std::uint64_t unknown_pointers = 0;                   // given to launches, into memory that no call told of
   std::uint64_t suppressed = 0;                         // pairs of uses that a file of suppressions names
   unjudged& operator+=(unjudged const&);
   std::string text() const;  // "Not judged: …"; empty: all was

@@ -1,10 +1,11 @@
 // What a watcher of the CUDA driver tells a race checker: the calls of this process that weir did not make.
-// Threads: any. Each call is told on the thread that made it, after it succeeded, in the order of that thread.
+// Threads: any. Each call is told on the thread that made it, in the order of that thread: after it succeeded, or before
+// a call that gives an address or a handle back.
 // Blocks: on the checker's lock alone. A stream that the checker does not know is asked for its kind, by a driver call.
 // Throws: nothing. What the checker had no host memory for is counted, and said at the end.
 //
 // Streams and events are CUDA's handles as integers: 0 and 1 are the legacy stream, 2 the caller's per-thread stream.
-// A call of a public function of weir, as the launches inside weir::launch, is declared: its work is not judged again.
+// What weir calls itself, and what the program enqueues inside weir::launch, is declared: it is not judged again.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -59,7 +59,8 @@ class block_uses {
  public:
   static constexpr std::size_t most = 256;
 
-  // Returns: how many uses were forgotten for it. is_before(old): `old` comes before `u`; is_gone: before all later ones
+  // Returns: how many uses were forgotten for it.
+  // is_before(old): `old` comes before `u`. is_gone(old): it comes before all later uses
   template <class IsBefore, class IsGone>
   std::size_t keep(block_use u, IsBefore is_before, IsGone is_gone) {
     std::erase_if(all_, [&](block_use const& old) { return u.stands_for(old) && is_before(old); });

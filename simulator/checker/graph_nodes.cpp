@@ -49,7 +49,7 @@ class node_order {
   std::vector<std::uint64_t> before_;  // a row of bits for each node
 };
 
-// In a shadow nobody has judged exact ones.
+// No shadow judges exact uses inside a graph.
 verdict verdict_inside(block_use const& a, block_use const& b) noexcept {
   bool const both_exact = a.known == grain::exact && b.known == grain::exact;
   if (both_exact && a.meets(b.from, b.to) && (a.writes() || b.writes()))

@@ -1,6 +1,6 @@
 // CUDA programs that are right, and that a checker misjudges easily. Usage: see work.cuh; `right` changes nothing.
-// The list says the most that a checker may say. "possible": it knows a use by its pointer alone, so that it cannot tell
-// the bytes apart. "race": the order goes through memory of the host, which no call of CUDA tells.
+// The list says the most that a checker may say. "possible": it knows a use by its pointer alone, and cannot tell the
+// bytes apart. "race": the order goes through memory of the host, which no call of CUDA tells.
 #include <thread>
 
 #include "tests/bare/work.cuh"

@@ -9,8 +9,8 @@ Usage: judge.py BUILD [options]      BUILD: a build folder with the targets weir
   --keep FOLDER       what each run printed, a file each
   --jobs N            runs at a time (default: 4)
   --csan              the PyTorch programs under PyTorch's own sanitizer instead, on its own allocator
-A row has the program, the case, what must be said, what was said, and what was said of the same program made right. Rows that
-are wrong end with the reason. `weaker`: a possible race was said where the race is certain; `stronger`: the reverse.
+A row has the program, the case, what must be said, what was said, and what was said of the same program made right.
+Rows that are wrong end with the reason. `weaker`: a possible race was said where the race is certain; `stronger`: the reverse.
 Exit status: 0 each bug was reported and nothing else was; 1 not so, or a program failed; 2 usage; 77 no case could run.
 """
 import argparse
@@ -151,8 +151,8 @@ def main():
     print(f"{len(bugs)} bugs: {sum(case.said != 'none' for case in bugs)} reported, "
           f"{sum(case.said == 'race' for case in bugs)} of them as race; of the {len(certain)} that are certain "
           f"{sum(case.said == 'race' for case in certain)} as race")
-    print(f"{len(bugs)} made right and {len(clean)} clean programs: {sum('false report' in case.wrong for case in ran)} "
-          f"with a false report; {len(cases) - len(ran)} cases skipped; "
+    print(f"{len(bugs)} made right and {len(clean)} clean programs: "
+          f"{sum('false report' in case.wrong for case in ran)} with a false report; {len(cases) - len(ran)} cases skipped; "
           f"{sum(any(w.startswith(('ended', 'no checker')) for w in case.wrong) for case in ran)} failed")
     return SKIPPED if not ran else 1 if any(case.wrong for case in ran) else 0
 

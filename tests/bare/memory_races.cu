@@ -88,7 +88,7 @@ void pinned_buffer_written_by_a_kernel(bool right) {
   to_device(s.x, s.host, s.b);
 }
 
-// Two slots of pinned memory between two copies: the third round fills a slot whose upload nobody waited for.
+// Two slots of pinned memory between two copies: the third round fills a slot before its upload has ended.
 void staging_slot_reused(bool right) {
   scene s;
   float* const slots[] = {s.host, s.other_host};

@@ -1,4 +1,5 @@
-// CUDA programs that take memory and streams from weir, launch without a declaration, and leave out an order or a record.
+// CUDA programs that take memory and streams from weir, and launch without a declaration. Each leaves out an order or a
+// record.
 // Usage and the words of the list: see work.cuh and races.cu. A use that is declared to weir is judged as a copy is.
 #include <exception>
 

@@ -4,7 +4,8 @@
 Usage: torch_races.py NAME          the case as its comment says
        torch_races.py NAME right    the same with the order that is missing
        torch_races.py --list        the names, each with what a checker says of it
-A checker says `race` where a kernel gets the block as a parameter of its own, and a free or a copy is not ordered with it.
+A checker says `race` where a kernel gets the block as a parameter of its own, and nothing orders a free or a copy
+with it.
 It says `possible` between two kernels, and where the pointers lie in a structure, as those of most operators do.
 PyTorch's current stream is the legacy stream, and torch.cuda.Stream() makes non-blocking ones.
 Exit status: 0 whatever the case does, 2 usage, 77 the machine lacks what the case needs.

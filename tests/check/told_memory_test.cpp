@@ -50,7 +50,7 @@ TEST_F(told_calls, that_wait_are_seen_complete) {
   expect_none();
 }
 
-// Pageable memory is read before the call returns; it is nobody's block.
+// Pageable memory is read before the call returns, and belongs to no block.
 TEST_F(told_calls, that_copy_pageable_memory_leave_no_use_of_it) {
   char host[64] = {};
   auto const at = reinterpret_cast<address>(host);

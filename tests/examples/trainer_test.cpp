@@ -76,8 +76,8 @@ class trained : public testing::Test {
   settings with_;
 };
 
-// Each matrix is moved by 0.02 both ways, along its gradient and along its eight largest elements. The loss then changes
-// by 0.04 times the gradient, but for the third derivative and the rounding of float32: 1 %, of an element and 1e-4.
+// Each matrix is moved by 0.02 both ways, along its gradient and along its eight largest elements. The loss then
+// changes by 0.04 times the gradient, but for the third derivative and the rounding of float32: 1 %, of an element and 1e-4.
 TEST_F(trained, gradients_are_those_of_finite_differences) {
   auto all = examples::ranks_on_devices(1);
   model_shape const shape{.context = 8, .width = 16, .layers = 2, .heads = 2, .vocabulary = 24};

@@ -3,7 +3,7 @@
 // Threads: one. The machine is stepped: nothing completes but what the program waits for.
 //
 // Both report, of each stream, the gravest use that clashes, and of equal ones the last. A use is left out if a later
-// one that comes after it would clash no less surely. Pairs of two exact uses are judged by tests/check/random_test.cpp.
+// one that comes after it would clash no less surely. tests/check/random_test.cpp judges pairs of two exact uses.
 #pragma once
 #include <algorithm>
 #include <memory>

@@ -103,8 +103,8 @@ TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
       static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduce_op::sum, {0x7fff, 0})) << 16)));
 }
 
-// Gradients that are half alike. Where each hop of a ring rounds, as NCCL does outside of windows, eight ranks show what
-// two cannot. docs/lab/evidence.md has the figures.
+// The gradients are half alike. Where each hop of a ring rounds, as NCCL does outside of windows, eight ranks show
+// what two cannot. docs/lab/evidence.md has the figures.
 TEST(reduce, sums_of_bfloat16_round_once_for_all_ranks) {
   constexpr int count = 20000;
   std::mt19937 random(7);

@@ -7,7 +7,8 @@ The program and the processes that it starts take their device memory from weir.
 (docs/reference/options.md) apply. Exit status: the program's own; 2: wrong use; 66: --check reported a race.
 
 Options:
-  --check            reports races: uses of memory on two streams that nothing orders (docs/how-to/check-a-cuda-program.md)
+  --check            reports races: uses of memory on two streams that nothing orders
+                     (docs/how-to/check-a-cuda-program.md)
   --suppress FILE    kernels and blocks that these reports leave out
 """
 import os
