@@ -21,7 +21,7 @@ struct seen_pointer {
   address at = 0;
   bool writes = true;         // false: the kernel's signature says that it only reads (float const*)
   bool in_structure = false;  // found inside a parameter that is a structure by value: it may be stale
-  bool is_typed = true;       // false: no signature tells whether it is `const`
+  bool is_typed = true;       // false: the kernel has no signature that tells whether it is `const`
 };
 
 class seen_calls {

@@ -17,12 +17,9 @@ pointers in_order(std::span<seen_pointer const> given) {
   std::size_t kept = 0;
   for (seen_pointer const& p : all) {
     bool const is_same = kept && all[kept - 1].at == p.at;
-    if (is_same && all[kept - 1].in_structure == p.in_structure) {
-      seen_pointer& one = all[kept - 1];
-      bool const writes_surely = (p.writes && p.is_typed) || (one.writes && one.is_typed);
-      one.writes |= p.writes;
-      one.is_typed = writes_surely || !one.writes;
-    } else if (!is_same || (p.writes && !all[kept - 1].writes))
+    if (is_same && all[kept - 1].in_structure == p.in_structure)
+      all[kept - 1].writes |= p.writes;
+    else if (!is_same || (p.writes && !all[kept - 1].writes))
       all[kept++] = p;
   }
   all.resize(kept);
