@@ -43,6 +43,25 @@ char const* kind_of(mode_t mode) noexcept {
   return S_ISSOCK(mode) ? "is a socket" : "is a device";
 }
 
+// Requires: alignment a power of two. Returns: null if none.
+void* map_at_multiple_of(std::size_t alignment, std::size_t bytes, int access, int how) noexcept {
+  alignment = std::max(alignment, page_size());
+  std::size_t const slack = alignment - page_size();  // mmap() aligns to a page
+  if (bytes == 0 || bytes + slack < bytes)
+    return nullptr;
+  void* const got = ::mmap(nullptr, bytes + slack, access, MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
+  if (got == MAP_FAILED)
+    return nullptr;
+  // An aligned range lies in what was got. What is before and behind it goes back.
+  auto const from = reinterpret_cast<std::uintptr_t>(got);
+  std::uintptr_t const at = (from + alignment - 1) & ~(alignment - 1);
+  if (at > from)
+    ::munmap(got, at - from);
+  if (from + slack > at)
+    ::munmap(reinterpret_cast<void*>(at + bytes), from + slack - at);
+  return reinterpret_cast<void*>(at);
+}
+
 }  // namespace
 
 void refuse_by(refuser by) noexcept {
@@ -60,21 +79,7 @@ std::size_t page_size() noexcept {
 }
 
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
-  alignment = std::max(alignment, page_size());
-  std::size_t const slack = alignment - page_size();  // mmap() aligns to a page
-  if (bytes == 0 || bytes + slack < bytes || refused(call::reserve_addresses))
-    return nullptr;
-  void* const got = ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (got == MAP_FAILED)
-    return nullptr;
-  // An aligned range lies in what was got. What is before and behind it goes back.
-  auto const from = reinterpret_cast<std::uintptr_t>(got);
-  std::uintptr_t const at = (from + alignment - 1) & ~(alignment - 1);
-  if (at > from)
-    ::munmap(got, at - from);
-  if (from + slack > at)
-    ::munmap(reinterpret_cast<void*>(at + bytes), from + slack - at);
-  return reinterpret_cast<void*>(at);
+  return refused(call::reserve_addresses) ? nullptr : map_at_multiple_of(alignment, bytes, PROT_NONE, MAP_NORESERVE);
 }
 
 bool is_mapped(void const* at, std::size_t bytes) noexcept {
@@ -168,11 +173,8 @@ bool bad_accesses_are_explained() noexcept {
   return ::sigaction(SIGSEGV, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault;
 }
 
-void* map_memory(std::size_t bytes) noexcept {
-  if (refused(call::map_memory))
-    return nullptr;
-  void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return got == MAP_FAILED ? nullptr : got;
+void* map_memory(std::size_t bytes, std::size_t alignment) noexcept {
+  return refused(call::map_memory) ? nullptr : map_at_multiple_of(alignment, bytes, PROT_READ | PROT_WRITE, 0);
 }
 
 bool advise(void* at, std::size_t bytes, advice what) noexcept {

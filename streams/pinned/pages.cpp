@@ -63,16 +63,9 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
   // On an overcommitting system, touching more pages than exist would end the process.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is)
     return {{driver::code::out_of_memory, 0}, {}};
-  std::size_t const mapped = bytes + huge_page;  // the surplus aligns the base to a huge page, and is unmapped at once
-  auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
-  if (!first)
+  auto* const base = static_cast<std::byte*>(os::map_memory(bytes, huge_page));
+  if (!base)
     return {driver::no_addresses, {}};
-  auto* const base = first + (huge_page - reinterpret_cast<driver::address>(first) % huge_page) % huge_page;
-  if (base != first)
-    os::return_addresses(first, static_cast<std::size_t>(base - first));
-  std::byte* const end = base + bytes;
-  if (end != first + mapped)
-    os::return_addresses(end, static_cast<std::size_t>(first + mapped - end));
   os::advise(base, bytes, os::advice::huge_pages);
   if (node >= 0)
     os::prefer_node(base, bytes, node);

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <vector>
 
 #include "runtime/base/os_memory.h"
 #include "runtime/base/os_numa.h"
@@ -40,7 +41,23 @@ TEST(os, reserved_addresses_are_aligned_and_empty) {
   close_file(file);
 }
 
+TEST(os, memory_lies_at_a_multiple_of_its_alignment) {
+  std::size_t const unit = std::size_t{2} << 20;
+  std::vector<char*> all;
+  for (int i = 0; i < 8; ++i) {
+    auto* const at = static_cast<char*>(map_memory(unit + page_size(), unit));
+    ASSERT_NE(at, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % unit, 0u);
+    at[0] = at[unit + page_size() - 1] = 'x';
+    all.push_back(at);
+  }
+  for (char* at : all)
+    EXPECT_TRUE(return_addresses(at, unit + page_size()));
+}
+
 TEST(os, an_impossible_request_is_refused) {
+  EXPECT_EQ(map_memory(0), nullptr);
+  EXPECT_EQ(map_memory(~std::size_t{0} - 4096, 1u << 21), nullptr);
   EXPECT_EQ(reserve_addresses(0, 4096), nullptr);
   EXPECT_EQ(reserve_addresses(std::size_t{1} << 60, 4096), nullptr);
   EXPECT_EQ(reserve_addresses(~std::size_t{0} - 4096, 1u << 21), nullptr);

@@ -150,10 +150,9 @@ struct attempt {
     parts p;
     auto& machine = owner.machine();
     std::int64_t const begin = base::now_ns();
-    auto* const mapped = static_cast<std::byte*>(os::map_memory(bytes + 2_MiB));
-    if (!mapped)
+    auto* const base = static_cast<std::byte*>(os::map_memory(bytes, 2_MiB));
+    if (!base)
       must({driver::code::out_of_memory, 0}, "mapping");
-    std::byte* const base = mapped + (2_MiB - reinterpret_cast<driver::address>(mapped) % 2_MiB) % 2_MiB;
     prepare(base);
     p.map = ms_since(begin);
     std::int64_t from = base::now_ns();
@@ -185,7 +184,7 @@ struct attempt {
       must(machine.unpin(base + at), "unregistering");
     p.unlock = ms_since(from);
     from = base::now_ns();
-    os::return_addresses(mapped, bytes + 2_MiB);
+    os::return_addresses(base, bytes);
     p.unmap = ms_since(from);
     seen.push_back(p);
     return total;
