@@ -299,6 +299,10 @@ if(TARGET interop_torch_hooks_test)
     add_test(NAME interop.python COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/interop/weir_torch_test.py
       ${PROJECT_SOURCE_DIR} $<TARGET_FILE:weir_torch>)
     set_tests_properties(interop.python PROPERTIES TIMEOUT 120 LABELS interop)
+    # Where TORCH_ROOT names an installed PyTorch of CUDA.
+    add_test(NAME interop.torch_native COMMAND ${PROJECT_SOURCE_DIR}/tests/interop/torch_native/run.sh
+      ${PROJECT_SOURCE_DIR} $<TARGET_FILE:weir_torch>)
+    set_tests_properties(interop.torch_native PROPERTIES TIMEOUT 300 LABELS interop SKIP_RETURN_CODE 77)
   endif()
 endif()
 

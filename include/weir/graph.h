@@ -32,6 +32,8 @@ class graph_memory {
  public:
   graph_memory();
   size_t reserved(source_location = source_location::current()) const;  // bytes, on all devices of this runtime
+  // memory_segment::pool of what it holds on that device; 0: nothing
+  std::uint64_t number(device = gpu, source_location = source_location::current()) const;
 
  private:
   friend class graph;

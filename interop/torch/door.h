@@ -64,5 +64,28 @@ inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle
 }
 
 std::string text_of(std::exception_ptr);
+void require_no_fork();  // Throws: std::runtime_error in a fork of a process that used a device
+
+// The text that weir_torch_error() returns: of this thread's last call of a function that answers instead of throwing.
+std::string& error_of_this_thread() noexcept;
+template <class Do, class Answer>
+Answer guarded(Do act, Answer failed) noexcept {
+  try {
+    error_of_this_thread().clear();
+    return act();
+  } catch (...) {
+    error_of_this_thread() = text_of(std::current_exception());
+    return failed;
+  }
+}
+template <class Do>
+int done(Do act) noexcept {
+  return guarded(
+      [&] {
+        act();
+        return 0;
+      },
+      -1);
+}
 
 }  // namespace weir::interop

@@ -13,19 +13,8 @@ namespace weir::interop {
 namespace {
 
 constexpr source_location of_python;  // its line is not known here
-thread_local std::string error_text;
 thread_local std::string answer_text;
 
-template <class Do>
-auto guarded(Do act, decltype(act()) failed) noexcept {
-  try {
-    error_text.clear();
-    return act();
-  } catch (...) {
-    error_text = text_of(std::current_exception());
-    return failed;
-  }
-}
 template <class Text>
 char const* answered(Text make) noexcept {
   return guarded(
@@ -35,16 +24,6 @@ char const* answered(Text make) noexcept {
       },
       static_cast<char const*>(nullptr));
 }
-template <class Do>
-int done(Do act) noexcept {
-  return guarded(
-      [&] {
-        act();
-        return 0;
-      },
-      -1);
-}
-
 constinit std::atomic<bool> lines_are_named{false};  // for good
 std::array<std::atomic<double>, 64> fractions{};     // by device; 0: none was set
 std::array<std::atomic<std::int64_t>, 64> held{};    // bytes of libraries without hooks, by device
@@ -54,6 +33,12 @@ void count(int device, std::size_t bytes, int sign) noexcept {
 }
 
 }  // namespace
+
+std::string& error_of_this_thread() noexcept {
+  thread_local std::string text;
+  return text;
+}
+
 }  // namespace weir::interop
 
 using namespace weir::interop;
@@ -62,7 +47,7 @@ WEIR_HOOK char const* weir_torch_version() noexcept {
   return WEIR_VERSION;
 }
 WEIR_HOOK char const* weir_torch_error() noexcept {
-  return error_text.c_str();
+  return error_of_this_thread().c_str();
 }
 // 1: out of memory arrives as torch.OutOfMemoryError; 0: as RuntimeError
 WEIR_HOOK int weir_torch_has_own_error() noexcept {

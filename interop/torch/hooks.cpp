@@ -43,11 +43,7 @@ std::string of_bytes(std::size_t n) {
 }
 
 [[gnu::noinline]] void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) try {
-  if (is_forked()) {
-    throw std::runtime_error(
-        "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
-        "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
-  }
+  require_no_fork();
   return allocate_rounded(bytes, device, handle, streams().of(device, handle));
 } catch (...) {
   throw_for_torch(device, bytes);
@@ -81,6 +77,14 @@ retained_streams& streams() noexcept {
 pools_of_torch& pools() noexcept {
   static pools_of_torch& all = *new pools_of_torch(at_hand.open_pools);
   return all;
+}
+
+void require_no_fork() {
+  if (is_forked()) {
+    throw std::runtime_error(
+        "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
+        "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
+  }
 }
 
 std::string text_of(std::exception_ptr thrown) {

@@ -44,6 +44,35 @@ void pools_of_torch::release(int device, id which) noexcept {
     gone = all_.extract(found);
 }
 
+int pools_of_torch::holds(int device, id which) noexcept {
+  std::lock_guard const hold(lock_);
+  auto const found = all_.find({device, which});
+  return found == all_.end() ? 0 : found->second.holds;
+}
+
+auto pools_of_torch::in_force(int device, CUstream_st* handle) -> std::optional<id> {
+  std::lock_guard const hold(lock_);
+  for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {
+    if (r->of.first == device && r->accepts(handle))
+      return r->of.second;
+  }
+  return std::nullopt;
+}
+
+auto pools_of_torch::by_number(int device) -> std::map<std::uint64_t, id> {
+  std::map<std::uint64_t, id> all;
+  std::lock_guard const hold(lock_);
+  for (auto const& [where, its] : all_) {
+    if (where.first != device)
+      continue;
+    if (its.others)
+      all[its.others->number()] = where.second;
+    if (std::uint64_t const number = its.graphs.number(weir::device(device), unknown))
+      all[number] = where.second;
+  }
+  return all;
+}
+
 std::shared_ptr<pool const> pools_of_torch::entered(int device, CUstream_st* handle, stream_ref home) {
   std::lock_guard const hold(lock_);
   for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {

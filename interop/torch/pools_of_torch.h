@@ -4,10 +4,12 @@
 // Threads: any. The filters are called with the lock held, and none after its end().
 #pragma once
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,10 @@ class pools_of_torch {
   void end(int device, id) noexcept;      // the newest begin() of that pool
   void hold(int device, id);              // Throws: bad_alloc, as pool
   void release(int device, id) noexcept;  // the last one for each hold() gives the pool up
+  int holds(int device, id) noexcept;     // hold() and begin() less release(); 0: no such pool
+  // The newest pool that accepts the stream on this thread, captured or not.
+  std::optional<id> in_force(int device, CUstream_st*);
+  std::map<std::uint64_t, id> by_number(int device);  // memory_segment::pool of all pools that hold memory
   // Of an allocation on this stream: the pool that its thread has entered. Null: none, or the stream is captured
   std::shared_ptr<pool const> entered(int device, CUstream_st*, stream_ref);
 

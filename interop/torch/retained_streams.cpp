@@ -10,7 +10,8 @@ namespace weir::interop {
 namespace {
 constexpr source_location unknown;  // a line of Python
 
-// Lets kernels and copies of `reader` use the memory of `owner`. A pair without a link stays as it is.
+}  // namespace
+
 void open_memory(int owner, int reader) {
   try {
     if (can_access_peer(reader, owner, unknown))
@@ -21,7 +22,6 @@ void open_memory(int owner, int reader) {
                  reader, owner, e.what());
   }
 }
-}  // namespace
 
 // A process that sees eight devices and uses one opens nothing. When a second device is used, weir tests
 // the links and opens the memory.
@@ -92,6 +92,21 @@ void retained_streams::lend(CUstream_st* handle) {
     return;  // the legacy stream, which never ends
   std::lock_guard const hold(lock_);
   lent_.insert(key_of(0, handle));
+}
+
+CUstream_st* retained_streams::handle_of(std::uint64_t stream_id) {
+  auto const handle = [](std::uintptr_t key) { return key < 4096 ? nullptr : reinterpret_cast<CUstream_st*>(key); };
+  for (entry const& e : table_) {
+    std::uintptr_t const key = e.key.load(std::memory_order_acquire);
+    if (key && stream_ref(e.stream).id() == stream_id)
+      return handle(key);
+  }
+  std::lock_guard const hold(lock_);
+  for (auto const& [key, e] : beyond_) {
+    if (stream_ref(e.stream).id() == stream_id)
+      return handle(key);
+  }
+  return nullptr;
 }
 
 stream_ref retained_streams::of_any_device(int guess, CUstream_st* handle) {

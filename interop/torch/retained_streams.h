@@ -47,6 +47,8 @@ class retained_streams {
   // The stream of this handle may end before the process, and CUDA gives the handle to later streams: it is
   // borrowed by the calls that name it, as CUDA's per-thread stream is. A registered stream stays registered.
   void lend(CUstream_st* handle);
+  // Null: CUDA's legacy stream, or one that is not registered.
+  CUstream_st* handle_of(std::uint64_t stream_id);
   // The only device that a stream was named on; -1: none yet, or several.
   int only_device() const noexcept { return only_device_.load(std::memory_order_relaxed); }
 
@@ -78,5 +80,8 @@ class retained_streams {
   std::uint64_t devices_ = 0;                   // a bit for each device that a stream was named on
   std::atomic<int> only_device_{-1};
 };
+
+// Lets kernels and copies of `reader` use the memory of `owner`. A pair without a link stays as it is.
+void open_memory(int owner, int reader);
 
 }  // namespace weir::interop

@@ -56,7 +56,7 @@ def files(library, work):
     for folder, inner, names in sorted(os.walk(package)):
         inner[:] = sorted(d for d in inner if d != "__pycache__")
         for name in sorted(names):
-            if name.endswith(".py"):
+            if name.endswith((".py", ".cpp", ".h")):
                 path = os.path.join(folder, name)
                 yield os.path.relpath(path, os.path.dirname(package)), path
     beside = [name for name in asked_for(library)[1] if name.startswith("libweir.so")]  # the library finds it there
@@ -95,7 +95,7 @@ def build(library, folder):
 
         for name, source in files(library, work):
             with open(source, "rb") as file:
-                put(name, file.read(), 0o644 if name.endswith(".py") else 0o755)
+                put(name, file.read(), 0o755 if ".so" in name else 0o644)
         for name, text in texts.items():
             put(name, text.encode())
         records.append(f"{info}/RECORD,,\n")

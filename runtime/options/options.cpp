@@ -533,10 +533,11 @@ options options::from_environment(source_location at) {
 }
 
 std::vector<std::string> unknown_variables() {
-  // WEIR_TORCH and WEIR_TORCH_LIBRARY: interop/torch
+  // WEIR_TORCH, WEIR_TORCH_…: interop/torch
   static constexpr std::string_view ours[] = {"WEIR_CONF",        "WEIR_CONF_FILE",     "WEIR_DEVICES",
                                               "WEIR_CHECK_RACES", "WEIR_SIM_GUARD",     "WEIR_SIM_CENSUS",
-                                              "WEIR_TORCH",       "WEIR_TORCH_LIBRARY", "WEIR_CHECK_SUPPRESS"};
+                                              "WEIR_TORCH",       "WEIR_TORCH_LIBRARY", "WEIR_TORCH_NATIVE",
+                                              "WEIR_TORCH_CACHE", "WEIR_CHECK_SUPPRESS"};
   static constexpr std::string_view prefixes_of_tests_and_tools[] = {
       "WEIR_TEST_",      "WEIR_KILL_",       "WEIR_MISHAP_",       "WEIR_PLANTED_",     "WEIR_PROVE_", "WEIR_FUZZ_",
       "WEIR_CHECKED_",   "WEIR_CHECK_LINES", "WEIR_CHECK_SECONDS", "WEIR_CONFORMANCE_", "WEIR_GPU_",   "WEIR_TRAINER_",

@@ -259,6 +259,14 @@ size_t graph_memory::reserved(source_location at) const {
   return use_by_graphs_of(streams::current_runtime(at), *state_->hold).reserved;
 }
 
+std::uint64_t graph_memory::number(weir::device on, source_location at) const {
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(on, r, "graph_memory::number", at);
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  memory::allocator* const its = devices ? devices->if_made(d) : nullptr;
+  return its ? its->use_of_graphs(*state_->hold).pool : 0;
+}
+
 struct WEIR_LOCAL graph_memory_route::state {
   known_runtime of;
   std::uint64_t number;

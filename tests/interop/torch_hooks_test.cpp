@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-struct CUstream_st;
+#include "interop/torch/python/weir/torch/native/door.h"
 
 namespace {
 
@@ -126,6 +126,104 @@ TEST(torch_hooks, out_of_memory_is_pytorchs_class_if_it_is_loaded) {
   EXPECT_EQ(std::string(text).rfind("CUDA out of memory. Tried", 0), 0u) << text;
   EXPECT_EQ(catch_as_torch([] { give(take(100)); }, text, sizeof text), 0);
   ::dlclose(fake);
+}
+
+// What the allocator that is compiled against PyTorch's headers asks.
+TEST(torch_door, an_allocation_that_fails_says_why_in_numbers) {
+  weir_torch_failure const* why = nullptr;
+  auto* const try_alloc = lib().find<decltype(weir_torch_try_alloc)>("weir_torch_try_alloc");
+  EXPECT_EQ(try_alloc(limit + 1, 0, nullptr, &why), nullptr);
+  ASSERT_NE(why, nullptr);
+  EXPECT_EQ(why->out_of_memory, 1);
+  EXPECT_EQ(why->capacity, std::size_t{1} << 30);
+  EXPECT_LE(why->free, why->capacity);
+  EXPECT_EQ(static_cast<std::int64_t>(why->allocated), figure("allocated_bytes.all.current"));
+  EXPECT_NE(std::string(why->text).find("limit"), std::string::npos) << why->text;
+  EXPECT_EQ(try_alloc(1000, 9, nullptr, &why), nullptr);
+  EXPECT_EQ(why->out_of_memory, 0);
+  EXPECT_NE(std::string(why->text).find("gpu:9"), std::string::npos) << why->text;
+  void* const p = try_alloc(1000, 0, nullptr, &why);
+  EXPECT_NE(p, nullptr);
+  give(p);
+}
+
+TEST(torch_door, a_block_is_found_by_its_start_and_inside) {
+  auto* const find = lib().find<decltype(weir_torch_find)>("weir_torch_find");
+  auto* const p = static_cast<char*>(take(100000, 1));
+  weir_torch_block block{};
+  EXPECT_EQ(find(p + 99999, &block), 1);
+  EXPECT_EQ(block.base, p);
+  EXPECT_EQ(block.bytes, 100000u);
+  EXPECT_EQ(block.device, 1);
+  give(p, 100000, 1);
+  EXPECT_EQ(find(p, &block), 0);
+  int mine = 0;
+  EXPECT_EQ(find(&mine, &block), 0);
+}
+
+TEST(torch_door, segments_add_up_to_the_statistics) {
+  void* const kept = take(3 << 20);
+  void* const small = take(700);
+  weir_torch_statistics n{};
+  ASSERT_EQ(lib().find<decltype(weir_torch_statistics_of)>("weir_torch_statistics_of")(0, &n), 0);
+  struct sums {
+    std::size_t bytes = 0, pieces = 0, live = 0, blocks = 0;
+  } seen;
+  auto const add = [](void* to, weir_torch_segment const* s) {
+    auto& all = *static_cast<sums*>(to);
+    all.bytes += s->bytes;
+    EXPECT_EQ(s->stream, nullptr);
+    EXPECT_EQ(s->pool[0] + s->pool[1], 0u);
+    for (std::size_t i = 0; i < s->pieces; ++i) {
+      all.pieces += s->piece[i].bytes;
+      all.live += s->piece[i].is_allocated ? s->piece[i].bytes : 0;
+      all.blocks += s->piece[i].is_allocated ? 1 : 0;
+    }
+  };
+  ASSERT_EQ(lib().find<decltype(weir_torch_segments)>("weir_torch_segments")(0, add, &seen), 0);
+  EXPECT_EQ(seen.bytes, seen.pieces);
+  EXPECT_EQ(static_cast<std::int64_t>(seen.bytes), n.reserved_bytes[weir_torch_all].current);
+  EXPECT_EQ(static_cast<std::int64_t>(seen.live), n.allocated_bytes[weir_torch_all].current);
+  EXPECT_EQ(static_cast<std::int64_t>(seen.blocks), n.allocation[weir_torch_all].current);
+  EXPECT_EQ(n.allocated_bytes[weir_torch_all].current,
+            n.allocated_bytes[weir_torch_small].current + n.allocated_bytes[weir_torch_large].current);
+  EXPECT_NE(lib().find<decltype(weir_torch_statistics_of)>("weir_torch_statistics_of")(7, &n), 0);
+  EXPECT_NE(std::string(lib().find<char const*()>("weir_torch_error")()), "");
+  give(kept), give(small);
+}
+
+TEST(torch_door, a_pool_in_force_owns_its_segments) {
+  pool_id const id{0, 7070};
+  auto* const holds = lib().find<decltype(weir_torch_holds_of_pool)>("weir_torch_holds_of_pool");
+  auto* const in_force = lib().find<decltype(weir_torch_pool_in_force)>("weir_torch_pool_in_force");
+  unsigned long long found[2] = {};
+  EXPECT_EQ(in_force(0, nullptr, found), 0);
+  lib().find<void(int, pool_id, std::function<bool(CUstream_st*)>)>("weir_torch_begin_pool")(
+      0, id, [](CUstream_st*) { return true; });
+  EXPECT_EQ(in_force(0, nullptr, found), 1);
+  EXPECT_EQ(pool_id(found[0], found[1]), id);
+  EXPECT_EQ(in_force(1, nullptr, found), 0) << "of another device";
+  void* const p = take(1 << 20);
+  lib().find<void(int, pool_id)>("weir_torch_end_pool")(0, id);
+  EXPECT_EQ(in_force(0, nullptr, found), 0);
+  EXPECT_EQ(holds(0, id.first, id.second), 1);
+  std::size_t live = 0;
+  auto const add = [](void* to, weir_torch_segment const* s) {
+    for (std::size_t i = 0; i < s->pieces && s->pool[1] == 7070; ++i)
+      *static_cast<std::size_t*>(to) += s->piece[i].is_allocated ? s->piece[i].bytes : 0;
+  };
+  ASSERT_EQ(lib().find<decltype(weir_torch_segments)>("weir_torch_segments")(0, add, &live), 0);
+  EXPECT_EQ(live, std::size_t{1} << 20);
+  give(p);
+  lib().find<void(int, pool_id)>("weir_torch_release_pool")(0, id);
+  EXPECT_EQ(holds(0, id.first, id.second), 0);
+}
+
+TEST(torch_door, the_largest_block_is_what_can_be_had) {
+  std::size_t const largest = lib().find<decltype(weir_torch_largest)>("weir_torch_largest")(0);
+  EXPECT_GT(largest, limit / 2);
+  give(take(largest));
+  EXPECT_EQ(lib().find<decltype(weir_torch_devices)>("weir_torch_devices")(), 2);
 }
 
 TEST(torch_hooks, foreign_pointers_are_left_alone) {

@@ -42,6 +42,90 @@ class Case(unittest.TestCase):
         self.assertIn(text, done.stderr.splitlines()[-1])
 
 
+class Native(Case):
+    """The library that is compiled against PyTorch's headers: how it is made. What it does needs the headers of one."""
+
+    made_up = """
+        import os, sys, types
+        from weir.torch import _native
+        folder = os.environ["WORK"]
+        torch = types.SimpleNamespace(__file__=os.path.join(folder, "torch", "__init__.py"), _C=types.SimpleNamespace(),
+                                      __version__=os.environ.get("RELEASE", "2.11.0+cu130"))
+        _native._loaded = lambda name: os.path.join(folder, name)
+        _native._cuda_headers = lambda torch: folder
+        """
+
+    def setUp(self):
+        kept = tempfile.TemporaryDirectory()
+        self.addCleanup(kept.cleanup)
+        self.work = kept.name
+        headers = os.path.join(self.work, "torch", "include", "c10", "cuda")
+        os.makedirs(headers)
+        with open(os.path.join(headers, "CUDACachingAllocator.h"), "w", encoding="utf-8") as file:
+            file.write("class CUDAAllocator : public DeviceAllocator {\n  virtual bool isEnabled() const = 0;\n};\n")
+        self.compiler = os.path.join(self.work, "compiler")
+        self.compiles_by("sleep 0.3\nwhile [ \"$1\" != -o ]; do shift; done\necho made > \"$2\"\n")
+        self.environment = {"WORK": self.work, "WEIR_TORCH_CACHE": os.path.join(self.work, "cache"), "CXX": self.compiler}
+
+    def compiles_by(self, script):
+        with open(self.compiler, "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\necho \"$@\" >> {self.work}/calls\n{script}")
+        os.chmod(self.compiler, 0o755)
+
+    def calls(self):
+        with open(os.path.join(self.work, "calls"), encoding="utf-8") as file:
+            return file.read().splitlines()
+
+    def program(self, then):
+        return textwrap.dedent(self.made_up) + textwrap.dedent(then)
+
+    def test_is_compiled_once_for_a_release(self):
+        code = self.program("print(_native.build(torch))")
+        first, again = (self.passes(code, **self.environment).stdout for _ in range(2))
+        self.assertEqual(first, again)
+        self.assertEqual(len(self.calls()), 1)
+        other = self.passes(code, RELEASE="2.10.0", **self.environment).stdout
+        self.assertNotEqual(first, other)
+        self.assertEqual(len(self.calls()), 2)
+
+    def test_headers_say_what_is_compiled(self):
+        self.passes(self.program("_native.build(torch)"), **self.environment)
+        called = self.calls()[0]
+        for flag in ("-DWEIR_HAS_DEVICE_ALLOCATOR", "-DWEIR_HAS_ENABLE", "-D_GLIBCXX_USE_CXX11_ABI=1"):
+            self.assertIn(flag, called.split())
+        self.assertNotIn("-DWEIR_HAS_SHARE_IPC", called)
+
+    def test_two_processes_compile_it_once(self):
+        code = self.program("print(_native.build(torch))")
+        own = {"PATH": os.environ["PATH"], "PYTHONPATH": package, "PYTHONDONTWRITEBYTECODE": "1", **self.environment}
+        all_of = [subprocess.Popen([sys.executable, "-c", code], env=own, stdout=subprocess.PIPE, text=True)
+                  for _ in range(4)]
+        paths = {one.communicate(timeout=60)[0] for one in all_of}
+        self.assertEqual(len(paths), 1, paths)
+        self.assertTrue(os.path.exists(paths.pop().strip()))
+        self.assertEqual(len(self.calls()), 1)
+
+    def test_a_failed_compilation_leaves_nothing(self):
+        self.compiles_by("echo 'allocator.cpp:7: error: no such member' >&2\nexit 1\n")
+        self.fails(self.program("_native.build(torch)"), "error: no such member", **self.environment)
+        self.compiles_by("while [ \"$1\" != -o ]; do shift; done\necho made > \"$2\"\n")
+        self.passes(self.program("_native.build(torch)"), **self.environment)
+
+    def test_other_releases_are_refused_by_number(self):
+        self.fails(self.program("_native.build(torch)"), "is none of 2.4 to 2.11", RELEASE="3.0.0", **self.environment)
+        self.fails(self.program("_native.build(torch)"), "is none of 2.4 to 2.11", RELEASE="2.1.0", **self.environment)
+
+    def test_plug_serves_where_it_cannot_be_compiled(self):
+        done = self.passes("""
+            import torch, weir.torch
+            weir.torch.install()
+            assert weir.torch.is_installed() and not weir.torch.is_native()
+            torch.UntypedStorage(100)
+            """, WEIR_TORCH_NATIVE="1", WEIR_TORCH_CACHE=os.path.join(self.work, "cache"))
+        self.assertIn("class CUDAAllocator in", done.stderr)
+        self.assertEqual(done.stderr.count("RefusedWarning"), 1, done.stderr)
+
+
 class Install(Case):
     def test_before_first_use(self):
         self.passes("""

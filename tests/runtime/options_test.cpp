@@ -258,8 +258,8 @@ TEST_F(first_runtime, unknown_variables_are_reported_once) {
       {
         ::setenv("WEIR_DEVICE", "sim", 1);
         ::setenv("WEIR_COLOUR", "red", 1);
-        for (char const* fine :
-             {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_TORCH", "WEIR_TORCH_LIBRARY", "WEIRD"})
+        for (char const* fine : {"WEIR_DEVICES", "WEIR_TEST_SEEDS", "WEIR_TEST_ANYTHING", "WEIR_TORCH",
+                                 "WEIR_TORCH_LIBRARY", "WEIR_TORCH_NATIVE", "WEIR_TORCH_CACHE", "WEIRD"})
           ::setenv(fine, "1", 1);
         ::unsetenv("WEIR_CHECK_RACES");
         std::vector<std::string> told;

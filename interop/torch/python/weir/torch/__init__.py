@@ -12,8 +12,8 @@ import warnings
 from weir import _library
 from weir._library import WeirError
 
-__all__ = ["Refused", "RefusedWarning", "WeirError", "can_install", "install", "is_installed", "report", "save_page",
-           "summary"]
+__all__ = ["Refused", "RefusedWarning", "WeirError", "can_install", "install", "is_installed", "is_native", "report",
+           "save_page", "stats", "summary"]
 
 _allocator = None  # PyTorch calls it until the process ends
 
@@ -30,6 +30,13 @@ def is_installed():
     return _allocator is not None
 
 
+def is_native():
+    """Whether weir is PyTorch's own allocator (WEIR_TORCH_NATIVE=1), which answers what the plug cannot be asked."""
+    from weir.torch import _native
+
+    return _allocator is _native
+
+
 def can_install():
     """Whether this PyTorch is one for CUDA, whose allocator can be replaced."""
     import torch
@@ -41,20 +48,23 @@ _too_late = ("weir-124: weir.torch.install() comes too late: PyTorch has used CU
              "then. Call it directly after `import torch`, or start the program with `python -m weir.torch`")
 
 
-def install():
-    """Makes weir the allocator of this process's PyTorch. A second call does nothing.
+def _install_native(torch):
+    """The allocator that is compiled against PyTorch's headers, where WEIR_TORCH_NATIVE=1 asks for it. None: the plug."""
+    if os.environ.get("WEIR_TORCH_NATIVE", "0") in ("", "0"):
+        return None
+    from weir.torch import _native
 
-    Raises Refused: PyTorch is not built for CUDA, or has used it already. Raises WeirError: the library is not found.
-    """
-    global _allocator
-    if _allocator is not None:
-        return
-    import torch
+    try:
+        _native.install(torch, _library.path())
+    except _native.CannotBuild as why:
+        warnings.warn(f"{why}. weir serves by PyTorch's plug for allocators instead", RefusedWarning, stacklevel=3)
+        return None
+    except RuntimeError as error:
+        raise Refused(f"{_too_late} ({error})") from None
+    return _native
 
-    if not can_install():
-        raise Refused(f"weir-125: weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one that is")
-    if torch.cuda.is_initialized():
-        raise Refused(_too_late)
+
+def _install_plug(torch):
     memory = torch.cuda.memory
     allocator = memory.CUDAPluggableAllocator(_library.path(), "weir_torch_alloc", "weir_torch_free")
     hooks = allocator.allocator() if hasattr(allocator, "allocator") else allocator._allocator
@@ -72,17 +82,35 @@ def install():
         memory.change_current_allocator(allocator)
     except RuntimeError as error:
         raise Refused(f"{_too_late} ({error})") from None
-    _allocator = allocator
+    return allocator
+
+
+def install():
+    """Makes weir the allocator of this process's PyTorch. A second call does nothing.
+
+    Raises Refused: PyTorch is not built for CUDA, or has used it already. Raises WeirError: the library is not found.
+    """
+    global _allocator
+    if _allocator is not None:
+        return
+    import torch
+
+    if not can_install():
+        raise Refused(f"weir-125: weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one that is")
+    if torch.cuda.is_initialized():
+        raise Refused(_too_late)
+    _allocator = _install_native(torch) or _install_plug(torch)
     if os.environ.get("WEIR_CHECK_RACES", "0") not in ("", "0"):
         own = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
         _library.call("name_lines", own.encode())
 
     from weir.torch import _figures, _pools, _refusals, _streams
 
-    _figures.put_into(torch)
     _streams.put_into(torch)
-    _pools.put_into(torch)
-    _refusals.put_into(torch)
+    _pools.put_into(torch, is_native())
+    _refusals.put_into(torch, is_native())
+    if not is_native():
+        _figures.put_into(torch)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if os.environ.get(name):
             warnings.warn(f"weir-120: {name}={os.environ[name]} has no effect on weir, whose options are in WEIR_CONF "
@@ -97,6 +125,13 @@ def _index(device):
 def summary(device=None):
     """weir's own table of a device's memory: reserved = allocated + pending + cached, and whose each is."""
     return _library.text("summary", _index(device))
+
+
+def stats(device=None):
+    """weir's figures under torch's keys and its own, nested as torch.cuda.memory_stats_as_nested_dict()."""
+    from weir.torch import _figures
+
+    return _figures.stats(_index(device))
 
 
 def report(device=None):

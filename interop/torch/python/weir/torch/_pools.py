@@ -69,10 +69,10 @@ def _end_failed_captures(torch):
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-def put_into(torch):
-    if hasattr(torch.cuda.memory, "MemPool"):
+def put_into(torch, is_native):
+    if hasattr(torch.cuda.memory, "MemPool") and not is_native:
         torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
     if hasattr(torch.cuda, "CUDAGraph"):
         _end_failed_captures(torch)
-    if hasattr(torch, "compile"):
+    if hasattr(torch, "compile") and not is_native:
         _without_trees(torch)

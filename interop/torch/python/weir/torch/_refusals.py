@@ -25,10 +25,12 @@ def _refuse_benchmark(set_it):
     return refused
 
 
-def put_into(torch):
+def put_into(torch, is_native):
     torch.UntypedStorage._share_cuda_ = _refuse("a CUDA tensor for another process (CUDA IPC)", _ipc)
     torch.UntypedStorage._new_shared_cuda = staticmethod(_refuse("a CUDA tensor of another process (CUDA IPC)", _ipc))
 
+    if is_native:
+        return  # it tells cuDNN's search how much there is
     # The property of torch.backends.cudnn keeps the function that it was made with; cudnn.flags() asks
     # torch._C.
     torch._C._set_cudnn_benchmark = _refuse_benchmark(torch._C._set_cudnn_benchmark)
