@@ -5,7 +5,6 @@
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -148,7 +147,7 @@ TEST(native_torch, statistics_agree_with_a_snapshot) {
   EXPECT_EQ(cca::getDeviceStats(0).allocated_bytes[0].freed, 0);
 }
 
-TEST(native_torch, out_of_memory_is_pytorchs_error_and_all_are_told) {
+TEST(native_torch, out_of_memory_is_pytorchs_error_and_is_told) {
   weir();
   std::size_t told = 0;
   static std::size_t* to = nullptr;
@@ -180,7 +179,7 @@ TEST(native_torch, out_of_memory_is_pytorchs_error_and_all_are_told) {
   cca::raw_delete(cca::raw_alloc(1000));  // works on
 }
 
-TEST(native_torch, a_history_has_the_contexts_of_allocations_and_frees) {
+TEST(native_torch, a_history_has_contexts_of_both_ends) {
   weir();
   record(true);
   void* const p = cca::raw_alloc(mib);
@@ -455,7 +454,7 @@ struct other_allocator {
                                     }};
 };
 
-TEST(native_torch, memory_of_another_allocator_is_kept_for_its_stream) {
+TEST(native_torch, foreign_memory_is_kept_for_its_stream) {
   other_allocator of{10 * mib, {}, 0};
   auto* const other_stream = reinterpret_cast<cudaStream_t>(&of);
   void* const a = of.memory.take(mib - 100, nullptr);
@@ -476,7 +475,7 @@ TEST(native_torch, memory_of_another_allocator_is_kept_for_its_stream) {
   EXPECT_FALSE(of.memory.release_unused());
 }
 
-TEST(native_torch, unused_memory_goes_back_before_another_allocator_is_out) {
+TEST(native_torch, unused_foreign_memory_goes_back_first) {
   other_allocator of{3 * mib, {}, 0};
   void* const a = of.memory.take(2 * mib, nullptr);
   void* const lives = of.memory.take(mib, nullptr);
@@ -502,7 +501,7 @@ TEST(native_torch, what_weir_does_not_do_is_refused_by_name) {
 }
 
 // Many threads allocate while one records, tracks and asks.
-TEST(native_torch, threads_allocate_while_a_history_begins_and_ends) {
+TEST(native_torch, threads_allocate_beside_a_history) {
   weir();
   std::int64_t const before = allocated();
   std::atomic<bool> over{false};

@@ -16,8 +16,8 @@ flags+=(-std=c++17 -O1 -g -Wall -Wextra -I"$source" -isystem "$root/include" -is
 libraries=(-L"$root/lib" -lc10 -lc10_cuda -L"$cuda/lib64" -lcudart -Wl,-rpath,"$root/lib:$cuda/lib64")
 if [ ! -e /dev/nvidiactl ]; then
   export WEIR_DEVICES=sim:1:1
-  ${CXX:-c++} -O1 -shared -fPIC -isystem "$cuda/include" "$source/tests/interop/torch_native/no_gpu_runtime.cpp" \
-    -o "$work/libnone.so"
+  ${CXX:-c++} -O1 -shared -fPIC -isystem "$cuda/include" -x c++ \
+    "$source/tests/interop/torch_native/no_gpu_runtime.cu" -o "$work/libnone.so"
   libraries=(-L"$work" -Wl,--no-as-needed -lnone -Wl,-rpath,"$work" "${libraries[@]}")  # found before the toolkit's
 fi
 ${CXX:-c++} "${flags[@]}" -shared -fPIC -fvisibility=hidden "$native/native/allocator.cpp" -o "$work/libnative.so" \

@@ -17,6 +17,7 @@
 #include "door.h"
 #include "history.h"
 #include "pools.h"
+#include "segments.h"
 
 namespace weir_torch {
 namespace {
@@ -32,11 +33,6 @@ std::string of_bytes(std::size_t n) {
   double const mib = static_cast<double>(n) / (1 << 20);
   std::snprintf(text, sizeof text, mib >= 1024 ? "%.2f GiB" : "%.2f MiB", mib >= 1024 ? mib / 1024 : mib);
   return text;
-}
-
-// Requires: 0 came from the function whose text is asked for
-void require(int result, char const* operation) {
-  TORCH_CHECK(result == 0, "weir.torch: ", operation, ": ", weir_torch_error());
 }
 
 template <class Stats>
@@ -457,72 +453,12 @@ class allocator final : public cca::CUDAAllocator {
                      " is free. weir's report:\n", report);
   }
 
-  std::vector<cca::SegmentInfo> segments_of(int device, pool_id pool) {
-    struct walk {
-      allocator& self;
-      pool_id pool;
-      std::vector<cca::SegmentInfo> all;
-    } found{*this, pool, {}};
-    require(weir_torch_segments(
-                device,
-                [](void* to, weir_torch_segment const* s) {
-                  walk& w = *static_cast<walk*>(to);
-                  if (w.pool == pool_id() || w.pool == pool_id(s->pool[0], s->pool[1]))
-                    w.all.push_back(w.self.told(*s));
-                },
-                &found),
-            "memory_snapshot");
-    for (auto const& [id, memory] : pools_.others_on(device)) {
-      if (pool != pool_id() && pool != id)
-        continue;
-      for (auto const& [at, block] : memory->all())
-        found.all.push_back(told(device, id, at, block));
-    }
-    return std::move(found.all);
-  }
-  cca::SegmentInfo told(int device, pool_id id, void* at, foreign_memory::block const& block) {
-    weir_torch_piece const whole{reinterpret_cast<std::uintptr_t>(at), block.bytes, block.requested,
-                                 block.requested != 0, 0};
-    return told({device, whole.address, block.bytes, block.stream, 0, {id.first, id.second}, 1, &whole});
-  }
-  cca::SegmentInfo told(weir_torch_segment const& s) {
-    cca::SegmentInfo out;
-    out.device = static_cast<c10::DeviceIndex>(s.device);
-    out.address = s.address;
-    out.total_size = s.bytes;
-    out.stream = s.stream;
-    out.is_large = !s.is_small;
-    out.is_expandable = true;
-    out.owner_private_pool_id = {s.pool[0], s.pool[1]};
-    for (std::size_t i = 0; i < s.pieces; ++i)
-      add(out, s.piece[i]);
-    return out;
-  }
-  void add(cca::SegmentInfo& to, weir_torch_piece const& p) {
-    auto* const block = reinterpret_cast<void*>(p.address);
-    cca::BlockInfo b;
-    b.size = p.bytes;
-    b.allocated = p.is_allocated && !(pools_.has_blocks() && pools_.is_only_saved(block));
-    b.active = b.allocated || p.is_pending;
-    if (!b.active && !to.blocks.empty() && !to.blocks.back().active) {
-      to.blocks.back().size += b.size;  // free ranges that adjoin are one
-      return;
-    }
-    if (b.allocated) {
-      b.requested_size = p.requested;
-      b.context_when_allocated = history_.context_of(block);
-    }
-    to.requested_size += b.requested_size;
-    to.allocated_size += b.allocated ? b.size : 0;
-    to.active_size += b.active ? b.size : 0;
-    to.blocks.push_back(std::move(b));
-  }
   cca::SnapshotInfo snapshot_of(pool_id pool, bool with_traces) {
     int const devices = weir_torch_devices();
     cca::SnapshotInfo out;
     for (int d = 0; d < devices; ++d) {
       history_.note_snapshot(d);
-      auto its = segments_of(d, pool);
+      auto its = segments(pools_, history_).of(d, pool);
       std::move(its.begin(), its.end(), std::back_inserter(out.segments));
     }
     out.device_traces = with_traces ? history_.traces(devices, pool)
