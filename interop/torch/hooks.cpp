@@ -195,3 +195,17 @@ WEIR_HOOK void weir_torch_release_pool(int device, pools_of_torch::id id) noexce
 WEIR_HOOK void weir_torch_hold_pool(int device, unsigned long long first, unsigned long long second) {
   pools().hold(device, {first, second});
 }
+// What the pool holds sleeps, and keeps its addresses. keeps: 0 drops the bytes. Blocks: until its work is complete
+WEIR_HOOK int weir_torch_sleep_pool(int device, unsigned long long first, unsigned long long second,
+                                    int keeps) noexcept {
+  return done([&] {
+    require_no_fork();
+    pools().sleep(device, {first, second}, keeps ? weir::sleep_to::host : weir::sleep_to::nowhere);
+  });
+}
+WEIR_HOOK int weir_torch_wake_pool(int device, unsigned long long first, unsigned long long second) noexcept {
+  return done([&] {
+    require_no_fork();
+    pools().wake(device, {first, second});
+  });
+}

@@ -50,6 +50,21 @@ int pools_of_torch::holds(int device, id which) noexcept {
   return found == all_.end() ? 0 : found->second.holds;
 }
 
+std::shared_ptr<pool> pools_of_torch::memory_of(int device, id which) {
+  std::lock_guard const hold(lock_);
+  auto const found = all_.find({device, which});
+  return found == all_.end() ? nullptr : found->second.others;
+}
+
+void pools_of_torch::sleep(int device, id which, sleep_to where) {
+  if (auto const its = memory_of(device, which))
+    its->sleep(where, unknown);
+}
+void pools_of_torch::wake(int device, id which) {
+  if (auto const its = memory_of(device, which))
+    its->wake(unknown);
+}
+
 auto pools_of_torch::in_force(int device, CUstream_st* handle) -> std::optional<id> {
   std::lock_guard const hold(lock_);
   for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {
@@ -84,7 +99,7 @@ std::shared_ptr<pool const> pools_of_torch::entered(int device, CUstream_st* han
     if (!its) {
       std::string const name =
           "torch " + std::to_string(r->of.second.first) + "." + std::to_string(r->of.second.second);
-      its = std::make_shared<pool const>(name, pool_options{.on = weir::device(device)}, unknown);
+      its = std::make_shared<pool>(name, pool_options{.on = weir::device(device)}, unknown);
     }
     return its;
   }

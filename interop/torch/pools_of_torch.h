@@ -32,6 +32,9 @@ class pools_of_torch {
   // The newest pool that accepts the stream on this thread, captured or not.
   std::optional<id> in_force(int device, CUstream_st*);
   std::map<std::uint64_t, id> by_number(int device);  // memory_segment::pool of all pools that hold memory
+  // What is allocated in it outside of captures, as pool::sleep and pool::wake. No effect without such memory.
+  void sleep(int device, id, sleep_to);
+  void wake(int device, id);
   // Of an allocation on this stream: the pool that its thread has entered. Null: none, or the stream is captured
   std::shared_ptr<pool const> entered(int device, CUstream_st*, stream_ref);
 
@@ -40,13 +43,15 @@ class pools_of_torch {
   struct one {
     int holds = 0;
     graph_memory graphs;
-    std::shared_ptr<pool const> others;  // made at its first allocation
+    std::shared_ptr<pool> others;  // made at its first allocation
   };
   struct route {
     place of;
     filter accepts;
     std::unique_ptr<graph_memory_route> of_captures;
   };
+  std::shared_ptr<pool> memory_of(int device, id);  // null: none yet
+
   std::mutex lock_;
   std::map<place, one> all_;
   std::vector<route> routes_;  // the newest last

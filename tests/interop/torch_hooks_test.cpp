@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -217,6 +218,31 @@ TEST(torch_door, a_pool_in_force_owns_its_segments) {
   give(p);
   lib().find<void(int, pool_id)>("weir_torch_release_pool")(0, id);
   EXPECT_EQ(holds(0, id.first, id.second), 0);
+}
+
+TEST(torch_door, a_pool_sleeps_and_wakes_at_its_addresses) {
+  pool_id const id{0, 7171};
+  auto* const sleep = lib().find<int(int, unsigned long long, unsigned long long, int)>("weir_torch_sleep_pool");
+  auto* const wake = lib().find<int(int, unsigned long long, unsigned long long)>("weir_torch_wake_pool");
+  lib().find<void(int, pool_id, std::function<bool(CUstream_st*)>)>("weir_torch_begin_pool")(
+      0, id, [](CUstream_st*) { return true; });
+  EXPECT_EQ(sleep(0, id.first, id.second, 1), 0) << "nothing is allocated yet";
+  EXPECT_EQ(wake(0, id.first, id.second), 0);
+  std::size_t const bytes = 8 << 20;
+  auto* const p = static_cast<char*>(take(bytes));
+  std::memset(p, 42, bytes);
+  auto const reserved = figure("reserved_bytes.all.current");
+  EXPECT_EQ(sleep(0, id.first, id.second, 1), 0);
+  EXPECT_LE(figure("reserved_bytes.all.current"), reserved - static_cast<std::int64_t>(bytes));
+  EXPECT_THROW(take(bytes), std::runtime_error) << "the pool sleeps";
+  EXPECT_EQ(wake(0, id.first, id.second), 0);
+  EXPECT_EQ(std::count(p, p + bytes, 42), static_cast<std::ptrdiff_t>(bytes));
+  EXPECT_EQ(sleep(0, id.first, id.second, 0), 0) << "drops the bytes";
+  EXPECT_EQ(wake(0, id.first, id.second), 0);
+  p[bytes - 1] = 7;
+  lib().find<void(int, pool_id)>("weir_torch_end_pool")(0, id);
+  give(p);
+  lib().find<void(int, pool_id)>("weir_torch_release_pool")(0, id);
 }
 
 TEST(torch_door, the_largest_block_is_what_can_be_had) {

@@ -277,6 +277,73 @@ assert torch._released == [(0, (7, 0))], torch._released
         self.fails(begin + "torch.cuda.MemPool(object())", "weir is the allocator of every pool. Leave it out")
 
 
+regions = begin + """
+import contextlib, weir._library as library
+made, inside, asked = [], [], []
+class MemPool:
+    def __init__(self):
+        made.append(self)
+        self.id = (0, 100 + len(made))
+@contextlib.contextmanager
+def use_mem_pool(pool):
+    inside.append(pool.id)
+    yield
+    inside.append(None)
+torch.cuda.MemPool, torch.cuda.use_mem_pool = MemPool, use_mem_pool
+library.call = lambda name, *what: asked.append((name, *what))
+"""
+
+
+class Sleep(Case):
+    def test_regions_of_a_tag_share_a_pool(self):
+        self.passes(regions + """
+for tag in ("weights", "cache", "weights"):
+    with weir.torch.region(tag):
+        pass
+assert len(made) == 2 and inside == [(0, 101), None, (0, 102), None, (0, 101), None], inside
+weir.torch.sleep("weights")
+weir.torch.sleep("cache", keep=False)
+weir.torch.wake("weights")
+weir.torch.wake()
+assert asked == [("sleep_pool", 0, 0, 101, 1), ("sleep_pool", 0, 0, 102, 0), ("wake_pool", 0, 0, 101),
+                 ("wake_pool", 0, 0, 101), ("wake_pool", 0, 0, 102)], asked
+""")
+
+    def test_an_unknown_tag_is_named(self):
+        self.fails(regions + "\nwith weir.torch.region('weights'): pass\nweir.torch.sleep('weight')",
+                   "no region 'weight' was entered. Those of this process: weights")
+
+    def test_without_weir_there_are_no_regions(self):
+        self.fails("import torch, weir.torch\nwith weir.torch.region(): pass", "Call weir.torch.install() first")
+
+    def test_a_memory_saver_keeps_what_was_asked_to_be_kept(self):
+        self.passes(regions + """
+from weir.torch.memory_saver import configure_subprocess, torch_memory_saver as saver
+with configure_subprocess():
+    pass
+saver.hook_mode = "torch"
+with saver.region(tag="weights", enable_cpu_backup=True):
+    with saver.region(tag="kv_cache"):
+        pass
+with saver.region(tag="weights"):
+    pass
+assert saver.enabled and len(made) == 3
+saver.pause("weights")
+saver.resume("kv_cache")
+assert sorted(asked) == [("sleep_pool", 0, 0, 101, 1), ("sleep_pool", 0, 0, 103, 0), ("wake_pool", 0, 0, 102)], asked
+asked.clear()
+saver.pause()
+saver.resume()
+assert len(asked) == 6
+saver.pause("unknown")
+assert len(asked) == 6
+with saver.disable():
+    assert inside[-1] == (0, 104)
+""")
+        self.fails(regions + "from weir.torch.memory_saver import torch_memory_saver as saver\nsaver.cuda_graph(None)",
+                   "the memory of a graph neither moves nor sleeps")
+
+
 class Refusals(Case):
     def test_ipc(self):
         self.fails(begin + "torch.UntypedStorage(100)._share_cuda_()", "CUDA IPC")

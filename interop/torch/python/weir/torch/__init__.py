@@ -12,8 +12,8 @@ import warnings
 from weir import _library
 from weir._library import WeirError
 
-__all__ = ["Refused", "RefusedWarning", "WeirError", "can_install", "install", "is_installed", "is_native", "report",
-           "save_page", "stats", "summary"]
+__all__ = ["Refused", "RefusedWarning", "WeirError", "can_install", "install", "is_installed", "is_native", "region",
+           "report", "save_page", "sleep", "stats", "summary", "wake"]
 
 _allocator = None  # PyTorch calls it until the process ends
 
@@ -145,3 +145,6 @@ def save_page(path):
     torch.cuda.memory._record_memory_history() begins the recording.
     """
     _library.call("page", os.fspath(path).encode())
+
+
+from weir.torch._sleep import region, sleep, wake  # noqa: E402  (they need Refused)
