@@ -23,5 +23,6 @@ fi
 ${CXX:-c++} "${flags[@]}" -shared -fPIC -fvisibility=hidden "$native/native/allocator.cpp" -o "$work/libnative.so" \
   "${libraries[@]}"
 ${CXX:-c++} "${flags[@]}" -DWEIR_TORCH_LIBRARY="\"$door\"" -DWEIR_TORCH_NATIVE="\"$work/libnative.so\"" \
-  "$source/tests/interop/torch_native/cases.cpp" -o "$work/cases" "${libraries[@]}" -lgtest -lgtest_main -lpthread -ldl
+  "$source"/tests/interop/torch_native/{cases,pool_cases}.cpp -o "$work/cases" "${libraries[@]}" \
+  -lgtest -lgtest_main -lpthread -ldl
 "$work/cases" "$@"

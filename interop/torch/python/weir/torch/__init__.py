@@ -49,7 +49,7 @@ _too_late = ("weir-124: weir.torch.install() comes too late: PyTorch has used CU
 
 
 def _install_native(torch):
-    """The allocator that is compiled against PyTorch's headers, where WEIR_TORCH_NATIVE=1 asks for it. None: the plug."""
+    """Where WEIR_TORCH_NATIVE=1 asks for it, the allocator that is compiled against PyTorch's headers. Else None."""
     if os.environ.get("WEIR_TORCH_NATIVE", "0") in ("", "0"):
         return None
     from weir.torch import _native

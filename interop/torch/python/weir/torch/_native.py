@@ -60,14 +60,16 @@ def flags(includes):
                     found += file.read()
                 break
     if "class CUDAAllocator" not in found:
-        raise CannotBuild(f"weir-607: no header c10/cuda/CUDACachingAllocator.h with the class CUDAAllocator in {includes}")
+        raise CannotBuild("weir-607: no header c10/cuda/CUDACachingAllocator.h with the class CUDAAllocator in "
+                          f"{', '.join(includes)}")
     return [f"-DWEIR_HAS_{name}" for name, text in _features if re.search(text, found)]
 
 
 def _cuda_headers(torch):
     """The folder of cuda_runtime_api.h: the toolkit's, or that of the packages that PyTorch needs."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
-    places = [os.path.join(home, "include") for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+    places = [os.path.join(home, "include") for home in homes if home]
     places += glob.glob(os.path.join(site, "nvidia", "*", "include")) + ["/usr/local/cuda/include"]
     for place in places:
         if os.path.exists(os.path.join(place, "cuda_runtime_api.h")):
@@ -92,7 +94,8 @@ def _command(torch, target):
     return [os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
             f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *flags(includes), *[f"-isystem{folder}" for folder in includes],
             os.path.join(_sources, "allocator.cpp"), "-o", target,
-            os.path.join(root, "lib", "libc10.so"), os.path.join(root, "lib", "libc10_cuda.so"), _loaded("libcudart.so")]
+            os.path.join(root, "lib", "libc10.so"), os.path.join(root, "lib", "libc10_cuda.so"),
+            _loaded("libcudart.so")]
 
 
 def _folder():
@@ -109,7 +112,10 @@ def _alone(path):
 
 
 def build(torch):
-    """Compiles the library, once for each release, ABI and text of the sources. Returns: its path. Blocks: some 20 s."""
+    """Compiles the library, once for each release, ABI and text of the sources. Returns: its path.
+
+    Blocks: while the compiler runs, here or in another process.
+    """
     version = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
     if not _oldest <= version <= _newest:
         raise CannotBuild(f"weir-610: PyTorch {torch.__version__} is none of {'.'.join(map(str, _oldest))} to "
