@@ -60,7 +60,7 @@ def flags(includes):
                     found += file.read()
                 break
     if "class CUDAAllocator" not in found:
-        raise CannotBuild("weir-607: no header c10/cuda/CUDACachingAllocator.h with the class CUDAAllocator in "
+        raise CannotBuild("weir-587: no header c10/cuda/CUDACachingAllocator.h with the class CUDAAllocator in "
                           f"{', '.join(includes)}")
     return [f"-DWEIR_HAS_{name}" for name, text in _features if re.search(text, found)]
 
@@ -74,7 +74,7 @@ def _cuda_headers(torch):
     for place in places:
         if os.path.exists(os.path.join(place, "cuda_runtime_api.h")):
             return place
-    raise CannotBuild(f"weir-608: no cuda_runtime_api.h in {places}: install the CUDA toolkit, or set CUDA_HOME")
+    raise CannotBuild(f"weir-588: no cuda_runtime_api.h in {places}: install the CUDA toolkit, or set CUDA_HOME")
 
 
 def _loaded(name):
@@ -84,7 +84,7 @@ def _loaded(name):
             path = line.split(maxsplit=5)[-1].strip()
             if os.path.basename(path).startswith(name):
                 return path
-    raise CannotBuild(f"weir-609: PyTorch has no {name} loaded")
+    raise CannotBuild(f"weir-589: PyTorch has no {name} loaded")
 
 
 def _command(torch, target):
@@ -118,7 +118,7 @@ def build(torch):
     """
     version = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
     if not _oldest <= version <= _newest:
-        raise CannotBuild(f"weir-610: PyTorch {torch.__version__} is none of {'.'.join(map(str, _oldest))} to "
+        raise CannotBuild(f"weir-590: PyTorch {torch.__version__} is none of {'.'.join(map(str, _oldest))} to "
                           f"{'.'.join(map(str, _newest))}")
     folder = _folder()
     os.makedirs(folder, exist_ok=True)
@@ -136,10 +136,10 @@ def build(torch):
         try:
             done = subprocess.run(_command(torch, unfinished), capture_output=True, text=True, check=False)
         except OSError as error:
-            raise CannotBuild(f"weir-611: no compiler: {error}") from None
+            raise CannotBuild(f"weir-591: no compiler: {error}") from None
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
-            raise CannotBuild(f"weir-612: the compiler refuses the sources: {first}")
+            raise CannotBuild(f"weir-592: the compiler refuses the sources: {first}")
         os.rename(unfinished, path)  # whole or not at all
     return path
 
@@ -154,7 +154,7 @@ def install(torch, door):
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise CannotBuild(f"weir-613: {path} does not load: {error}") from None
+        raise CannotBuild(f"weir-593: {path} does not load: {error}") from None
     library.weir_torch_native_install.restype = ctypes.c_char_p
     too_late = library.weir_torch_native_install()
     if too_late:

@@ -12,7 +12,7 @@ def _torch():
     from weir import torch as door
 
     if not door.is_installed():
-        raise Refused("weir-616: weir.torch.region(): weir is not PyTorch's allocator here. Call weir.torch.install() first")
+        raise Refused("weir-596: weir.torch.region(): weir is not PyTorch's allocator here. Call weir.torch.install() first")
     return sys.modules["torch"]
 
 
@@ -34,7 +34,7 @@ def _of(tag):
     found = [(device, pool) for (name, device), pool in _pools.items() if tag is None or name == tag]
     if tag is not None and not found:
         names = ", ".join(sorted({name for name, _ in _pools})) or "none"
-        raise Refused(f"weir-617: no region {tag!r} was entered. Those of this process: {names}")
+        raise Refused(f"weir-597: no region {tag!r} was entered. Those of this process: {names}")
     return found
 
 

@@ -23,7 +23,7 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def region(self, tag="default", enable_cpu_backup=False, enable_disk_backup=False, cpu_backup_backend=None):
         if enable_disk_backup or cpu_backup_backend == "mmap":
-            raise Refused("weir-618: region(enable_disk_backup, cpu_backup_backend='mmap'): weir keeps bytes in pinned host "
+            raise Refused("weir-598: region(enable_disk_backup, cpu_backup_backend='mmap'): weir keeps bytes in pinned host "
                           "memory alone. Leave these out")
         self._kept.setdefault(tag, set()).add(bool(enable_cpu_backup))
         with _sleep.region(_tag(tag, enable_cpu_backup)):
@@ -37,7 +37,7 @@ class TorchMemorySaver:
             yield
 
     def cuda_graph(self, *_, **__):
-        raise Refused("weir-619: cuda_graph(): the memory of a graph neither moves nor sleeps on weir. Capture with "
+        raise Refused("weir-599: cuda_graph(): the memory of a graph neither moves nor sleeps on weir. Capture with "
                       "torch.cuda.graph(), and let what the graph reads and writes lie in a region")
 
     def _each(self, tag):

@@ -301,11 +301,11 @@ class allocator final : public cca::CUDAAllocator {
 #ifdef WEIR_HAS_SHARE_IPC
   cca::ShareableHandle shareIpcHandle(void*) override {
     TORCH_CHECK(false,
-                "weir-614: shareIpcHandle: a CUDA tensor for another process: weir maps its memory. Send x.cpu()");
+                "weir-594: shareIpcHandle: a CUDA tensor for another process: weir maps its memory. Send x.cpu()");
   }
 #endif
   std::shared_ptr<void> getIpcDevPtr(std::string) override {
-    TORCH_CHECK(false, "weir-615: getIpcDevPtr: a CUDA tensor of another process: weir maps its memory. Send x.cpu()");
+    TORCH_CHECK(false, "weir-595: getIpcDevPtr: a CUDA tensor of another process: weir maps its memory. Send x.cpu()");
   }
 
   static allocator& only() {
