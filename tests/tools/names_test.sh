@@ -43,8 +43,8 @@ wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulat
 tested=$(cat "$root"/docs/*/*.md | tests | wc -l)
 [ "$tested" -gt 60 ] || { echo "only $tested tests were looked for"; failed=1; }
 
-sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
-for name in $(sed -n '/ours\[\]/,/;/p' "$root/runtime/options/options.cpp" | grep -oE 'WEIR_[A-Z_]+'); do
+sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options/variables.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
+for name in $(sed -n '/ours\[\]/,/;/p' "$root/runtime/options/variables.cpp" | grep -oE 'WEIR_[A-Z_]+'); do
   grep -qF "\`$name\`" "$root/docs/reference/command-line.md" || { echo "docs/reference/command-line.md has no row of $name"; failed=1; }
 done
 read_by_tests() { (cd "$root" && grep -rhoE '(getenv|environment|number)\("WEIR_[A-Z_]+"|\$\{?WEIR_[A-Z_]+' tests tools bench examples run) | grep -oE 'WEIR_[A-Z_]+' | sort -u; }
