@@ -36,6 +36,7 @@ weir_torch_failure const* failure_to_allocate() noexcept {
                     .reserved = r.reserved,
                     .free = taken < r.capacity ? r.capacity - taken : 0,
                     .capacity = r.capacity,
+                    .limit = r.limit,
                     .text = ""};
     last_text = r.text();
   } catch (...) {
@@ -135,6 +136,9 @@ WEIR_HOOK void weir_torch_open_memory(int owner, int reader) noexcept {
 
 WEIR_HOOK int weir_torch_holds_of_pool(int device, unsigned long long first, unsigned long long second) noexcept {
   return pools().holds(device, {first, second});
+}
+WEIR_HOOK int weir_torch_begun_of_pool(int device, unsigned long long first, unsigned long long second) noexcept {
+  return pools().begun(device, {first, second});
 }
 WEIR_HOOK int weir_torch_pool_in_force(int device, CUstream_st* stream, unsigned long long id[2]) noexcept {
   if (!at_hand.open_pools.load(std::memory_order_relaxed))

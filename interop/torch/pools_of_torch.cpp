@@ -18,7 +18,7 @@ void pools_of_torch::begin(int device, id which, filter accepts) {
   one& its = all_[{device, which}];
   routes_.reserve(routes_.size() + 1);
   auto of_captures = std::make_unique<graph_memory_route>(its.graphs, weir::device(device), accepts, unknown);
-  routes_.push_back({{device, which}, std::move(accepts), std::move(of_captures)});
+  routes_.push_back({{device, which}, std::this_thread::get_id(), std::move(accepts), std::move(of_captures)});
   ++its.holds;
   open_.fetch_add(1, std::memory_order_relaxed);
 }
@@ -26,9 +26,11 @@ void pools_of_torch::begin(int device, id which, filter accepts) {
 void pools_of_torch::end(int device, id which) noexcept {
   route gone;  // destroyed after the lock
   std::lock_guard const hold(lock_);
-  auto const newest = std::find_if(routes_.rbegin(), routes_.rend(), [&](route const& r) {
-    return r.of == place{device, which};
-  });
+  auto const is_its = [&](route const& r) { return r.of == place{device, which}; };
+  auto newest = std::find_if(routes_.rbegin(), routes_.rend(),
+                             [&](route const& r) { return is_its(r) && r.by == std::this_thread::get_id(); });
+  if (newest == routes_.rend())
+    newest = std::find_if(routes_.rbegin(), routes_.rend(), is_its);
   if (newest == routes_.rend())
     return;
   gone = std::move(*newest);
@@ -48,6 +50,14 @@ int pools_of_torch::holds(int device, id which) noexcept {
   std::lock_guard const hold(lock_);
   auto const found = all_.find({device, which});
   return found == all_.end() ? 0 : found->second.holds;
+}
+
+int pools_of_torch::begun(int device, id which) noexcept {
+  std::lock_guard const hold(lock_);
+  auto const count = std::count_if(routes_.begin(), routes_.end(), [&](route const& r) {
+    return r.of == place{device, which};
+  });
+  return static_cast<int>(count);
 }
 
 std::shared_ptr<pool> pools_of_torch::memory_of(int device, id which) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,10 +26,11 @@ class pools_of_torch {
   using filter = std::function<bool(CUstream_st*)>;
 
   void begin(int device, id, filter);     // holds the pool, as hold()
-  void end(int device, id) noexcept;      // the newest begin() of that pool
+  void end(int device, id) noexcept;      // this thread's newest begin() of that pool; it has none: another's
   void hold(int device, id);              // Throws: bad_alloc, as pool
   void release(int device, id) noexcept;  // the last one for each hold() gives the pool up
   int holds(int device, id) noexcept;     // hold() and begin() less release(); 0: no such pool
+  int begun(int device, id) noexcept;     // begin() less end()
   // The newest pool that accepts the stream on this thread, captured or not.
   std::optional<id> in_force(int device, CUstream_st*);
   std::map<std::uint64_t, id> by_number(int device);  // memory_segment::pool of all pools that hold memory
@@ -47,6 +49,7 @@ class pools_of_torch {
   };
   struct route {
     place of;
+    std::thread::id by;
     filter accepts;
     std::unique_ptr<graph_memory_route> of_captures;
   };

@@ -245,6 +245,32 @@ TEST(torch_door, a_pool_sleeps_and_wakes_at_its_addresses) {
   lib().find<void(int, pool_id)>("weir_torch_release_pool")(0, id);
 }
 
+// One pool entered by two threads: the end on one leaves the other inside.
+TEST(torch_door, a_thread_ends_its_own_entry_into_a_pool) {
+  pool_id const id{0, 7272};
+  auto* const enter = lib().find<void(int, pool_id, std::function<bool(CUstream_st*)>)>("weir_torch_begin_pool");
+  auto* const leave = lib().find<void(int, pool_id)>("weir_torch_end_pool");
+  auto* const in_force = lib().find<decltype(weir_torch_pool_in_force)>("weir_torch_pool_in_force");
+  auto const enter_here = [&] {
+    enter(0, id, [me = std::this_thread::get_id()](CUstream_st*) { return std::this_thread::get_id() == me; });
+  };
+  unsigned long long found[2] = {};
+  enter_here();
+  std::thread([&] {
+    enter_here();
+    unsigned long long there[2] = {};
+    EXPECT_EQ(in_force(0, nullptr, there), 1);
+    EXPECT_EQ(lib().find<decltype(weir_torch_begun_of_pool)>("weir_torch_begun_of_pool")(0, id.first, id.second), 2);
+    leave(0, id);
+    EXPECT_EQ(in_force(0, nullptr, there), 0);
+  }).join();
+  EXPECT_EQ(in_force(0, nullptr, found), 1);
+  leave(0, id);
+  EXPECT_EQ(in_force(0, nullptr, found), 0);
+  for (int i = 0; i < 2; ++i)
+    lib().find<void(int, pool_id)>("weir_torch_release_pool")(0, id);
+}
+
 TEST(torch_door, the_largest_block_is_what_can_be_had) {
   std::size_t const largest = lib().find<decltype(weir_torch_largest)>("weir_torch_largest")(0);
   EXPECT_GT(largest, limit / 2);

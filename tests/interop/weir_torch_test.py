@@ -112,8 +112,29 @@ class Native(Case):
         self.passes(self.program("_native.build(torch)"), **self.environment)
 
     def test_other_releases_are_refused_by_number(self):
-        self.fails(self.program("_native.build(torch)"), "is none of 2.4 to 2.11", RELEASE="3.0.0", **self.environment)
-        self.fails(self.program("_native.build(torch)"), "is none of 2.4 to 2.11", RELEASE="2.1.0", **self.environment)
+        self.fails(self.program("_native.build(torch)"), "is none of 2.4, 2.7", RELEASE="3.0.0", **self.environment)
+        self.fails(self.program("_native.build(torch)"), "is none of 2.4, 2.7", RELEASE="2.6.0", **self.environment)
+
+    def test_other_headers_of_one_release_are_compiled_anew(self):
+        code = self.program("print(_native.build(torch))")
+        first = self.passes(code, **self.environment).stdout
+        with open(os.path.join(self.work, "torch", "include", "c10", "cuda", "CUDACachingAllocator.h"), "a") as file:
+            file.write("// another order of members\n")
+        self.assertNotEqual(first, self.passes(code, **self.environment).stdout)
+
+    def test_a_folder_that_others_write_is_refused(self):
+        os.makedirs(self.environment["WEIR_TORCH_CACHE"], mode=0o777)
+        os.chmod(self.environment["WEIR_TORCH_CACHE"], 0o777)
+        self.fails(self.program("_native.build(torch)"), "others may write it", **self.environment)
+
+    def test_a_folder_that_cannot_be_made_is_named(self):
+        self.environment["WEIR_TORCH_CACHE"] = os.path.join(self.compiler, "below a file")
+        self.fails(self.program("_native.build(torch)"), "Name a folder in WEIR_TORCH_CACHE", **self.environment)
+
+    def test_a_compiler_may_have_arguments(self):
+        self.environment["CXX"] = f"{self.compiler} -march=native"
+        self.passes(self.program("_native.build(torch)"), **self.environment)
+        self.assertTrue(self.calls()[0].startswith("-march=native -std=c++17"), self.calls())
 
     def test_plug_serves_where_it_cannot_be_compiled(self):
         done = self.passes("""
@@ -255,13 +276,15 @@ class Pools(Case):
 torch.cuda.CUDAGraph.fails_at_its_end = True
 g = torch.cuda.CUDAGraph()
 g.capture_begin(capture_error_mode="relaxed")
+import weir._library
+weir._library.load().weir_torch_hold_pool(0, 7, 0)  # as PyTorch's allocator does at the beginning
 try:
     g.capture_end()
 except RuntimeError as failed:
     assert "previous error" in str(failed)
 else:
     raise AssertionError("nothing was raised")
-assert torch._ended == torch._released == [(0, (7, 0))], (torch._ended, torch._released)
+assert torch._ended == [] and torch._released == [(0, (7, 0))], (torch._ended, torch._released)
 """)
 
     def test_a_pool_is_held_until_its_object_ends(self):
@@ -337,8 +360,9 @@ saver.resume()
 assert len(asked) == 6
 saver.pause("unknown")
 assert len(asked) == 6
-with saver.disable():
-    assert inside[-1] == (0, 104)
+for _ in range(2):
+    with saver.disable():
+        assert inside[-1] == (0, 104), inside
 """)
         self.fails(regions + "from weir.torch.memory_saver import torch_memory_saver as saver\nsaver.cuda_graph(None)",
                    "the memory of a graph neither moves nor sleeps")

@@ -147,7 +147,8 @@ TEST(native_torch, memory_that_no_state_holds_serves_again) {
   cca::raw_delete(second);
 }
 
-TEST(native_torch, states_of_two_paths_hold_their_own_blocks) {
+// What the other path alone holds serves again, as on PyTorch's own allocator.
+TEST(native_torch, states_of_two_paths_share_memory) {
   weir();
   std::int64_t const before = allocated();
   tree t(103);
@@ -159,7 +160,7 @@ TEST(native_torch, states_of_two_paths_hold_their_own_blocks) {
   auto of_left = t.save();
   auto went = t.go_back(of_root);
   t.record([&] { right = cca::raw_alloc(2 * mib); });
-  EXPECT_NE(left, right);
+  EXPECT_EQ(left, right);
   auto of_right = t.save();
   for (int i = 0; i < 3; ++i) {
     auto at_left = t.go_back(of_left);
@@ -176,6 +177,44 @@ TEST(native_torch, states_of_two_paths_hold_their_own_blocks) {
   (void)t.go_back(of_root);
   of_root.reset(), of_left.reset(), of_right.reset();
   EXPECT_EQ(allocated(), before);
+}
+
+TEST(native_torch, many_branches_take_the_memory_of_one) {
+  weir();
+  tree t(105);
+  t.keep();
+  void* root = nullptr;
+  t.record([&] { root = cca::raw_alloc(8 * mib); });
+  auto const of_root = t.save();
+  std::vector<std::shared_ptr<cca::AllocatorState>> branches;
+  for (int i = 0; i < 10; ++i) {
+    auto went = t.go_back(of_root);
+    for (auto& p : went.dataptrs_allocd)
+      p.release_context();
+    t.record([&] { (void)cca::raw_alloc(64 * mib), (void)cca::raw_alloc(48 * mib); });
+    branches.push_back(t.save());
+  }
+  for (auto& p : t.go_back(of_root).dataptrs_allocd)
+    p.release_context();
+  EXPECT_TRUE(t.has({root}));
+  cca::raw_delete(root);
+}
+
+// A tensor that another stream used is not handed out again, but for a state that goes back to it.
+TEST(native_torch, a_recorded_block_of_a_state_serves_nothing_else) {
+  weir();
+  tree t(106);
+  t.keep();
+  c10::DataPtr shared;
+  t.record([&] { shared = cca::get()->allocate(4 * mib); });
+  auto const state = t.save();
+  void* const at = shared.get();
+  cca::get()->recordStream(shared, c10::cuda::getDefaultCUDAStream(0));
+  shared.clear();
+  void* other = nullptr;
+  t.record([&] { other = cca::raw_alloc(4 * mib); });
+  EXPECT_NE(other, at);
+  cca::raw_delete(other);
 }
 
 // Another allocator's memory: so many bytes.

@@ -39,6 +39,8 @@ def load():
             ("on_out_of_memory", None, address),
             ("allocate", address, size, number, address), ("deallocate", number, address),
             ("lend", number, address), ("hold_pool", None, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
+            ("holds_of_pool", number, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
+            ("begun_of_pool", number, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
             ("sleep_pool", number, number, ctypes.c_ulonglong, ctypes.c_ulonglong, number),
             ("wake_pool", number, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
             ("held", ctypes.c_int64, number),

@@ -13,12 +13,15 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _sources = os.path.join(_here, "native")
-_oldest, _newest = (2, 4), (2, 11)  # releases whose interface the sources know
+# Releases whose interface the sources know. In 2.5 and 2.6 the native allocator alone can serve MemPool(allocator).
+_releases = ("2.4", "2.7", "2.8", "2.9", "2.10", "2.11")
+_headers = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h")
 
 # What the sources ask of a release, and the text of its headers that says so.
 _features = (
@@ -31,7 +34,10 @@ _features = (
     ("SNAPSHOT_WITH_TRACES", r"virtual SnapshotInfo snapshot\(\s*MempoolId_t[^)]*,\s*bool"),
     ("POOL_COUNTS", r"virtual int getPoolUseCount\("),
     ("CREATE_POOL", r"virtual void createOrIncrefPool\("),
+    ("CREATE_POOL_BY_POINTER", r"virtual void createOrIncrefPool\([^)]*CUDAAllocator\s*\*"),
+    ("ENSURE_POOL", r"virtual void ensureExistsAndIncrefPool\("),
     ("USE_ON_OOM", r"virtual void setUseOnOOM\("),
+    ("USE_ON_OOM_FLAG", r"virtual void setUseOnOOM\([^)]*bool"),
     ("NO_SPLIT", r"virtual void setNoSplit\("),
     ("SHARE_IPC", r"virtual ShareableHandle shareIpcHandle\("),
     ("HISTORY_CLEARS", r"virtual void recordHistory\([^)]*bool clearHistory"),
@@ -49,10 +55,10 @@ class CannotBuild(RuntimeError):
     """Why the library is not made; PyTorch's plug serves instead."""
 
 
-def flags(includes):
-    """The definitions for the headers of one release. Raises CannotBuild: they are not in these folders."""
+def _texts(includes):
+    """The headers that say what a release's interface is, joined."""
     found = ""
-    for name in ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h"):
+    for name in _headers:
         for folder in includes:
             path = os.path.join(folder, name)
             if os.path.exists(path):
@@ -62,6 +68,12 @@ def flags(includes):
     if "class CUDAAllocator" not in found:
         raise CannotBuild("weir-587: no header c10/cuda/CUDACachingAllocator.h with the class CUDAAllocator in "
                           f"{', '.join(includes)}")
+    return found
+
+
+def flags(includes):
+    """The definitions for the headers of one release. Raises CannotBuild: they are not in these folders."""
+    found = _texts(includes)
     return [f"-DWEIR_HAS_{name}" for name, text in _features if re.search(text, found)]
 
 
@@ -87,11 +99,15 @@ def _loaded(name):
     raise CannotBuild(f"weir-589: PyTorch has no {name} loaded")
 
 
+def _root(torch):
+    return os.path.dirname(os.path.abspath(torch.__file__))
+
+
 def _command(torch, target):
-    root = os.path.dirname(os.path.abspath(torch.__file__))
+    root = _root(torch)
     includes = [os.path.join(root, "include"), _cuda_headers(torch)]
     abi = int(bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)))
-    return [os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
+    return [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
             f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *flags(includes), *[f"-isystem{folder}" for folder in includes],
             os.path.join(_sources, "allocator.cpp"), "-o", target,
             os.path.join(root, "lib", "libc10.so"), os.path.join(root, "lib", "libc10_cuda.so"),
@@ -111,37 +127,69 @@ def _alone(path):
         yield
 
 
-def build(torch):
-    """Compiles the library, once for each release, ABI and text of the sources. Returns: its path.
-
-    Blocks: while the compiler runs, here or in another process.
-    """
-    version = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
-    if not _oldest <= version <= _newest:
-        raise CannotBuild(f"weir-590: PyTorch {torch.__version__} is none of {'.'.join(map(str, _oldest))} to "
-                          f"{'.'.join(map(str, _newest))}")
-    folder = _folder()
-    os.makedirs(folder, exist_ok=True)
-    digest = hashlib.sha256("\0".join(_command(torch, "")).encode())  # the flags tell the headers, too
+def _digest(torch):
+    """Of all that the library depends on."""
+    digest = hashlib.sha256("\0".join(_command(torch, "")).encode())
+    digest.update(_texts([os.path.join(_root(torch), "include")]).encode())
+    for name in ("libc10.so", "libc10_cuda.so"):
+        with contextlib.suppress(FileNotFoundError):
+            about = os.stat(os.path.join(_root(torch), "lib", name))
+            digest.update(f"{about.st_size} {about.st_mtime_ns}".encode())
     for name in sorted(os.listdir(_sources)):
         with open(os.path.join(_sources, name), "rb") as file:
             digest.update(file.read())
-    path = os.path.join(folder, f"libweir_native-torch{torch.__version__}-{digest.hexdigest()[:16]}.so")
-    if os.path.exists(path):
-        return path
-    with _alone(path + ".lock"):
-        if os.path.exists(path):
-            return path  # another process made it meanwhile
-        unfinished = f"{path}.{os.getpid()}"
-        try:
-            done = subprocess.run(_command(torch, unfinished), capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise CannotBuild(f"weir-591: no compiler: {error}") from None
+    return digest.hexdigest()[:16]
+
+
+def _require_own(path):
+    """Raises CannotBuild: another user can write what this process would load."""
+    about = os.stat(path)
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise CannotBuild(f"weir-600: {path} belongs to another user, or others may write it. Name a folder of your own in "
+                          "WEIR_TORCH_CACHE")
+
+
+def _compile(command, path, unfinished):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotBuild(f"weir-591: no compiler: {error}") from None
+    try:
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
             raise CannotBuild(f"weir-592: the compiler refuses the sources: {first}")
+        os.chmod(unfinished, 0o755)
         os.rename(unfinished, path)  # whole or not at all
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+
+
+def _build(torch):
+    folder = _folder()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _require_own(folder)
+    path = os.path.join(folder, f"libweir_native-torch{torch.__version__}-{_digest(torch)}.so")
+    if not os.path.exists(path):
+        with _alone(path + ".lock"):
+            if not os.path.exists(path):  # no other process made it meanwhile
+                unfinished = f"{path}.{os.getpid()}"
+                _compile(_command(torch, unfinished), path, unfinished)
+    _require_own(path)
     return path
+
+
+def build(torch):
+    """Compiles the library, once for each PyTorch, ABI and text of the sources. Returns: its path.
+
+    Blocks: while the compiler runs, here or in another process. Raises CannotBuild.
+    """
+    if ".".join(torch.__version__.split("+")[0].split(".")[:2]) not in _releases:
+        raise CannotBuild(f"weir-590: PyTorch {torch.__version__} is none of {', '.join(_releases)}")
+    try:
+        return _build(torch)
+    except OSError as error:
+        raise CannotBuild(f"weir-601: the library cannot be kept: {error}. Name a folder in WEIR_TORCH_CACHE") from None
 
 
 def install(torch, door):

@@ -53,17 +53,26 @@ def _end_failed_captures(torch):
     """PyTorch leaves the pool of a capture that fails entered, and holds it until the process ends."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
+    library = _library.load()
+
+    def counts(device, pool):
+        return library.weir_torch_begun_of_pool(device, *pool), library.weir_torch_holds_of_pool(device, *pool)
 
     def capture_begin(self, pool=None, *arguments, **options):
         self._pool_of_weir = torch.cuda.current_device(), pool or torch.cuda.graph_pool_handle()
+        self._counts_before = counts(*self._pool_of_weir)
         return begin(self, self._pool_of_weir[1], *arguments, **options)
 
     def capture_end(self):
         try:
             return end(self)
         except Exception:
-            torch._C._cuda_endAllocateToPool(*self._pool_of_weir)
-            torch._C._cuda_releasePool(*self._pool_of_weir)
+            # How far it came differs by release: what it has not given back goes now.
+            entered, held = (now - was for now, was in zip(counts(*self._pool_of_weir), self._counts_before))
+            for _ in range(entered):
+                torch._C._cuda_endAllocateToPool(*self._pool_of_weir)
+            for _ in range(held):
+                torch._C._cuda_releasePool(*self._pool_of_weir)
             raise
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end

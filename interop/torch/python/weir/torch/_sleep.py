@@ -1,11 +1,13 @@
 """Memory that sleeps: tensors of a region give their memory to the device and take it back at the same addresses."""
 import contextlib
 import sys
+import threading
 
 from weir import _library
 from weir.torch import Refused
 
 _pools = {}  # (tag, device) of each region: its pool, for good
+_making = threading.Lock()
 
 
 def _torch():
@@ -13,7 +15,10 @@ def _torch():
 
     if not door.is_installed():
         raise Refused("weir-596: weir.torch.region(): weir is not PyTorch's allocator here. Call weir.torch.install() first")
-    return sys.modules["torch"]
+    torch = sys.modules["torch"]
+    if not hasattr(torch.cuda, "MemPool"):
+        raise Refused(f"weir-602: weir.torch.region(): PyTorch {torch.__version__} has no torch.cuda.MemPool. Install a newer one")
+    return torch
 
 
 @contextlib.contextmanager
@@ -24,16 +29,17 @@ def region(tag="default"):
     """
     torch = _torch()
     key = tag, torch.cuda.current_device()
-    if key not in _pools:
-        _pools[key] = torch.cuda.MemPool()
+    with _making:
+        if key not in _pools:
+            _pools[key] = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(_pools[key]):
         yield
 
 
 def _of(tag):
-    found = [(device, pool) for (name, device), pool in _pools.items() if tag is None or name == tag]
+    found = [(device, pool) for (name, device), pool in list(_pools.items()) if tag is None or name == tag]
     if tag is not None and not found:
-        names = ", ".join(sorted({name for name, _ in _pools})) or "none"
+        names = ", ".join(sorted({name for name, _ in list(_pools)})) or "none"
         raise Refused(f"weir-597: no region {tag!r} was entered. Those of this process: {names}")
     return found
 

@@ -25,15 +25,14 @@ class TorchMemorySaver:
         if enable_disk_backup or cpu_backup_backend == "mmap":
             raise Refused("weir-598: region(enable_disk_backup, cpu_backup_backend='mmap'): weir keeps bytes in pinned host "
                           "memory alone. Leave these out")
-        self._kept.setdefault(tag, set()).add(bool(enable_cpu_backup))
         with _sleep.region(_tag(tag, enable_cpu_backup)):
+            self._kept.setdefault(tag, set()).add(bool(enable_cpu_backup))
             yield
 
     @contextlib.contextmanager
     def disable(self):
         """What is allocated inside belongs to no region."""
-        torch = _sleep._torch()
-        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        with _sleep.region(self):  # a tag that no text equals
             yield
 
     def cuda_graph(self, *_, **__):
@@ -41,9 +40,8 @@ class TorchMemorySaver:
                       "torch.cuda.graph(), and let what the graph reads and writes lie in a region")
 
     def _each(self, tag):
-        tags = self._kept if tag is None else [tag]
-        for name in tags:
-            for kept in self._kept.get(name, ()):
+        for name in list(self._kept) if tag is None else [tag]:
+            for kept in list(self._kept.get(name, ())):
                 yield _tag(name, kept), kept
 
     def pause(self, tag=None):

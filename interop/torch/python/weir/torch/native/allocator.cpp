@@ -73,8 +73,10 @@ class allocator final : public cca::CUDAAllocator {
     // Memory of others is none of weir's.
     if (!p.get() || p.get_deleter() != &give_back)
       return;
+    if (pools_.has_blocks())
+      pools_.share(p.get());
     if (auto const other = pools_.has_blocks() ? pools_.memory_of(p.get()) : nullptr)
-      other->record(p.get(), stream.stream());
+      other->record(p.get(), stream.device_index(), stream.stream());
     else
       weir_torch_record_stream(p.get(), stream.stream());
   }
@@ -138,13 +140,14 @@ class allocator final : public cca::CUDAAllocator {
   }
 #endif
 #ifdef WEIR_HAS_EMPTY_CACHE_OF_POOL
-  // The free pages of a pool serve the whole device, so they go with all others.
-  void emptyCache(c10::MempoolId_t) override {
-    weir_torch_reset();
+  // The free pages of one pool serve the whole device, so its end returns nothing to the driver.
+  void emptyCache(c10::MempoolId_t pool) override {
+    if (pool == c10::MempoolId_t())
+      empty();
   }
 #else
   void emptyCache() override {
-    weir_torch_reset();
+    empty();
   }
 #endif
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override {
@@ -154,8 +157,7 @@ class allocator final : public cca::CUDAAllocator {
   // Figures ---------------------------------------------------------------------------------------------------
   statistics getDeviceStats(c10::DeviceIndex device) override {
     require_device(device);
-    weir_torch_statistics n{};
-    require(weir_torch_statistics_of(device, &n), "memory_stats");
+    weir_torch_statistics const n = figures_of(device);
     statistics out;
     put(out.allocation, n.allocation), put(out.segment, n.segment), put(out.active, n.active);
     put(out.inactive_split, n.inactive_split), put(out.allocated_bytes, n.allocated_bytes);
@@ -264,18 +266,40 @@ class allocator final : public cca::CUDAAllocator {
   }
 #endif
 #ifdef WEIR_HAS_CREATE_POOL
-  void createOrIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t pool,
-                          std::shared_ptr<cca::CUDAAllocator> of) override {
-    if (of)
-      pools_.serve_from(device, pool, std::move(of));
+#ifdef WEIR_HAS_CREATE_POOL_BY_POINTER
+  using source = cca::CUDAAllocator*;
+  static std::shared_ptr<cca::CUDAAllocator> owned(source of) {
+    return {of, [](cca::CUDAAllocator*) {}};
+  }
+#else
+  using source = std::shared_ptr<cca::CUDAAllocator>;
+  static source owned(source of) {
+    return of;
+  }
+#endif
+  void createOrIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t pool, source of) override {
+    if (of) {
+      pools_.serve_from(device, pool, owned(of), [this, device, pool](bool is_new, void* at, auto const& segment) {
+        if (history_.is_watched())
+          history_.note_segment(is_new, at, segment.bytes, {device, segment.stream, pool});
+      });
+    }
     weir_torch_hold_pool(device, pool.first, pool.second);
   }
 #endif
-#ifdef WEIR_HAS_USE_ON_OOM
-  void setUseOnOOM(c10::DeviceIndex, c10::cuda::MempoolId_t, bool) override {}  // a pool's free pages serve always
+#ifdef WEIR_HAS_ENSURE_POOL
+  void ensureExistsAndIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t pool) override {
+    weir_torch_hold_pool(device, pool.first, pool.second);
+  }
+#endif
+  // Both hold always: a pool's free pages serve the device, and weir's handles are shared by no two pools.
+#ifdef WEIR_HAS_USE_ON_OOM_FLAG
+  void setUseOnOOM(c10::DeviceIndex, c10::cuda::MempoolId_t, bool) override {}
+#elif defined(WEIR_HAS_USE_ON_OOM)
+  void setUseOnOOM(c10::DeviceIndex, c10::cuda::MempoolId_t) override {}
 #endif
 #ifdef WEIR_HAS_NO_SPLIT
-  void setNoSplit(c10::DeviceIndex, c10::cuda::MempoolId_t) override {}  // weir's handles are shared by no two pools
+  void setNoSplit(c10::DeviceIndex, c10::cuda::MempoolId_t) override {}
 #endif
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::cuda::MempoolId_t pool,
                                 std::unordered_set<void*> const& expected) override {
@@ -289,7 +313,15 @@ class allocator final : public cca::CUDAAllocator {
                                               std::shared_ptr<cca::AllocatorState> state) override {
     auto const* const to = dynamic_cast<pools::saved const*>(state.get());
     TORCH_CHECK(to, "weir.torch: setCheckpointPoolState: a state that weir's getCheckpointState did not make");
+    if (is_watched()) {
+      for (void* const block : pools_.live(device, to->pool()))
+        tell_freed(block);
+    }
     pools::went_back went = pools_.go_back(*to);
+    if (is_watched()) {
+      for (void* const block : went.live)
+        tell_taken(block, {device, nullptr, to->pool()});
+    }
     cca::CheckpointDelta out;
     out.ptrs_freed = std::move(went.freed);
     for (void* const block : went.live)
@@ -319,6 +351,30 @@ class allocator final : public cca::CUDAAllocator {
     TORCH_CHECK(device >= 0 && device < devices, "weir.torch: Invalid device argument ", device, ": this process has ",
                 devices, " devices");
   }
+  // With the memory that other allocators gave pools.
+  weir_torch_statistics figures_of(int device) const {
+    weir_torch_statistics n{};
+    require(weir_torch_statistics_of(device, &n), "memory_stats");
+    auto const add = [](weir_torch_count(&to)[weir_torch_sizes], std::size_t bytes) {
+      for (int const size : {weir_torch_all, weir_torch_large}) {
+        to[size].current += static_cast<std::int64_t>(bytes);
+        to[size].peak = std::max(to[size].peak, to[size].current);
+      }
+    };
+    for (auto const& [id, memory] : pools_.others_on(device)) {
+      for (auto const& [at, block] : memory->all()) {
+        std::size_t const live = block.requested ? block.bytes : 0;
+        add(n.allocated_bytes, live), add(n.active_bytes, live), add(n.requested_bytes, block.requested);
+        add(n.reserved_bytes, block.bytes), add(n.inactive_split_bytes, block.bytes - live);
+        add(n.allocation, block.requested ? 1 : 0), add(n.active, block.requested ? 1 : 0), add(n.segment, 1);
+      }
+    }
+    return n;
+  }
+  static std::size_t bytes_of(void* p, std::size_t otherwise) {
+    weir_torch_block block{};
+    return weir_torch_find(p, &block) ? block.bytes : otherwise;
+  }
   // What PyTorch's tools watch: the history, the profiler, the sanitizer.
   bool is_watched() const noexcept {
     return history_.is_watched() || c10::impl::GPUTrace::haveState || c10::memoryProfilingEnabled();
@@ -343,12 +399,16 @@ class allocator final : public cca::CUDAAllocator {
   }
   void* take_from_pool(std::size_t bytes, place const& at) {
     auto const other = pools_.other_of(at.device, at.pool);
-    void* const p = other ? other->take(bytes, at.stream) : take_from_weir(bytes, at);
+    void* p = other ? other->take(bytes, at.stream) : pools_.take_again(bytes, at);
+    bool const is_new = other || !p;
+    if (!other && !p)
+      p = take_from_weir(bytes, at);
     if (!p) {
-      fail({1, 0, 0, 0, 0, "The allocator of this pool, which the program gave to torch.cuda.MemPool, has no more."},
+      fail({1, 0, 0, 0, 0, 0, "The allocator of this pool, which the program gave to torch.cuda.MemPool, has no more."},
            bytes, at);
     }
-    pools_.add(p, at.device, at.pool, other);
+    if (is_new)
+      pools_.add(p, bytes_of(p, bytes), at, other);
     if (is_watched())
       tell_or_free(p, at);
     return p;
@@ -425,10 +485,9 @@ class allocator final : public cca::CUDAAllocator {
   void tell_profiler(void* p, std::int64_t bytes, int device) {
     if (!c10::memoryProfilingEnabled())
       return;
-    weir_torch_statistics n{};
-    require(weir_torch_statistics_of(device, &n), "memory_stats");
+    weir_torch_statistics const n = figures_of(device);
     std::int64_t const allocated = n.allocated_bytes[weir_torch_all].current + std::min<std::int64_t>(bytes, 0);
-    c10::reportMemoryUsageToProfiler(p, bytes, static_cast<std::size_t>(allocated),
+    c10::reportMemoryUsageToProfiler(p, bytes, static_cast<std::size_t>(std::max<std::int64_t>(allocated, 0)),
                                      static_cast<std::size_t>(n.reserved_bytes[weir_torch_all].current),
                                      c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)));
   }
@@ -447,7 +506,7 @@ class allocator final : public cca::CUDAAllocator {
       observers = observers_;
     }
     for (auto const& tell : observers)
-      tell(device, bytes, of.allocated, of.free);
+      tell(device, bytes, of.limit ? std::min(of.limit, of.capacity) : of.capacity, of.free);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", of_bytes(bytes), ". GPU ",
                      device, " has a total capacity of ", of_bytes(of.capacity), " of which ", of_bytes(of.free),
                      " is free. weir's report:\n", report);

@@ -20,8 +20,8 @@ struct weir_torch_block {
 
 // Why an allocation failed. Bytes. text: valid until the thread's next call that fails
 struct weir_torch_failure {
-  int out_of_memory;  // 0: another error
-  std::size_t allocated, reserved, free, capacity;
+  int out_of_memory;                                       // 0: another error
+  std::size_t allocated, reserved, free, capacity, limit;  // limit 0: none
   char const* text;
 };
 
@@ -79,6 +79,7 @@ void weir_torch_end_pool(int device, weir_torch_pool_id) noexcept;
 void weir_torch_release_pool(int device, weir_torch_pool_id) noexcept;
 void weir_torch_hold_pool(int device, unsigned long long, unsigned long long);
 int weir_torch_holds_of_pool(int device, unsigned long long, unsigned long long) noexcept;
+int weir_torch_begun_of_pool(int device, unsigned long long, unsigned long long) noexcept;
 // The pool that an allocation of this thread on the stream takes from now. 0: none
 int weir_torch_pool_in_force(int device, CUstream_st*, unsigned long long id[2]) noexcept;
 

@@ -51,19 +51,20 @@ class history {
     std::lock_guard<std::mutex> const hold(lock_);
     recording_.store(false);
     gather_.store(nullptr);
-    contexts_.clear();
+    forget();
     watched_.store(!trackers_.empty());
-  }
-  void forget() {  // Requires: the lock
-    entries_.clear();
-#ifdef WEIR_HAS_ANNOTATIONS
-    annotations_.clear();
-#endif
   }
   void track(cca::AllocatorTraceTracker tracker) {
     std::lock_guard<std::mutex> const hold(lock_);
     trackers_.push_back(std::move(tracker));
     watched_.store(true);
+  }
+
+  // A segment that another allocator gave, or that goes back to it.
+  void note_segment(bool is_new, void* segment, std::size_t bytes, place const& at) {
+    std::lock_guard<std::mutex> const hold(lock_);
+    add(is_new ? cca::TraceEntry::SEGMENT_ALLOC : cca::TraceEntry::SEGMENT_FREE, reinterpret_cast<std::size_t>(segment),
+        bytes, at, nullptr);
   }
 
   // Null: none is gathered at such calls. Blocks: may take Python's lock
@@ -113,11 +114,13 @@ class history {
     auto const to_ns = clock_.makeConverter();
     std::vector<std::vector<cca::TraceEntry>> out(static_cast<std::size_t>(devices));
     std::lock_guard<std::mutex> const hold(lock_);
-    for (cca::TraceEntry const& e : entries_) {
-      if (e.device_ < 0 || e.device_ >= devices || (of != pool_id() && pool_of(e) != of))
-        continue;
-      out[static_cast<std::size_t>(e.device_)].push_back(e);
-      out[static_cast<std::size_t>(e.device_)].back().time_.t_ = to_ns(e.time_.approx_t_) / 1000;
+    for (std::size_t d = 0; d < std::min(out.size(), entries_.size()); ++d) {
+      for (cca::TraceEntry const& e : entries_[d]) {
+        if (of != pool_id() && pool_of(e) != of)
+          continue;
+        out[d].push_back(e);
+        out[d].back().time_.t_ = to_ns(e.time_.approx_t_) / 1000;
+      }
     }
     return out;
   }
@@ -177,12 +180,20 @@ class history {
 #endif
   }
 
-  // Requires: the lock
-  void add(cca::TraceEntry::Action what, std::size_t address, std::size_t bytes, place const& at, context const& its) {
+  // Both require the lock.
+  void forget() {
+    entries_.clear();
+    contexts_.clear();
+#ifdef WEIR_HAS_ANNOTATIONS
+    annotations_.clear();
+#endif
+  }
+  void add(cca::TraceEntry::Action what, std::size_t address, std::size_t bytes, place const& at,
+           context const& gathered_there) {
     bool const told = recording_.load() && !skips_[static_cast<std::size_t>(what)];
     if (!told && trackers_.empty())
       return;
-    context const shown = when_.load() >= cca::RecordContext::ALLOC ? its : nullptr;
+    context const shown = when_.load() >= cca::RecordContext::ALLOC ? gathered_there : nullptr;
     cca::TraceEntry one(what, static_cast<c10::DeviceIndex>(at.device), address, bytes, at.stream,
 #ifdef WEIR_HAS_MEMPOOL_IN_TRACE
                         at.pool,
@@ -201,9 +212,12 @@ class history {
       tracker(one);
     if (!told)
       return;
-    if (entries_.size() >= most_)
-      entries_.pop_front();
-    entries_.push_back(std::move(one));
+    if (entries_.size() <= static_cast<std::size_t>(at.device))
+      entries_.resize(static_cast<std::size_t>(at.device) + 1);
+    auto& its = entries_[static_cast<std::size_t>(at.device)];
+    if (its.size() >= most_)
+      its.pop_front();
+    its.push_back(std::move(one));
   }
 
   c10::ApproximateClockToUnixTimeConverter mutable clock_;
@@ -213,7 +227,7 @@ class history {
   std::mutex mutable lock_;
   std::size_t most_ = 1;
   std::array<bool, names.size()> skips_{};
-  std::deque<cca::TraceEntry> entries_;
+  std::vector<std::deque<cca::TraceEntry>> entries_;  // by device
   std::unordered_map<void*, live> contexts_;
   std::vector<cca::AllocatorTraceTracker> trackers_;
 #ifdef WEIR_HAS_ANNOTATIONS

@@ -26,14 +26,14 @@ class pools {
 
   using memory = std::shared_ptr<foreign_memory>;
   // The pool's blocks come from there from now on, if it is a new one.
-  void serve_from(int device, pool_id pool, std::shared_ptr<cca::CUDAAllocator> from) {
+  void serve_from(int device, pool_id pool, std::shared_ptr<cca::CUDAAllocator> from, foreign_memory::teller tell) {
     std::lock_guard<std::mutex> const hold(lock_);
     memory& its = others_[{device, pool}];
     if (its)
       return;
     its = std::make_shared<foreign_memory>(
         device, [from](std::size_t bytes, cudaStream_t stream) { return from->raw_alloc_with_stream(bytes, stream); },
-        [from](void* block) { from->raw_delete(block); });
+        [from](void* block) { from->raw_delete(block); }, std::move(tell));
   }
   // Null: weir's.
   memory other_of(int device, pool_id pool) const {
@@ -62,10 +62,33 @@ class pools {
   }
 
   // Of an allocation that a pool served. of: null of weir's memory
-  void add(void* block, int device, pool_id pool, memory of) {
+  void add(void* block, std::size_t bytes, place const& at, memory of) {
     std::lock_guard<std::mutex> const hold(lock_);
-    blocks_[block] = {device, pool, true, 0, std::move(of)};
+    blocks_[block] = {at, bytes, true, false, 0, std::move(of)};
     count_.store(blocks_.size(), std::memory_order_relaxed);
+  }
+  // A block of weir's that saved states alone hold serves the pool again, as a free one does on PyTorch's own
+  // allocator: a later state finds in it what its graph wrote there, and no tensor's. An eighth of it is wasted at most.
+  // Null: none fits.
+  void* take_again(std::size_t bytes, place const& at) {
+    std::lock_guard<std::mutex> const hold(lock_);
+    void* best = nullptr;
+    std::size_t least = bytes + bytes / 8 + 1;
+    for (auto const& [block, its] : blocks_) {
+      bool const is_free = !its.is_live && !its.of && !its.is_shared && its.is_at(at);
+      if (is_free && its.bytes >= bytes && its.bytes < least)
+        best = block, least = its.bytes;
+    }
+    if (best)
+      blocks_.at(best).is_live = true;
+    return best;
+  }
+  // Another stream uses the block: it serves nothing else until weir has it back.
+  void share(void* block) {
+    std::lock_guard<std::mutex> const hold(lock_);
+    auto const found = blocks_.find(block);
+    if (found != blocks_.end())
+      found->second.is_shared = true;
   }
   // The memory of a block; null: weir's, or of no pool.
   memory memory_of(void* block) const {
@@ -99,7 +122,7 @@ class pools {
     std::unordered_set<void*> all;
     std::lock_guard<std::mutex> const hold(lock_);
     for (auto const& [block, its] : blocks_) {
-      if (its.device == device && its.pool == pool && its.is_live)
+      if (its.where.device == device && its.where.pool == pool && its.is_live)
         all.insert(block);
     }
     return all;
@@ -112,6 +135,7 @@ class pools {
         : of_(of), device_(device), pool_(pool), blocks_(of.hold(device, pool)) {}
     ~saved() override { of_.let_go(blocks_); }
     saved(saved const&) = delete;
+    pool_id pool() const noexcept { return pool_; }
 
    private:
     friend class pools;
@@ -132,7 +156,8 @@ class pools {
       std::lock_guard<std::mutex> const hold(lock_);
       for (auto at = blocks_.begin(); at != blocks_.end();) {
         auto const here = at++;
-        if (here->second.device != to.device_ || here->second.pool != to.pool_ || !here->second.is_live)
+        place const& where = here->second.where;
+        if (where.device != to.device_ || where.pool != to.pool_ || !here->second.is_live)
           continue;
         void* const block = here->first;
         out.freed.push_back(block);
@@ -151,9 +176,12 @@ class pools {
 
  private:
   struct block {
-    int device = 0;
-    pool_id pool;
-    bool is_live = true;
+    bool is_at(place const& at) const {
+      return where.device == at.device && where.pool == at.pool && where.stream == at.stream;
+    }
+    place where;
+    std::size_t bytes = 0;
+    bool is_live = true, is_shared = false;
     int holders = 0;  // saved states
     memory of;
   };
@@ -171,7 +199,7 @@ class pools {
     std::vector<void*> all;
     std::lock_guard<std::mutex> const hold(lock_);
     for (auto& [at, its] : blocks_) {
-      if (its.device == device && its.pool == pool && its.is_live)
+      if (its.where.device == device && its.where.pool == pool && its.is_live)
         all.push_back(at);
     }
     std::sort(all.begin(), all.end());
@@ -185,6 +213,8 @@ class pools {
       std::lock_guard<std::mutex> const hold(lock_);
       for (void* const at : all) {
         auto const found = blocks_.find(at);
+        if (found == blocks_.end())
+          continue;
         memory const of = found->second.of;
         --found->second.holders;
         if (drop(found))
@@ -193,13 +223,13 @@ class pools {
     }
     free_all(free_now);
   }
-  static void free(void* at, memory const& of) {
+  static void free(void* at, memory const& of) noexcept {
     if (of)
       of->give_back(at);
     else
       weir_torch_free(at, 0, 0, nullptr);
   }
-  static void free_all(std::vector<std::pair<void*, memory>> const& all) {
+  static void free_all(std::vector<std::pair<void*, memory>> const& all) noexcept {
     for (auto const& [at, of] : all)
       free(at, of);
   }
