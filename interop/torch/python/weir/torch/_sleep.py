@@ -14,10 +14,12 @@ def _torch():
     from weir import torch as door
 
     if not door.is_installed():
-        raise Refused("weir-596: weir.torch.region(): weir is not PyTorch's allocator here. Call weir.torch.install() first")
+        raise Refused("weir-596: weir.torch.region(): weir is not PyTorch's allocator here. Call weir.torch.install() "
+                      "first")
     torch = sys.modules["torch"]
     if not hasattr(torch.cuda, "MemPool"):
-        raise Refused(f"weir-602: weir.torch.region(): PyTorch {torch.__version__} has no torch.cuda.MemPool. Install a newer one")
+        raise Refused(f"weir-602: weir.torch.region(): PyTorch {torch.__version__} has no torch.cuda.MemPool. Install a "
+                      "newer one")
     return torch
 
 
@@ -49,8 +51,8 @@ def sleep(tag=None, keep=True):
 
     keep: writes the bytes to pinned host memory; False drops them. No effect on what sleeps already. Until wake(),
     tensors of the region can be freed, and no other use of them is right.
-    Blocks: until the work on that memory is complete. Raises WeirError: a graph uses it, or the host has no memory; what
-    slept before then sleeps on.
+    Blocks: until the work on that memory is complete. Raises WeirError: a graph uses it, or the host has no memory;
+    what slept before then sleeps on.
     """
     for device, pool in _of(tag):
         _library.call("sleep_pool", device, *pool.id, int(bool(keep)))

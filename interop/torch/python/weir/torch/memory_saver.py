@@ -23,8 +23,8 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def region(self, tag="default", enable_cpu_backup=False, enable_disk_backup=False, cpu_backup_backend=None):
         if enable_disk_backup or cpu_backup_backend == "mmap":
-            raise Refused("weir-598: region(enable_disk_backup, cpu_backup_backend='mmap'): weir keeps bytes in pinned host "
-                          "memory alone. Leave these out")
+            raise Refused("weir-598: region(enable_disk_backup, cpu_backup_backend='mmap'): weir keeps bytes in pinned "
+                          "host memory alone. Leave these out")
         with _sleep.region(_tag(tag, enable_cpu_backup)):
             self._kept.setdefault(tag, set()).add(bool(enable_cpu_backup))
             yield
