@@ -119,7 +119,7 @@ void checking_calls::recorded(int device, stream s, event e) noexcept {
 void checking_calls::waited(int device, stream s, event e) noexcept {
   on(device, s, [&](knowledge& known, stream_id id) {
     event_handle const handle = event_of(known, e);
-    (void)known.order.now(id);  // on the legacy stream a wait comes after the blocking streams, as a launch does
+    (void)known.order.now(id);  // as checking_driver::wait
     if (!known.captured.waited(id, handle) && !known.captured.of(id))
       known.order.waited(id, known.order.record_of(handle), trust::promised);
   });

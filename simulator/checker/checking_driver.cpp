@@ -372,6 +372,7 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
 status checking_driver::wait(int device, stream_handle s, event_handle e) {
   if (process_was_forked())
     return inner_->wait(device, s, e);
+  (void)before(device, s);  // a wait on the legacy stream comes after the blocking streams, as other work does
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
   if (!is.ok())

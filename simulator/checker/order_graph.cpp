@@ -120,7 +120,7 @@ moment graph::now(stream_id id) {
   stream_state& s = at(id);
   auto const join = [&](stream_id other) {
     stream_state const& o = at(other);
-    if (other == id || o.given == 0)
+    if (other == id || !o.has_acted)
       return;
     epoch const e{other, o.given};
     s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised),
@@ -142,6 +142,7 @@ moment graph::so_far(stream_id id) const {
 
 void graph::recorded_on(stream_id id) noexcept {
   stream_state& s = at(id);
+  s.has_acted = true;
   if (joins_legacy(s.how))
     s.at_last = s.seen;
 }

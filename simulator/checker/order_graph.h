@@ -76,6 +76,7 @@ class graph {
     std::uint64_t number = 0;  // in reports; 0: its id
     source_location made{nullptr, nullptr, 0};
     bool is_weirs = false;  // weir's own: the program cannot name it
+    bool has_acted = false;  // an operation, a wait or a record: blocking and legacy streams join it
     views seen;
     // `seen` of the last operation, for blocking and legacy streams: the next one may come after more
     views at_last;

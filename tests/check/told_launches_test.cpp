@@ -140,6 +140,44 @@ TEST_F(told_launches, on_the_legacy_stream_join_blocking_ones_alone) {
   expect({kind::possible_race});
 }
 
+// A record, too, comes after the blocking streams, and they come after it.
+TEST_F(told_launches, on_blocking_streams_are_ordered_by_legacy) {
+  enum { record, wait, wait_of_weir };
+  for (int const how : {record, wait, wait_of_weir}) {
+    auto const c = stream(0, stream_kind::blocking), d = stream(0, stream_kind::blocking);
+    launch(c, {writes_at(x)}, 11);
+    if (how == record) {
+      calls.recorded(0, 0, 0x1000);
+    } else if (how == wait) {
+      calls.recorded(0, cuda(a), 0x1000);
+      calls.waited(0, 0, 0x1000);
+    } else {
+      order(a, stream_handle::legacy);
+    }
+    launch(d, {writes_at(x)}, 12);
+    expect_none();
+    calls.device_done(0);
+  }
+}
+
+// A legacy stream that did nothing orders nothing, though the checker asked what it comes after.
+TEST_F(told_launches, on_blocking_streams_do_not_join_idle_legacy) {
+  auto const c = stream(0, stream_kind::blocking), d = stream(0, stream_kind::blocking);
+  launch(c, {writes_at(x)}, 11);
+  (void)judge->position(0, stream_handle::legacy);
+  launch(d, {writes_at(x)}, 12);
+  expect({kind::possible_race});
+}
+
+TEST_F(told_launches, before_a_blocking_wait_are_done_with_it) {
+  auto const c = stream(0, stream_kind::blocking);
+  calls.launched(0, 0, "scale", pointers{writes_at(x)}, at_line(11));
+  order(a, c);
+  EXPECT_TRUE(machine->synchronize_stream(0, c).ok());
+  launch(b, {writes_at(x)}, 12);
+  expect_none();
+}
+
 TEST_F(told_launches, on_the_programs_streams_are_ordered_by_kind) {
   calls.stream_made(0, 0x5000, true);
   calls.stream_made(0, 0x6000, false);
