@@ -94,13 +94,13 @@ void checking_calls::stream_made(int device, stream s, bool blocking) noexcept {
   told([&](knowledge& known) {
     if (s <= 2 || device < 0)
       return;
-    known.order.unlink(device, handle_of(s));
+    known.stream_ended(known.order.unlink(device, handle_of(s)));
     known.order.add(device, handle_of(s), blocking ? graph::joins::legacy : graph::joins::nothing);
   });
 }
 
 void checking_calls::stream_gone(int device, stream s) noexcept {
-  told([&](knowledge& known) { known.order.unlink(device, handle_of(s)); });
+  told([&](knowledge& known) { known.stream_ended(known.order.unlink(device, handle_of(s))); });
 }
 
 void checking_calls::recorded(int device, stream s, event e) noexcept {

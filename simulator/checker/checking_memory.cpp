@@ -204,7 +204,8 @@ void checking_driver::stream_handed_out(user s) {
   if (process_was_forked())
     return;
   auto const known = judge_.lock();
-  known->handed_out.insert(known->order.find(s.device, s.stream));
+  if (!known->watched)
+    known->handed_out.insert(known->order.life_of(known->order.find(s.device, s.stream)));
 }
 
 void checking_driver::event_handed_out(event_handle e) {

@@ -117,7 +117,7 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
     else
       report_use_after_free(access_of(r.b->first, u), r.b);
   }
-  if (added >= sweep_at)
+  if (added >= sweep_at || order.may_forget())
     sweep();
 }
 
@@ -172,7 +172,8 @@ void knowledge::report_clash(blocks::map::iterator b, block_use const& before, b
     return;
   }
   auto const what = how == verdict::certain ? finding::kind::race : finding::kind::possible_race;
-  std::size_t& index = told_pairs.of(what, before.site, before.at.stream, now.site, now.at.stream);
+  std::size_t& index =
+      told_pairs.of(what, before.site, order.life_of(before.at.stream), now.site, order.life_of(now.at.stream));
   if (index != pairs::none) {
     ++found[index].times;
     return;

@@ -39,10 +39,10 @@ struct knowledge {
   std::vector<finding> to_tell;
   std::shared_ptr<std::function<void(finding const&)> const> listener;  // each thread that runs it has a copy
   test_control::late_waits over;
-  bool taken = false;                          // findings() was called
-  std::size_t added = 0, sweep_at = 4096;      // accesses since the last sweep
-  std::uint64_t uses = 0;                      // of memory, that work declared
-  std::set<stream_id> handed_out, of_program;  // streams on which CUDA may get work without weir
+  bool taken = false;                              // findings() was called
+  std::size_t added = 0, sweep_at = 4096;          // accesses since the last sweep
+  std::uint64_t uses = 0;                          // of memory, that work declared
+  std::set<std::uint64_t> handed_out, of_program;  // lives of streams on which CUDA may get work without weir
   std::set<event_handle> events_handed_out;
   bool open_to_host = false;    // work used pinned memory that the machine did not guard
   bool closed_to_host = false;  // the machine closed pages
@@ -82,6 +82,7 @@ struct knowledge {
   void drop_sources(address, std::size_t bytes);                  // memory goes: forget its incomplete copies
   void stuck(std::string circle, base::site);
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
+  void stream_ended(stream_id);                       // 0: nothing
   void sweep();
 
   struct reach {  // the bytes of one block that a launch may use by one pointer

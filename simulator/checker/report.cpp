@@ -213,8 +213,8 @@ std::size_t knowledge::report_race(access const& before, access const& now, addr
   std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
   std::string const a = text_of(before.site), b = text_of(now.site);
   std::string const wait = remedy(before, now, alias ? from : first);
-  auto const after = [&](stream_id later, stream_id s) { return order.so_far(later).seen.promised->of(s) != 0; };
-  bool const reversed = !now.captured && after(before.stream, now.stream) && !after(now.stream, before.stream);
+  bool const reversed =
+      !now.captured && order.has_seen(before.stream, now.stream) && !order.has_seen(now.stream, before.stream);
   std::string const missing =
       reversed ? ". " + stream(before.stream) + " comes after " + stream(now.stream) + ", but not the reverse"
                : ". No wait orders the two";
