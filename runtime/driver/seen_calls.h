@@ -66,7 +66,7 @@ class seen_calls {
     std::vector<std::uint32_t> after;    // indices of nodes
     bool is_host = false;                // a host function, which may write what later nodes copy
   };
-  virtual void graph_made(executable, std::vector<node>) noexcept = 0;  // also after an update
+  virtual void graph_made(executable, std::vector<node>, base::site = {}) noexcept = 0;  // also after an update
   virtual void graph_launched(int device, stream, executable, base::site) noexcept = 0;
   virtual void graph_gone(executable) noexcept = 0;
 

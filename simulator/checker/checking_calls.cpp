@@ -245,9 +245,9 @@ void checking_calls::freed(int device, stream s, address at, base::site site) no
 
 // Graphs ----------------------------------------------------------------------------------------------------
 
-void checking_calls::graph_made(executable x, std::vector<node> nodes) noexcept {
+void checking_calls::graph_made(executable x, std::vector<node> nodes, base::site site) noexcept {
   told([&](knowledge& known) {
-    known.judge_nodes(nodes);
+    known.judge_nodes(nodes, site);
     std::vector<range> uses;
     std::vector<given_launch> given;
     for (node& n : nodes) {

@@ -138,8 +138,9 @@ void checking_driver::print(knowledge& known) {
     any_found.store(true);
   if (known.found.empty() || std::exchange(known.taken, true))
     return;  // told by findings(), or printed before
+  std::vector<finding> const all = known.in_words();
   auto const print_those = [&](bool wanted) {
-    for (finding const& f : known.found)
+    for (finding const& f : all)
       if (is_possible(f) == wanted)
         os::print_error("weir: " + f.text +
                         (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");

@@ -299,6 +299,16 @@ TEST_F(told_graphs, order_their_nodes_by_their_edges_alone) {
                 "graph, and no edge orders the two"});
 }
 
+// The captured work of two calls: one edge is missing, not one for each pair of kernels.
+TEST_F(told_graphs, with_many_unordered_kernels_are_one_report) {
+  auto const nodes = std::vector<seen_calls::node>{kernel("sum", {reads_at(x)}), kernel("scale", {writes_at(x)}),
+                                                   kernel("init", {writes_at(x)})};
+  calls.graph_made(0x9000, nodes, at_line(20));
+  expect({kind::possible_race});
+  expect_words({"both in one graph, instantiated at program.cu:20, and no edge orders the two",
+                "It is only possible: which bytes the two use", "So may 2 other pairs of calls at these places, as "});
+}
+
 TEST_F(told_graphs, with_copies_that_no_edge_orders_race) {
   std::vector<seen_calls::node> nodes(2);
   nodes[0].bytes = {{x, 64, false}};
