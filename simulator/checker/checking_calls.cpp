@@ -243,6 +243,32 @@ void checking_calls::freed(int device, stream s, address at, base::site site) no
   });
 }
 
+void checking_calls::unmapped(address at, std::size_t bytes, base::site site) noexcept {
+  told([&](knowledge& known) {
+    std::vector<address> gone;
+    for (auto b = known.blocks.find(at, bytes); b != known.blocks.end() && b->first < at + bytes; ++b)
+      if (b->first >= at)
+        gone.push_back(b->first);
+    for (address const one : gone)
+      known.freed_by_program(0, one, or_else(site, "unmap"));
+    after_completion(known);
+  });
+}
+
+void checking_calls::found(int device, address at, std::size_t bytes, base::site site) noexcept {
+  told([&](knowledge& known) {
+    auto const b = known.blocks.find(at, bytes);
+    bool const is_known =
+        b != known.blocks.end() && b->second.live && b->first <= at && at + bytes <= b->first + b->second.bytes;
+    if (!is_known)
+      known.allocated_by_program(0, device, at, bytes, or_else(site, "find"));
+  });
+}
+
+void checking_calls::hidden(address at, std::size_t bytes) noexcept {
+  told([&](knowledge& known) { known.hidden(at, bytes); });
+}
+
 // Graphs ----------------------------------------------------------------------------------------------------
 
 void checking_calls::graph_made(executable x, std::vector<node> nodes, base::site site) noexcept {

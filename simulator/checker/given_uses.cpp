@@ -295,6 +295,15 @@ void knowledge::freed_by_program(stream_id on, address at, base::site site) {
     blocks.forget(at, bytes);
 }
 
+void knowledge::hidden(address at, std::size_t bytes) {
+  for (auto b = blocks.find(at, bytes); b != blocks.end() && b->first < at + bytes; ++b)
+    if (b->second.told)
+      b->second.live = false;
+  blocks.forget(at, bytes);
+  memory.drop_told(at, bytes);
+  drop_sources(at, bytes);
+}
+
 void knowledge::saw_device_done(int device) {
   for (stream_id s = 1; s <= order.streams(); ++s)
     if (device < 0 || order.device_of(s) == device)
