@@ -113,7 +113,7 @@ function(weir_test_runs program label)
   endforeach()
   # Repeats the tests with the race checker on every runtime. Some programs create no runtime, and those of
   # interop read device memory on the host, as other libraries do.
-  if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|interop|stress)$")
+  if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|interop|stress|watch)$")
     weir_test_entry(checked.${program} ${program} 0 1 WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
     set_tests_properties(checked.${program} PROPERTIES TIMEOUT 300 COST 100 LABELS checked)
   endif()
@@ -141,6 +141,10 @@ function(weir_test_name file result)
   set(${result} ${name} PARENT_SCOPE)
 endfunction()
 
+# The watch of CUDA's calls is tested without a GPU, and without CUDA where its headers are.
+find_path(WEIR_CUPTI_INCLUDE cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CUDA_HOME ENV CUDA_PATH
+  PATHS /usr/local/cuda /opt/cuda PATH_SUFFIXES include extras/CUPTI/include)
+
 file(GLOB_RECURSE tests CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/*_test.cpp tests/*_test.cu)
 list(FILTER tests EXCLUDE REGEX "^tests/consumer/")
 set(programs "")
@@ -154,6 +158,9 @@ foreach(file ${tests})
   endif()
   # A sanitizer does not see into LibTorch.
   if((NOT WEIR_LIBTORCH OR WEIR_SANITIZE) AND file MATCHES "^tests/interop/libtorch_")
+    continue()
+  endif()
+  if(NOT WEIR_CUPTI_INCLUDE AND file MATCHES "^tests/watch/")
     continue()
   endif()
   if(NOT TARGET weir_system_calls AND file STREQUAL "tests/check/system_calls_seen_test.cpp")
@@ -257,6 +264,26 @@ if(TARGET peer_nccl_calls_test)
   target_link_options(weir_test_fake_nccl PRIVATE "LINKER:-soname,libnccl.so.2")
   add_dependencies(peer_nccl_calls_test weir_test_fake_nccl)
   target_compile_definitions(peer_nccl_calls_test PRIVATE WEIR_FAKE_NCCL="$<TARGET_FILE:weir_test_fake_nccl>")
+endif()
+
+# Their names are those that the loader finds once they are loaded. Without CUDA the library has no watch.
+if(TARGET watch_test)
+  foreach(library cuda cupti)
+    add_library(weir_test_${library} MODULE tests/watch/stand_in/lib${library}.cpp)
+    weir_own_code(weir_test_${library})
+    target_include_directories(weir_test_${library} SYSTEM PRIVATE ${WEIR_CUPTI_INCLUDE})
+    add_dependencies(watch_test weir_test_${library})
+  endforeach()
+  target_link_options(weir_test_cuda PRIVATE "LINKER:-soname,libcuda.so.1")
+  target_link_options(weir_test_cupti PRIVATE "LINKER:-soname,libcupti.so.13")
+  target_include_directories(tests_watch SYSTEM PRIVATE ${WEIR_CUPTI_INCLUDE})
+  target_include_directories(watch_test SYSTEM PRIVATE ${WEIR_CUPTI_INCLUDE})
+  target_compile_definitions(tests_watch PRIVATE
+    WEIR_STAND_IN_DRIVER="$<TARGET_FILE:weir_test_cuda>" WEIR_STAND_IN_CUPTI="$<TARGET_FILE:weir_test_cupti>")
+  if(NOT WEIR_WITH_CUDA)
+    file(GLOB watch CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} runtime/driver/cuda/watch/*.cpp)
+    target_sources(watch_test PRIVATE ${watch} runtime/driver/cuda/symbols.cpp)
+  endif()
 endif()
 
 # With libweir.so: the same plugin over it, and a program that shares one runtime with a plugin.

@@ -58,7 +58,7 @@ std::string unjudged::text() const {
     add(what + " (" + std::to_string(n) + ")");
   add_count(missed_calls, "call", " that the host had no memory to note");
   add_count(forgotten_uses, "use", " of blocks with too many unfinished ones");
-  add_count(unknown_pointers, "pointer", " into memory that was taken before the watch");
+  add_count(unknown_pointers, "pointer", " into memory that no call told of");
   add_count(suppressed, "pair", " of uses that WEIR_CHECK_SUPPRESS names");
   if (host_pointers)
     add("accesses of the host through a pointer");

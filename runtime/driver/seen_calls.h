@@ -58,6 +58,13 @@ class seen_calls {
   // no_stream: cudaFree and its like, which wait for all work of the device, those of host memory for that of all
   virtual void freed(int device, stream, address at, base::site) noexcept = 0;  // device: of the stream
 
+  // Each block of the program that begins there, as cudaFree does.
+  virtual void unmapped(address at, std::size_t bytes, base::site) noexcept = 0;
+  // Memory that no call takes: a variable of a module, a block of another process. The second time nothing changes.
+  virtual void found(int device, address at, std::size_t bytes, base::site) noexcept = 0;
+  // Memory of which no more is told lies there from now on: what lay there before is forgotten.
+  virtual void hidden(address at, std::size_t bytes) noexcept = 0;
+
   // Graphs: the nodes of an executable, and its launches.
   struct node {
     char const* kernel = nullptr;        // null: no launch
@@ -66,7 +73,7 @@ class seen_calls {
     std::vector<std::uint32_t> after;    // indices of nodes
     bool is_host = false;                // a host function, which may write what later nodes copy
   };
-  virtual void graph_made(executable, std::vector<node>) noexcept = 0;  // also after an update
+  virtual void graph_made(executable, std::vector<node>, base::site = {}) noexcept = 0;  // also after an update
   virtual void graph_launched(int device, stream, executable, base::site) noexcept = 0;
   virtual void graph_gone(executable) noexcept = 0;
 

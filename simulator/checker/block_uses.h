@@ -19,6 +19,7 @@ struct block_use {
   grain known = grain::exact;
   bool quiet = false;                                // a file of suppressions names its kernel
   bool may_read_alone = false;                       // a launch whose signature is not known
+  bool may_be_end = false;                           // vague, as it may be the end of the block in front
   std::shared_ptr<base::atomic<bool> const> over{};  // as access::over
 
   bool writes() const noexcept { return how != action::reads; }

@@ -94,13 +94,13 @@ void checking_calls::stream_made(int device, stream s, bool blocking) noexcept {
   told([&](knowledge& known) {
     if (s <= 2 || device < 0)
       return;
-    known.order.unlink(device, handle_of(s));
+    known.stream_ended(known.order.unlink(device, handle_of(s)));
     known.order.add(device, handle_of(s), blocking ? graph::joins::legacy : graph::joins::nothing);
   });
 }
 
 void checking_calls::stream_gone(int device, stream s) noexcept {
-  told([&](knowledge& known) { known.order.unlink(device, handle_of(s)); });
+  told([&](knowledge& known) { known.stream_ended(known.order.unlink(device, handle_of(s))); });
 }
 
 void checking_calls::recorded(int device, stream s, event e) noexcept {
@@ -119,7 +119,7 @@ void checking_calls::recorded(int device, stream s, event e) noexcept {
 void checking_calls::waited(int device, stream s, event e) noexcept {
   on(device, s, [&](knowledge& known, stream_id id) {
     event_handle const handle = event_of(known, e);
-    (void)known.order.now(id);  // on the legacy stream a wait comes after the blocking streams, as a launch does
+    (void)known.order.now(id);  // as checking_driver::wait
     if (!known.captured.waited(id, handle) && !known.captured.of(id))
       known.order.waited(id, known.order.record_of(handle), trust::promised);
   });
@@ -243,11 +243,37 @@ void checking_calls::freed(int device, stream s, address at, base::site site) no
   });
 }
 
+void checking_calls::unmapped(address at, std::size_t bytes, base::site site) noexcept {
+  told([&](knowledge& known) {
+    std::vector<address> gone;
+    for (auto b = known.blocks.find(at, bytes); b != known.blocks.end() && b->first < at + bytes; ++b)
+      if (b->first >= at)
+        gone.push_back(b->first);
+    for (address const one : gone)
+      known.freed_by_program(0, one, or_else(site, "unmap"));
+    after_completion(known);
+  });
+}
+
+void checking_calls::found(int device, address at, std::size_t bytes, base::site site) noexcept {
+  told([&](knowledge& known) {
+    auto const b = known.blocks.find(at, bytes);
+    bool const is_known =
+        b != known.blocks.end() && b->second.live && b->first <= at && at + bytes <= b->first + b->second.bytes;
+    if (!is_known)
+      known.allocated_by_program(0, device, at, bytes, or_else(site, "find"));
+  });
+}
+
+void checking_calls::hidden(address at, std::size_t bytes) noexcept {
+  told([&](knowledge& known) { known.hidden(at, bytes); });
+}
+
 // Graphs ----------------------------------------------------------------------------------------------------
 
-void checking_calls::graph_made(executable x, std::vector<node> nodes) noexcept {
+void checking_calls::graph_made(executable x, std::vector<node> nodes, base::site site) noexcept {
   told([&](knowledge& known) {
-    known.judge_nodes(nodes);
+    known.judge_nodes(nodes, site);
     std::vector<range> uses;
     std::vector<given_launch> given;
     for (node& n : nodes) {

@@ -32,7 +32,10 @@ class checking_calls final : public seen_calls {
   void device_done(int device) noexcept override;
   void allocated(int device, stream, address at, std::size_t bytes, base::site) noexcept override;
   void freed(int device, stream, address at, base::site) noexcept override;
-  void graph_made(executable, std::vector<node>) noexcept override;
+  void unmapped(address at, std::size_t bytes, base::site) noexcept override;
+  void found(int device, address at, std::size_t bytes, base::site) noexcept override;
+  void hidden(address at, std::size_t bytes) noexcept override;
+  void graph_made(executable, std::vector<node>, base::site) noexcept override;
   void graph_launched(int device, stream, executable, base::site) noexcept override;
   void graph_gone(executable) noexcept override;
   void not_understood(char const* what) noexcept override;

@@ -2,6 +2,8 @@
 // Threads: as checking_driver.h says.
 #include "simulator/checker/checking_driver.h"
 
+#include <new>
+
 #include "runtime/base/lasting.h"
 #include "runtime/base/process.h"
 #include "runtime/options/options.h"
@@ -136,8 +138,9 @@ void checking_driver::print(knowledge& known) {
     any_found.store(true);
   if (known.found.empty() || std::exchange(known.taken, true))
     return;  // told by findings(), or printed before
+  std::vector<finding> const all = known.in_words();
   auto const print_those = [&](bool wanted) {
-    for (finding const& f : known.found)
+    for (finding const& f : all)
       if (is_possible(f) == wanted)
         os::print_error("weir: " + f.text +
                         (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");
@@ -198,6 +201,7 @@ moment checking_driver::before(int device, stream_handle s) {
   {
     auto const known = judge_.lock();
     stream_id const id = known->order.find(device, s);
+    known->order.keep(id);
     if (!known->order.is_unasked(id)) [[likely]]
       return known->order.now(id);
   }
@@ -293,8 +297,12 @@ status checking_driver::destroy_stream(int device, stream_handle s) {
   bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
   stream_id const id = judge_.lock()->order.unlink(device, s);
   status const is = inner_->destroy_stream(device, s);
-  if (is.ok())
+  if (is.ok()) {
+    try {
+      judge_.lock()->stream_ended(id);
+    } catch (std::bad_alloc const&) {}  // it is forgotten later, or not at all
     return is;
+  }
   if (was_made)
     made_.lock()->streams[{device, s}] = device;
   if (id)
@@ -310,7 +318,9 @@ result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   if (is_predefined || made_.lock()->streams.contains({device, r.value}))
     return r;
   stream_id const id = asked(device, r.value);
-  judge_.lock()->of_program.insert(id);
+  auto const known = judge_.lock();
+  if (!known->watched)
+    known->of_program.insert(known->order.life_of(id));
   return r;
 }
 
@@ -372,6 +382,7 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
 status checking_driver::wait(int device, stream_handle s, event_handle e) {
   if (process_was_forked())
     return inner_->wait(device, s, e);
+  (void)before(device, s);  // a wait on the legacy stream comes after the blocking streams, as other work does
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
   if (!is.ok())

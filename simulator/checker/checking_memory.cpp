@@ -204,7 +204,8 @@ void checking_driver::stream_handed_out(user s) {
   if (process_was_forked())
     return;
   auto const known = judge_.lock();
-  known->handed_out.insert(known->order.find(s.device, s.stream));
+  if (!known->watched)
+    known->handed_out.insert(known->order.life_of(known->order.find(s.device, s.stream)));
 }
 
 void checking_driver::event_handed_out(event_handle e) {
@@ -243,7 +244,7 @@ void checking_driver::relied_on(user waiter, user other) {
 std::vector<finding> checking_driver::findings() {
   auto const known = judge_.lock();
   known->taken = true;
-  return known->found;
+  return known->in_words();
 }
 
 void checking_driver::on_finding(std::function<void(finding const&)> f) {

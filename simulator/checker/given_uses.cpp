@@ -88,10 +88,12 @@ knowledge::reaches knowledge::reached_by(std::span<seen_pointer const> all) {
       unknown_pointers += !p.in_structure;  // a number looks like a stale pointer
       continue;
     }
-    bool const is_vague = p.in_structure || (p.at == b->first && may_be_an_end(blocks, all, p.at));
+    bool const may_be_end = !p.in_structure && p.at == b->first && may_be_an_end(blocks, all, p.at);
+    bool const is_vague = p.in_structure || may_be_end;
     std::size_t const from = p.at - b->first,
                       to = std::min(b->second.bytes, static_cast<std::size_t>(next_pointer(sorted, i) - b->first));
-    reached.push_back({b, from, to, p.writes, is_vague ? grain::structure : grain::pointer, p.writes && !p.is_typed});
+    reached.push_back(
+        {b, from, to, p.writes, is_vague ? grain::structure : grain::pointer, p.writes && !p.is_typed, may_be_end});
   }
   return reached;
 }
@@ -100,8 +102,8 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
                       captured_graph const* of) {
   for (reach const& r : reached_by(all)) {
     ++uses;
-    block_use u{r.from,          r.to, now, site, r.writes ? action::writes : action::reads, r.known, is_quiet,
-                r.may_read_alone};
+    block_use u{r.from,           r.to,        now, site, r.writes ? action::writes : action::reads, r.known, is_quiet,
+                r.may_read_alone, r.may_be_end};
     if (r.writes && !reading.empty())
       drop_sources(r.b->first + r.from, r.to - r.from);
     if (of)
@@ -117,7 +119,7 @@ void knowledge::given(epoch now, views const& seen, std::span<seen_pointer const
     else
       report_use_after_free(access_of(r.b->first, u), r.b);
   }
-  if (added >= sweep_at)
+  if (added >= sweep_at || order.may_forget())
     sweep();
 }
 
@@ -125,6 +127,8 @@ access access_of(address block, block_use const& u) {
   access a;
   a.how = u.how;
   a.known = u.known;
+  a.may_read_alone = u.may_read_alone;
+  a.may_be_end = u.may_be_end;
   a.stream = u.at.stream;
   a.n = u.at.n;
   a.site = u.site;
@@ -172,7 +176,8 @@ void knowledge::report_clash(blocks::map::iterator b, block_use const& before, b
     return;
   }
   auto const what = how == verdict::certain ? finding::kind::race : finding::kind::possible_race;
-  std::size_t& index = told_pairs.of(what, before.site, before.at.stream, now.site, now.at.stream);
+  std::size_t& index =
+      told_pairs.of(what, before.site, order.life_of(before.at.stream), now.site, order.life_of(now.at.stream));
   if (index != pairs::none) {
     ++found[index].times;
     return;
@@ -288,6 +293,15 @@ void knowledge::freed_by_program(stream_id on, address at, base::site site) {
   // The host's memory may serve the program without another call of CUDA.
   if (is_of_host)
     blocks.forget(at, bytes);
+}
+
+void knowledge::hidden(address at, std::size_t bytes) {
+  for (auto b = blocks.find(at, bytes); b != blocks.end() && b->first < at + bytes; ++b)
+    if (b->second.told)
+      b->second.live = false;
+  blocks.forget(at, bytes);
+  memory.drop_told(at, bytes);
+  drop_sources(at, bytes);
 }
 
 void knowledge::saw_device_done(int device) {

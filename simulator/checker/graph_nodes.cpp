@@ -59,7 +59,7 @@ verdict verdict_inside(block_use const& a, block_use const& b) noexcept {
 
 }  // namespace
 
-void knowledge::judge_nodes(std::span<seen_calls::node const> nodes) {
+void knowledge::judge_nodes(std::span<seen_calls::node const> nodes, base::site made) {
   constexpr std::size_t most = 8192;  // 8 MiB of order
   if (nodes.size() > most) {
     ++not_understood["graphs of more than 8192 nodes, of which each is one use"];
@@ -76,7 +76,9 @@ void knowledge::judge_nodes(std::span<seen_calls::node const> nodes) {
                                       {what.in_words.c_str(), {}},
                                       r.writes ? action::writes : action::reads,
                                       r.known,
-                                      what.quiet});
+                                      what.quiet,
+                                      r.may_read_alone,
+                                      r.may_be_end});
     for (touch const& t : node.bytes)
       for (auto b = blocks.find(t.at, t.bytes); b != blocks.end() && b->first < t.at + t.bytes; ++b)
         by_block[b->first].push_back({std::max(t.at, b->first) - b->first,
@@ -91,7 +93,7 @@ void knowledge::judge_nodes(std::span<seen_calls::node const> nodes) {
       for (std::size_t i = 0; i < k; ++i)
         if (verdict const how = verdict_inside(all[i], all[k]);
             how != verdict::none && !inside.orders(all[i].at.n, all[k].at.n))
-          report_nodes(blocks.find(at, 1), all[i], all[k], how);
+          report_nodes(blocks.find(at, 1), all[i], all[k], how, made);
 }
 
 }  // namespace weir::driver::check

@@ -53,9 +53,19 @@ stream_id graph::add(int device, stream_handle h, joins how) {
   stream_state s;
   s.device = device;
   s.how = how;
+  s.life = ++lives_;
   s.seen = s.at_last = {nothing(), nothing()};
-  streams_.push_back(std::move(s));
-  auto const id = static_cast<stream_id>(streams_.size());
+  stream_id id = 0;
+  if (auto& places = free_[device]; !places.empty()) {
+    id = places.back();
+    places.pop_back();
+    s.first = s.given = s.done = s.known_done = at(id).given;
+    at(id) = std::move(s);
+  } else {
+    streams_.push_back(std::move(s));
+    id = static_cast<stream_id>(streams_.size());
+  }
+  threads_ += h == stream_handle::per_thread;
   by_handle_[key(device, h)] = id;
   make_room(device);
   if (how == joins::is_legacy)
@@ -97,6 +107,61 @@ stream_id graph::unlink(int device, stream_handle h) {
   return id;
 }
 
+void graph::ended(stream_id id) {
+  if (id == 0 || at(id).has_ended)
+    return;
+  ended_.push_back(id);
+  at(id).has_ended = true;
+}
+
+// Its own work and all that this came after is complete.
+bool graph::is_idle(stream_id id) const {
+  stream_state const& s = at(id);
+  auto const is_past = [&](view const& v, trust t) {
+    return complete({id, s.given}, t) && std::ranges::all_of(v->entries(), [&](epoch e) { return complete(e, t); });
+  };
+  return is_past(s.seen.promised, trust::promised) && is_past(s.seen.known, trust::known);
+}
+
+// Requires: nothing refers to its own work. A blocking stream hands on what it came after: the legacy stream has to have
+// that, too.
+bool graph::can_go(stream_id id) const {
+  stream_state const& s = at(id);
+  if (s.how != joins::legacy || is_idle(id))
+    return true;
+  stream_id const legacy = legacy_[index(s.device)];
+  if (!legacy)
+    return false;
+  auto const is_handed_on = [&](view const& v, view const& to, trust t) {
+    auto const is_in = [&](epoch e) { return e.stream == legacy || complete(e, t) || to->of(e.stream) >= e.n; };
+    return is_in({id, s.given}) && std::ranges::all_of(v->entries(), is_in);
+  };
+  return is_handed_on(s.seen.promised, at(legacy).seen.promised, trust::promised) &&
+         is_handed_on(s.seen.known, at(legacy).seen.known, trust::known);
+}
+
+void graph::free_place(stream_id id) {
+  stream_state& s = at(id);
+  free_[s.device].push_back(id);  // may throw
+  if (s.how == joins::legacy)
+    std::erase(joined_by_legacy_[index(s.device)], id);
+  s.done = s.known_done = s.given;
+  s.how = joins::nothing;
+  s.has_acted = false;
+  s.seen = s.at_last = {nothing(), nothing()};
+}
+
+void graph::forget_idle_threads() {
+  std::erase_if(by_handle_, [&](auto const& one) {
+    auto const& [h, id] = one;
+    bool const may_go = std::get<stream_handle>(h) == stream_handle::per_thread && !at(id).is_kept && !at(id).number;
+    if (!may_go || !is_idle(id))
+      return false;
+    ended(id);
+    return true;
+  });
+}
+
 void graph::prune(vector_clock& c, trust t) const {
   c.prune([&](epoch e) { return complete(e, t); });
 }
@@ -120,15 +185,17 @@ moment graph::now(stream_id id) {
   stream_state& s = at(id);
   auto const join = [&](stream_id other) {
     stream_state const& o = at(other);
-    if (other == id || o.given == 0)
+    if (other == id || !o.has_acted)
       return;
     epoch const e{other, o.given};
     s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised),
               joined(s.seen.known, o.seen.known, e, trust::known)};
   };
   if (s.how == joins::is_legacy) {
-    for (stream_id const other : joined_by_legacy_[index(s.device)])
+    auto& blocking = joined_by_legacy_[index(s.device)];
+    for (stream_id const other : blocking)
       join(other);
+    std::erase_if(blocking, [&](stream_id other) { return at(other).has_ended; });  // they do nothing more
   } else if (s.how == joins::legacy && legacy_[index(s.device)]) {
     join(legacy_[index(s.device)]);
   }
@@ -140,8 +207,13 @@ moment graph::so_far(stream_id id) const {
   return {{id, s.given}, joins_legacy(s.how) ? s.at_last : s.seen, 0};
 }
 
+bool graph::has_seen(stream_id later, stream_id id) const {
+  return so_far(later).seen.promised->of(id) > at(id).first;
+}
+
 void graph::recorded_on(stream_id id) noexcept {
   stream_state& s = at(id);
+  s.has_acted = true;
   if (joins_legacy(s.how))
     s.at_last = s.seen;
 }

@@ -6,7 +6,6 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/driver/race_control.h"
-#include "simulator/checker/vector_clock.h"
 
 namespace weir::driver::check {
 
@@ -15,19 +14,20 @@ class pairs {
   static constexpr std::size_t none = ~std::size_t{0};
 
   // The index of the finding; `none` at first, for the caller to set.
-  std::size_t& of(finding::kind what, base::site const& a, stream_id on_a, base::site const& b, stream_id on_b) {
+  std::size_t& of(finding::kind what, base::site const& a, std::uint64_t on_a, base::site const& b,
+                  std::uint64_t on_b) {
     return all_.try_emplace(key{what, place(a, on_a), place(b, on_b)}, none).first->second;
   }
 
  private:
   struct place {
-    // A stream stands in for a place that is not known.
-    place(base::site const& s, stream_id on) noexcept
+    // The life of a stream stands in for a place that is not known.
+    place(base::site const& s, std::uint64_t on) noexcept
         : operation(s.operation), file(s.at.file_name()), line(s.at.line()), stream(s.at.file_name() ? 0 : on) {}
     char const* operation;
     char const* file;
     unsigned line;
-    stream_id stream;
+    std::uint64_t stream;
     bool operator==(place const&) const = default;
     std::size_t hash() const noexcept {
       std::size_t h = reinterpret_cast<std::size_t>(operation);

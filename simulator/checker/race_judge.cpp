@@ -96,7 +96,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
         report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory through another address
     }
   }
-  if (added >= sweep_at)
+  if (added >= sweep_at || order.may_forget())
     sweep();
   return now;
 }
@@ -327,18 +327,58 @@ void knowledge::relied_on(stream_id waiter, stream_id other) {
   order.promise(waiter, other);
 }
 
+void knowledge::stream_ended(stream_id s) {
+  order.ended(s);
+  if (order.may_forget())
+    sweep();
+}
+
+// Forgets what is complete, and the ended streams that nothing is left of.
 void knowledge::sweep() {
   std::size_t left = 0;
+  std::vector<bool> is_used(order.streams() + 1);
+  auto const refer = [&](access const& a) {
+    (void)a.all_epochs([&](epoch e) {  // visits each
+      is_used[e.stream] = true;
+      return true;
+    });
+  };
   memory.each_physical([&](physical& p) {
     p.uses.each(0, everywhere, [&](access const& a) {
-      return !a.is_over() && !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
+      bool const stays = !a.is_over() && !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
+      if (stays)
+        refer(a);
+      return stays;
     });
     left += p.uses.size();
   });
+  std::size_t all_blocks = 0;
   blocks.each([&](block& b) {
     b.uses.forget([&](block_use const& u) { return is_gone(u); });
+    for (block_use const& u : b.uses)
+      is_used[u.at.stream] = true;
     left += b.uses.size();
+    ++all_blocks;
+    if (!b.live)
+      return;
+    auto const first_over =
+        std::remove_if(b.marked.begin(), b.marked.end(), [&](stream_id s) { return order.is_over(s); });
+    b.marked.erase(first_over, b.marked.end());
+    for (stream_id const s : b.marked)
+      is_used[s] = true;
+    is_used[b.home] = is_used[b.user] = true;
   });
+  for (shielded const& s : shields)
+    refer(*s.use);
+  std::erase_if(host_functions, [&](auto const& one) { return order.complete(one.second, trust::known); });
+  for (auto const& [s, last] : host_functions)
+    is_used[s] = true;
+  reading.forget([&](source const& s) {
+    is_used[s.copy.stream] = true;
+    return false;
+  });
+  if (captured.empty())
+    order.forget_ended([&](stream_id s) { return is_used[s]; }, left + all_blocks);
   added = 0;
   sweep_at = std::max<std::size_t>(4096, 2 * left);
 }

@@ -36,13 +36,18 @@ struct knowledge {
   std::map<stream_id, epoch> host_functions;  // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
+  struct pairs_alike {                          // of kernels, which one possible race speaks of
+    std::set<std::pair<char const*, char const*>> seen;
+    std::string examples;
+  };
+  std::map<std::size_t, pairs_alike> alike;  // by index in found
   std::vector<finding> to_tell;
   std::shared_ptr<std::function<void(finding const&)> const> listener;  // each thread that runs it has a copy
   test_control::late_waits over;
-  bool taken = false;                          // findings() was called
-  std::size_t added = 0, sweep_at = 4096;      // accesses since the last sweep
-  std::uint64_t uses = 0;                      // of memory, that work declared
-  std::set<stream_id> handed_out, of_program;  // streams on which CUDA may get work without weir
+  bool taken = false;                              // findings() was called
+  std::size_t added = 0, sweep_at = 4096;          // accesses since the last sweep
+  std::uint64_t uses = 0;                          // of memory, that work declared
+  std::set<std::uint64_t> handed_out, of_program;  // lives of streams on which CUDA may get work without weir
   std::set<event_handle> events_handed_out;
   bool open_to_host = false;    // work used pinned memory that the machine did not guard
   bool closed_to_host = false;  // the machine closed pages
@@ -82,6 +87,7 @@ struct knowledge {
   void drop_sources(address, std::size_t bytes);                  // memory goes: forget its incomplete copies
   void stuck(std::string circle, base::site);
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
+  void stream_ended(stream_id);                       // 0: nothing
   void sweep();
 
   struct reach {  // the bytes of one block that a launch may use by one pointer
@@ -90,10 +96,11 @@ struct knowledge {
     bool writes = false;
     grain known = grain::pointer;
     bool may_read_alone = false;
+    bool may_be_end = false;
   };
   using reaches = boost::container::small_vector<reach, 8>;
   reaches reached_by(std::span<seen_pointer const>);
-  void judge_nodes(std::span<seen_calls::node const>);  // of one graph: against each other
+  void judge_nodes(std::span<seen_calls::node const>, base::site made);  // of one graph: against each other
   // What one launch past weir was given. of: the graph that it is a part of; null: none
   void given(epoch now, views const& seen, std::span<seen_pointer const>, base::site, bool quiet,
              captured_graph const* of = nullptr);
@@ -109,9 +116,10 @@ struct knowledge {
   void unmapped_beside(address at, std::size_t bytes, base::site);
   void allocated_by_program(stream_id on, int device, address at, std::size_t bytes, base::site);
   void freed_by_program(stream_id on, address at, base::site);
+  void hidden(address at, std::size_t bytes);
   void saw_device_done(int device);  // -1: all
   void report_clash(blocks::map::iterator, block_use const& before, block_use const& now, verdict);
-  void report_nodes(blocks::map::iterator, block_use const&, block_use const&, verdict);
+  void report_nodes(blocks::map::iterator, block_use const&, block_use const&, verdict, base::site made);
   void report_clash_with_host(blocks::map::iterator, block_use const&, block_use const& host, verdict);
 
   std::size_t report_race(access const& before, access const& now, address from, std::size_t bytes,
@@ -129,6 +137,9 @@ struct knowledge {
   // Returns: its index in `found`
   std::size_t note(finding::kind, std::string key, std::string text, source_location first, source_location second,
                    std::initializer_list<stream_id> streams = {});
+  std::string key_of_use(access const&, finding::kind = finding::kind::race) const;
+  void note_pair(std::size_t index, base::site const&, base::site const&);
+  std::vector<finding> in_words() const;  // with the pairs of kernels that are like each
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);  // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;

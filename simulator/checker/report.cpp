@@ -32,9 +32,28 @@ std::string grain_text(access const& a) {
   if (a.known == grain::exact)
     return {};
   return ". Of the bytes of " + text_of(a.site) +
-         (a.known == grain::pointer
-              ? " a pointer is known: they may end before its block or the next pointer does"
-              : " a pointer is known that it may not use, in a structure or at the end of the block in front");
+         " a pointer is known: they may end before its block or the next pointer does";
+}
+
+// Why a use makes a possible race and no certain one.
+std::string why_possible(access const& a) {
+  std::string const of = text_of(a.site);
+  if (a.known != grain::structure)
+    return ". It is only possible: which bytes " + of + " uses behind its pointer is not known";
+  return ". It is only possible: the pointer of " + of +
+         (a.may_be_end ? " may be the end of the block in front" : " was found in a structure, and may be stale");
+}
+std::string why_possible(access const& before, access const& now) {
+  for (access const* const a : {&before, &now})
+    if (a->known == grain::structure)
+      return why_possible(*a);
+  if (before.known == grain::pointer && now.known == grain::pointer)
+    return ". It is only possible: which bytes the two use behind their pointers is not known";
+  access const& pointer = before.known == grain::exact ? now : before;
+  access const& exact = before.known == grain::exact ? before : now;
+  if (pointer.may_read_alone && !exact.writes())
+    return ". It is only possible: no signature tells whether " + text_of(pointer.site) + " writes";
+  return why_possible(pointer);
 }
 
 // A pointer in a structure may be stale: alone it makes no error.
@@ -42,17 +61,28 @@ finding::kind unless_vague(access const& a, finding::kind what) {
   return a.known == grain::structure ? finding::kind::possible_race : what;
 }
 
-std::string key_of(base::site const& s, stream_id stream) {
+std::string key_of(base::site const& s, std::uint64_t life) {
   std::string key = s.operation ? s.operation : "?";
-  return s.at.file_name() ? key + '@' + s.at.file_name() + ':' + number(s.at.line()) : key + '#' + number(stream);
+  return s.at.file_name() ? key + '@' + s.at.file_name() + ':' + number(s.at.line()) : key + '#' + number(life);
 }
-// Of a possible race: pairs of kernels that one line of the program launches are one finding.
-std::string key_of_line(base::site const& s, stream_id stream) {
-  constexpr std::string_view last_line = " after ";  // behind the place in a library, see call_watch
-  std::string_view const file = s.at.file_name() ? s.at.file_name() : "";
+// Where a person would mend a possible race: a line of the program, or else what was called of a library. In front of the
+// line stands the place in a library, see call_watch.
+std::string place_to_mend(std::string_view file) {
+  constexpr std::string_view last_line = " after ", caller = " from ", offset = "+0x";
   if (std::size_t const at = file.rfind(last_line); at != file.npos)
     return std::string(file.substr(at));
-  return key_of(s, stream);
+  std::string all, before;
+  while (!file.empty()) {
+    std::size_t const end = file.find(caller);
+    std::string frame(file.substr(0, end));
+    file.remove_prefix(end == file.npos ? file.size() : end + caller.size());
+    if (frame.find(".so") != frame.npos)
+      frame.resize(std::min(frame.size(), frame.rfind(offset)));
+    if (frame != before)
+      all += ' ' + frame;
+    before = std::move(frame);
+  }
+  return all;
 }
 std::string key_of(source_location const& h) {
   return h.file_name() ? std::string(h.file_name()) + ':' + number(h.line()) : "?";
@@ -148,6 +178,32 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
          (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
 }
 
+std::string knowledge::key_of_use(access const& a, finding::kind what) const {
+  std::uint64_t const life = a.stream ? order.life_of(a.stream) : 0;
+  if (what != finding::kind::possible_race || !a.site.at.file_name())
+    return key_of(a.site, life);
+  return place_to_mend(a.site.at.file_name()) + ':' + number(a.site.at.line());
+}
+
+// Pairs of calls at the places of one possible race: they differ by their kernels.
+void knowledge::note_pair(std::size_t index, base::site const& a, base::site const& b) {
+  constexpr std::size_t most_examples = 3;
+  pairs_alike& all = alike[index];
+  bool const is_new = all.seen.emplace(a.operation, b.operation).second;
+  if (is_new && all.seen.size() > 1 && all.seen.size() <= most_examples)
+    all.examples += (all.examples.empty() ? "" : "; ") + text_of(base::site{a.operation, {nullptr, nullptr, 0}}) +
+                    " and " + text_of(base::site{b.operation, {nullptr, nullptr, 0}});
+}
+
+std::vector<finding> knowledge::in_words() const {
+  std::vector<finding> all = found;
+  for (auto const& [index, pairs] : alike)
+    if (std::size_t const more = pairs.seen.size() - 1; more > 0)
+      all[index].text += " So may " + number(more) + (more == 1 ? " other pair" : " other pairs") +
+                         " of calls at these places, as " + pairs.examples + ".";
+  return all;
+}
+
 std::size_t knowledge::note(finding::kind what, std::string key, std::string text, source_location first,
                             source_location second, std::initializer_list<stream_id> streams) {
   key.insert(key.begin(), static_cast<char>('a' + static_cast<int>(what)));
@@ -213,8 +269,8 @@ std::size_t knowledge::report_race(access const& before, access const& now, addr
   std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
   std::string const a = text_of(before.site), b = text_of(now.site);
   std::string const wait = remedy(before, now, alias ? from : first);
-  auto const after = [&](stream_id later, stream_id s) { return order.so_far(later).seen.promised->of(s) != 0; };
-  bool const reversed = !now.captured && after(before.stream, now.stream) && !after(now.stream, before.stream);
+  bool const reversed =
+      !now.captured && order.has_seen(before.stream, now.stream) && !order.has_seen(now.stream, before.stream);
   std::string const missing =
       reversed ? ". " + stream(before.stream) + " comes after " + stream(now.stream) + ", but not the reverse"
                : ". No wait orders the two";
@@ -227,36 +283,46 @@ std::size_t knowledge::report_race(access const& before, access const& now, addr
   else
     text = which + ": " + a + " " + does(before) + " them on " + stream(before.stream) + ", " + b + " " + does(now) +
            " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
-           (now.captured ? ", both in one graph" : "") + missing + grain_text(before) + grain_text(now) +
+           (now.captured ? ", both in one graph" : "") + missing +
+           (what == finding::kind::possible_race ? why_possible(before, now) : grain_text(before) + grain_text(now)) +
            ". Remedy: " + wait;
   if (what == finding::kind::possible_race)
     text += " If the two use different bytes, name a kernel or the block in the file of WEIR_CHECK_SUPPRESS.";
-  bool const by_lines = what == finding::kind::possible_race;
-  auto const key = [&](access const& use) {
-    return by_lines ? key_of_line(use.site, use.stream) : key_of(use.site, use.stream);
-  };
-  return note(what, key(before) + '|' + key(now), std::move(text), before.site.at, now.site.at,
-              {before.stream, now.stream});
+  std::size_t const index = note(what, key_of_use(before, what) + '|' + key_of_use(now, what), std::move(text),
+                                 before.site.at, now.site.at, {before.stream, now.stream});
+  if (what == finding::kind::possible_race)
+    note_pair(index, before.site, now.site);
+  return index;
 }
 
-// No stream has the nodes, and no line.
-void knowledge::report_nodes(blocks::map::iterator b, block_use const& one, block_use const& another, verdict how) {
+// No stream has the nodes. made: the call that made the graph executable
+void knowledge::report_nodes(blocks::map::iterator b, block_use const& one, block_use const& another, verdict how,
+                             base::site made) {
   if (one.quiet || another.quiet || b->second.quiet) {
     ++suppressed;
     return;
   }
   access const first = access_of(b->first, one), second = access_of(b->first, another);
   std::size_t const from = std::max(one.from, another.from), to = std::min(one.to, another.to);
-  note(how == verdict::certain ? finding::kind::race : finding::kind::possible_race,
-       "nodes|" + key_of_call(one.site) + '|' + key_of_call(another.site),
-       bytes_of(b->first + from, to - from) + ": " + text_of(one.site) + " " + does(first) + " them, " +
-           text_of(another.site) + " " + does(second) + " them, both in one graph, and no edge orders the two" +
-           grain_text(first) + grain_text(second) + ". Remedy: let one of the nodes depend on the other.",
-       {nullptr, nullptr, 0}, {nullptr, nullptr, 0});
+  auto const what = how == verdict::certain ? finding::kind::race : finding::kind::possible_race;
+  bool const by_place = what == finding::kind::possible_race && made.at.file_name();
+  std::string const key = by_place ? place_to_mend(made.at.file_name()) + ':' + number(made.at.line())
+                                   : key_of_call(one.site) + '|' + key_of_call(another.site);
+  std::size_t const index =
+      note(what, "nodes|" + key,
+           bytes_of(b->first + from, to - from) + ": " + text_of(one.site) + " " + does(first) + " them, " +
+               text_of(another.site) + " " + does(second) + " them, both in one graph" +
+               (made.at.file_name() ? ", instantiated at " + text_of(made.at) : "") + ", and no edge orders the two" +
+               (what == finding::kind::possible_race ? why_possible(first, second)
+                                                     : grain_text(first) + grain_text(second)) +
+               ". Remedy: let one of the nodes depend on the other.",
+           made.at, {nullptr, nullptr, 0});
+  if (what == finding::kind::possible_race)
+    note_pair(index, one.site, another.site);
 }
 
 void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
-  note(finding::kind::use_after_free, key_of(now.site, now.stream) + '|' + key_of(b->second.freed),
+  note(finding::kind::use_after_free, key_of_use(now) + '|' + key_of(b->second.freed),
        text_of(now.site) + " " + does(now) + " " +
            bytes_of(std::max(now.at, b->first),
                     std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
@@ -268,13 +334,17 @@ void knowledge::report_use_after_free(access const& now, blocks::map::iterator b
 void knowledge::report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator b) {
   std::string const home = behind.empty() ? "The host has not waited for that"
                                           : "No wait orders that before the block's own " + stream(behind.front());
-  note(unless_vague(before, finding::kind::freed_in_use),
-       "free|" + key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
-       block_text(b) + " was freed at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
-           does(before) + " it on " + stream(before.stream) + ". " + home + grain_text(before) +
-           ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
-           "or wait for it.",
-       before.site.at, b->second.freed, {before.stream, behind.empty() ? 0 : behind.front()});
+  auto const what = unless_vague(before, finding::kind::freed_in_use);
+  std::size_t const index =
+      note(what, "free|" + key_of_use(before, what) + '|' + key_of(b->second.freed),
+           block_text(b) + " was freed at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
+               does(before) + " it on " + stream(before.stream) + ". " + home +
+               (what == finding::kind::possible_race ? why_possible(before) : grain_text(before)) +
+               ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
+               "or wait for it.",
+           before.site.at, b->second.freed, {before.stream, behind.empty() ? 0 : behind.front()});
+  if (what == finding::kind::possible_race)
+    note_pair(index, before.site, {"the free", {}});
 }
 
 void knowledge::report_handed_out_early(access const& before, blocks::map::iterator b,
@@ -292,7 +362,7 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
       before.how == action::frees
           ? "an earlier block there was freed (" + text_of(before.site) + ") behind work of " + stream(before.stream)
           : text_of(before.site) + " " + does(before) + " that memory on " + stream(before.stream);
-  note(finding::kind::handed_out_early, key_of(before.site, before.stream) + '|' + key_of(b->second.allocated),
+  note(finding::kind::handed_out_early, key_of_use(before) + '|' + key_of(b->second.allocated),
        block_text(b) + " was allocated " + by + " while " + why +
            ", which is neither complete nor ordered before. The earlier use was not declared or marked, or the "
            "allocator has a defect.",
@@ -305,16 +375,20 @@ void knowledge::report_unmapped(access const& before, base::site site, address a
       before.known == grain::exact
           ? "This is a defect of the allocator, or the use was not declared."
           : "Remedy: mark the block for that stream (record_stream) or declare the launch, or wait for it.";
-  note(unless_vague(before, finding::kind::unmapped_in_use),
-       "unmap|" + key_of(before.site, before.stream) + '|' + key_of(site, 0),
-       text_of(site) + " unmaps " + number(bytes) + " bytes" + (b == blocks.end() ? "" : " with " + block_text(b)) +
-           " while " + text_of(before.site) + " " + does(before) + " " + number(before.bytes) + " bytes there on " +
-           stream(before.stream) + " and is not known to be complete. " + cause,
-       before.site.at, site.at, {before.stream});
+  auto const what = unless_vague(before, finding::kind::unmapped_in_use);
+  std::size_t const index =
+      note(what, "unmap|" + key_of_use(before, what) + '|' + key_of(site, 0),
+           text_of(site) + " unmaps " + number(bytes) + " bytes" + (b == blocks.end() ? "" : " with " + block_text(b)) +
+               " while " + text_of(before.site) + " " + does(before) + " " + number(before.bytes) + " bytes there on " +
+               stream(before.stream) + " and is not known to be complete" +
+               (what == finding::kind::possible_race ? why_possible(before) : "") + ". " + cause,
+           before.site.at, site.at, {before.stream});
+  if (what == finding::kind::possible_race)
+    note_pair(index, before.site, site);
 }
 
 void knowledge::report_changed(source const& s) {
-  note(finding::kind::source_changed, key_of(s.site, s.copy.stream),
+  note(finding::kind::source_changed, key_of(s.site, order.life_of(s.copy.stream)),
        bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
            ", and changed before the host had waited for that copy. Remedy: before the next write, wait for the copy's "
            "stamp, for an event after it or for its stream; or use another buffer.",
@@ -324,12 +398,16 @@ void knowledge::report_changed(source const& s) {
 // `where`: the place before which the program must wait.
 void knowledge::report_early_host(access const& before, std::string user, std::string where, source_location second,
                                   std::string key, address at, std::size_t bytes, char const* how, finding::kind what) {
-  note(what, "host|" + key_of(before.site, before.stream) + '|' + std::move(key),
-       bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before) + " them on " + stream(before.stream) +
-           ", " + std::move(user) + " " + how + " them. The host has not waited for that" + grain_text(before) +
-           ". Remedy: before " + std::move(where) +
-           " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
-       before.site.at, second, {before.stream});
+  std::size_t const index =
+      note(what, "host|" + key_of_use(before, what) + '|' + std::move(key),
+           bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before) + " them on " +
+               stream(before.stream) + ", " + std::move(user) + " " + how + " them. The host has not waited for that" +
+               (what == finding::kind::possible_race ? why_possible(before) : grain_text(before)) +
+               ". Remedy: before " + std::move(where) +
+               " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
+           before.site.at, second, {before.stream});
+  if (what == finding::kind::possible_race)
+    note_pair(index, before.site, {"the host", {}});
 }
 
 void knowledge::report_undeclared(base::running_work const& work, char const* how, address at) {

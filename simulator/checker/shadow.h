@@ -30,10 +30,11 @@ struct access {
   base::site site;
   address at = 0;
   std::size_t bytes = 0;
-  std::vector<epoch> also;    // frees: further streams whose work it comes after
-  bool captured = false;      // part of a graph
-  bool of_launch = false;     // of a graph
-  bool moves_a_pool = false;  // between the device and where a pool sleeps
+  std::vector<epoch> also;                          // frees: further streams whose work it comes after
+  bool captured = false;                            // part of a graph
+  bool of_launch = false;                           // of a graph
+  bool may_read_alone = false, may_be_end = false;  // as in block_use
+  bool moves_a_pool = false;                        // between the device and where a pool sleeps
   // of a launch: becomes true once the graph and all its launches are gone. Null: not known, or no launch
   std::shared_ptr<base::atomic<bool> const> over;
   bool is_over() const noexcept { return over && over->load(); }

@@ -124,6 +124,54 @@ TEST_F(told_memory, may_serve_blocks_of_weir) {
   expect({kind::freed_in_use});
 }
 
+// As cudaIpcOpenMemHandle and cudaGetSymbolAddress find it.
+TEST_F(told_memory, that_is_found_where_a_block_was_freed_is_new) {
+  calls.allocated(0, none, theirs, 8192, at_line(5));
+  launch(a, {writes_at(theirs)}, 11);
+  calls.freed(0, none, theirs, at_line(6));
+  calls.found(0, theirs + 4096, 4096, at_line(7));
+  launch(a, {writes_at(theirs + 4096)}, 12);
+  calls.found(0, theirs + 4096, 4096, at_line(8));  // again: nothing is new
+  expect_none();
+  launch(b, {writes_at(theirs + 4096)}, 13);
+  expect({kind::possible_race});
+  expect_words({"(4096 B, allocated by CUDA at program.cu:7)", "program.cu:12 may write", "program.cu:13 may write"});
+  calls.freed(0, none, theirs + 4096, at_line(9));
+  launch(b, {writes_at(theirs + 4096)}, 14);
+  expect({kind::possible_race, kind::use_after_free});
+}
+
+// Of what lies there from then on nothing is told.
+TEST_F(told_memory, that_is_hidden_has_no_history) {
+  calls.allocated(0, none, theirs, 8192, at_line(5));
+  calls.freed(0, none, theirs, at_line(6));
+  calls.hidden(theirs + 64, 1);
+  launch(a, {writes_at(theirs)}, 11);
+  launch(b, {writes_at(theirs)}, 12);
+  calls.found(0, theirs, 8192, at_line(7));
+  launch(a, {writes_at(theirs)}, 13);
+  calls.hidden(theirs, 8192);  // its module is unloaded
+  launch(b, {writes_at(theirs)}, 14);
+  fill(b, theirs, 8192, 15);
+  expect_none();
+  calls.hidden(x, 4096);  // weir's own memory hides from nobody
+  launch(a, {writes_at(x)}, 16);
+  launch(b, {writes_at(x)}, 17);
+  expect({kind::possible_race});
+}
+
+// cuMemUnmap takes the pages of several cuMemMap.
+TEST_F(told_memory, that_is_unmapped_ends_with_all_its_parts) {
+  for (address const at : {theirs, theirs + 8192, theirs + 16384})
+    calls.allocated(0, none, at, 8192, at_line(5));
+  calls.unmapped(theirs, 16384, at_line(6));
+  launch(a, {writes_at(theirs + 16384)}, 11);
+  expect_none();
+  launch(a, {writes_at(theirs)}, 12);
+  launch(a, {writes_at(theirs + 8192)}, 13);
+  expect({kind::use_after_free, kind::use_after_free});
+}
+
 TEST_F(told_memory, of_the_host_does_not_change_under_its_copy) {
   for (bool const waits : {true, false}) {
     alignas(64) static char host[64];
@@ -297,6 +345,16 @@ TEST_F(told_graphs, order_their_nodes_by_their_edges_alone) {
   expect_words({"bytes 0-4095 of block 1",
                 "launch of sum may read them, launch of scale may write them, both in one "
                 "graph, and no edge orders the two"});
+}
+
+// The captured work of two calls: one edge is missing, not one for each pair of kernels.
+TEST_F(told_graphs, with_many_unordered_kernels_are_one_report) {
+  auto const nodes = std::vector<seen_calls::node>{kernel("sum", {reads_at(x)}), kernel("scale", {writes_at(x)}),
+                                                   kernel("init", {writes_at(x)})};
+  calls.graph_made(0x9000, nodes, at_line(20));
+  expect({kind::possible_race});
+  expect_words({"both in one graph, instantiated at program.cu:20, and no edge orders the two",
+                "It is only possible: which bytes the two use", "So may 2 other pairs of calls at these places, as "});
 }
 
 TEST_F(told_graphs, with_copies_that_no_edge_orders_race) {

@@ -29,6 +29,10 @@ struct told_without_memory : told {
     calls.device_done(0);
     calls.graph_gone(0x9000);
     calls.freed(0, seen_calls::no_stream, theirs, at_line(8));
+    calls.found(0, theirs + 4096, 4096, at_line(9));
+    calls.unmapped(theirs + 4096, 4096, at_line(10));
+    calls.found(0, theirs, 8192, at_line(11));
+    calls.hidden(theirs, 8192);
     calls.event_gone(0x1000);
     calls.stream_gone(0, 0x5000);
   }

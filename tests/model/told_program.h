@@ -23,7 +23,7 @@ namespace weir::tests::past_weir {
 
 inline constexpr std::size_t unit = 64, units = 8, block_bytes = unit * units;
 inline constexpr int block_count = 4, device_blocks = 3, event_count = 3;  // the last block is of the host
-enum stream_name : int { independent, other, blocking, legacy, stream_count };
+enum stream_name : int { independent, other, blocking, second_blocking, legacy, stream_count };
 
 using report = std::tuple<std::string, int, int>;  // kind, first line, second line
 using reports = std::set<report>;
@@ -47,6 +47,7 @@ enum class does : std::uint8_t {
   stream_done,
   event_done,
   device_done,
+  renew,  // the stream ends, and another one takes its part
   host_use,
   end_block,
   begin_block,
@@ -111,12 +112,17 @@ class oracle {
   }
   std::vector<int> what_comes_before(int stream) const {
     std::vector<int> all{last_[stream], host_};
-    if (stream == legacy)
-      all.push_back(last_[blocking]);
-    if (stream == blocking)
+    if (is_blocking(stream))
       all.push_back(last_[legacy]);
+    if (stream != legacy)
+      return all;
+    all.push_back(last_[blocking]);
+    all.push_back(last_[second_blocking]);
+    all.insert(all.end(), ended_blocking_.begin(), ended_blocking_.end());
     return all;
   }
+  static bool is_blocking(int stream) { return stream == blocking || stream == second_blocking; }
+  int life_of(int stream) const { return stream + stream_count * lives_[stream]; }
   void perform(step const& s, int line) {
     switch (s.is) {
       case does::record: event_[s.event] = last_[s.on] = node(what_comes_before(s.on)); break;
@@ -131,12 +137,20 @@ class oracle {
       case does::device_done: {
         std::vector<int> all{host_};
         all.insert(all.end(), std::begin(last_), std::end(last_));
+        all.insert(all.end(), ended_.begin(), ended_.end());
         host_ = node(std::move(all));
         break;
       }
+      case does::renew:
+        ++lives_[s.on];
+        ended_.push_back(last_[s.on]);
+        if (is_blocking(s.on))
+          ended_blocking_.push_back(last_[s.on]);
+        counted_[s.on] = last_[s.on] = none;
+        break;
       case does::host_use: {
         int const now = node({host_});
-        clash({s.exact[0], now, stream_count, line}, "host too early");
+        clash({s.exact[0], now, none, line}, "host too early");
         break;
       }
       case does::end_block: end(s, line); break;
@@ -156,13 +170,13 @@ class oracle {
       uses.push_back(reach_of(s.pointers, i));
     for (use const& u : uses) {
       if (blocks_[u.block].live)
-        clash({u, now, s.on, line}, "race");
+        clash({u, now, life_of(s.on), line}, "race");
       else if (u.known == bytes_by::pointer)
         found_.insert({"use after free", blocks_[u.block].freed, line});
     }
     for (use const& u : uses)
       if (blocks_[u.block].live)
-        blocks_[u.block].uses.push_back({u, now, s.on, line});
+        blocks_[u.block].uses.push_back({u, now, life_of(s.on), line});
   }
   // To the end of the block, or to the next pointer of the launch; a direct one looks at direct ones alone.
   static use reach_of(std::vector<step::pointer> const& all, std::size_t i) {
@@ -198,11 +212,17 @@ class oracle {
         return true;
     return false;
   }
+  static std::set<int> streams_of(std::vector<kept> const& all) {
+    std::set<int> streams;
+    for (kept const& k : all)
+      streams.insert(k.stream);
+    return streams;
+  }
   void clash(kept const& now, char const* certain) {
-    for (int s = 0; s < stream_count; ++s) {
+    auto const& all = blocks_[now.what.block].uses;
+    for (int const s : streams_of(all)) {
       kept const* worst = nullptr;
       int how = 0;
-      auto const& all = blocks_[now.what.block].uses;
       for (std::size_t i = 0; i < all.size(); ++i) {
         kept const& old = all[i];
         int const g = gravity(old.what, now.what);
@@ -220,7 +240,7 @@ class oracle {
   void end(step const& s, int line) {
     block& b = blocks_[s.block];
     int const now = node(what_comes_before(independent));  // the block's own stream
-    for (int on = 0; on < stream_count; ++on) {
+    for (int const on : streams_of(b.uses)) {
       kept const* worst = nullptr;
       for (std::size_t i = 0; i < b.uses.size(); ++i) {
         kept const& old = b.uses[i];
@@ -241,8 +261,10 @@ class oracle {
 
   std::vector<std::vector<int>> after_;
   int host_ = none;
-  int last_[stream_count] = {none, none, none, none};
-  int counted_[stream_count] = {none, none, none, none};  // the last one that is work or a wait
+  int last_[stream_count] = {none, none, none, none, none};
+  int counted_[stream_count] = {none, none, none, none, none};  // the last one that is work or a wait
+  int lives_[stream_count] = {};
+  std::vector<int> ended_, ended_blocking_;  // the last nodes of streams that ended
   int event_[event_count] = {none, none, none};
   block blocks_[block_count];
   reports found_;
@@ -281,7 +303,7 @@ class author {
     step s;
     s.on = below(stream_count);
     s.event = below(event_count);
-    int const draw = below(20);
+    int const draw = below(21);
     if (draw < 7) {
       draw_pointers(s);
     } else if (draw < 9) {
@@ -303,6 +325,9 @@ class author {
     } else if (draw == 15) {
       constexpr does seen[] = {does::stream_done, does::event_done, does::device_done};
       s.is = seen[below(3)];
+    } else if (draw == 20) {
+      s.is = does::renew;
+      s.on = other + below(3);
     } else if (draw == 16) {
       s.is = does::host_use;
       s.exact = {{block_count - 1, place(units) * unit, block_bytes, below(2) != 0, bytes_by::exact}};
@@ -329,9 +354,10 @@ class performed {
     judge_ = checked.control;
     calls_ = judge_->calls();
     (void)machine_->open(0);
-    streams_[independent] = machine_->create_stream(0, driver::stream_kind::independent, 0).value;
-    streams_[other] = machine_->create_stream(0, driver::stream_kind::independent, 0).value;
-    streams_[blocking] = machine_->create_stream(0, driver::stream_kind::blocking, 0).value;
+    streams_[independent] = stream_of(independent);
+    streams_[other] = stream_of(other);
+    streams_[blocking] = stream_of(blocking);
+    streams_[second_blocking] = stream_of(second_blocking);
     streams_[legacy] = driver::stream_handle::legacy;
     for (int b = 0; b < device_blocks; ++b) {
       at_[b] = machine_->reserve(page, page).value;
@@ -343,8 +369,8 @@ class performed {
   ~performed() {
     for (int b = 0; b < device_blocks; ++b)
       (void)machine_->unreserve(at_[b], page);
-    for (auto const s : {streams_[independent], streams_[other], streams_[blocking]})
-      (void)machine_->destroy_stream(0, s);
+    for (int const s : {independent, other, blocking, second_blocking})
+      (void)machine_->destroy_stream(0, streams_[s]);
   }
   performed(performed const&) = delete;
 
@@ -370,6 +396,21 @@ class performed {
     does const is = all[static_cast<std::size_t>(line - 1)].is;
     return is != does::launch && is != does::graph;
   }
+  driver::stream_handle stream_of(int stream) {
+    bool const is_blocking = stream == blocking || stream == second_blocking;
+    auto const kind = is_blocking ? driver::stream_kind::blocking : driver::stream_kind::independent;
+    return machine_->create_stream(0, kind, 0).value;
+  }
+  // Others come and go, so that the checker looks for streams to forget.
+  void renew(int stream) {
+    constexpr std::uintptr_t idle = 0x500000, idle_count = 80;
+    (void)machine_->destroy_stream(0, streams_[stream]);
+    for (std::uintptr_t i = 0; i < idle_count; ++i)
+      calls_->stream_made(0, idle + 16 * i, i % 2);
+    for (std::uintptr_t i = 0; i < idle_count; ++i)
+      calls_->stream_gone(0, idle + 16 * i);
+    streams_[stream] = stream_of(stream);
+  }
   static source_location here(int line) { return {"program.cpp", "", static_cast<unsigned>(line)}; }
   static std::uintptr_t cuda(driver::stream_handle s) { return static_cast<std::uintptr_t>(s); }
   void begin(int block, int line) {
@@ -380,6 +421,8 @@ class performed {
       work(s, line);
     else if (s.is <= does::device_done)
       order(s);
+    else if (s.is == does::renew)
+      renew(s.on);
     else if (s.is == does::host_use)
       driver::check::host_uses(host_ + s.exact[0].from, block_bytes - s.exact[0].from,
                                s.exact[0].writes ? driver::check::host_use::writes : driver::check::host_use::reads,

@@ -7,13 +7,27 @@
 namespace weir::driver::cuda {
 namespace {
 
-bool is_pageable(void const* host) {
+// Pageable memory is not known to the driver.
+enum class memory_of : std::uint8_t { pageable, pinned, device };
+memory_of memory_at(address at) {
   unsigned kind = 0;
   CUpointer_attribute which = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
   void* const to = &kind;
   void* answers[] = {to};
-  CUresult const is = load().api->cuPointerGetAttributes(1, &which, answers, reinterpret_cast<CUdeviceptr>(host));
-  return is != CUDA_SUCCESS || kind == 0;
+  CUresult const is = load().api->cuPointerGetAttributes(1, &which, answers, static_cast<CUdeviceptr>(at));
+  if (is != CUDA_SUCCESS || kind == 0)
+    return memory_of::pageable;
+  return kind == CU_MEMORYTYPE_DEVICE ? memory_of::device : memory_of::pinned;
+}
+bool is_pageable(address at) {
+  return memory_at(at) == memory_of::pageable;
+}
+bool is_host(address at) {
+  return memory_at(at) != memory_of::device;
+}
+// The host waits for a copy to its memory, and for one from pinned memory. Within a device it does not wait.
+bool waits_for_copy(address to, address from) {
+  return is_host(to) || memory_at(from) == memory_of::pinned;
 }
 
 struct copy_parts {
@@ -23,11 +37,9 @@ struct copy_parts {
   bool waits;
 };
 void tell_copy(seen_call const& call, copy_parts const& c) {
-  if (call.is_captured(c.stream))
-    return;
-  int const device = call.device_of(c.stream);
-  base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.copied(device, call.handle(c.stream), c.to, c.from, c.bytes, c.waits, site); });
+  call.each_on(c.stream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.copied(device, on, c.to, c.from, c.bytes, c.waits, call.site());
+  });
 }
 
 // Pageable memory to a device: the call waits for the stream's earlier work, and returns when the source has been read:
@@ -39,7 +51,8 @@ void tell_earlier_work_done(seen_call const& call) {
 void tell_to_device(seen_call const& call) {
   auto const& p = call.given<cuMemcpyHtoD_v2_params>();
   tell_earlier_work_done(call);
-  tell_copy(call, {nullptr, number_of(p.dstDevice), number_of(p.srcHost), p.ByteCount, !is_pageable(p.srcHost)});
+  tell_copy(call,
+            {nullptr, number_of(p.dstDevice), number_of(p.srcHost), p.ByteCount, !is_pageable(number_of(p.srcHost))});
 }
 void tell_to_device_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyHtoDAsync_v2_params>();
@@ -51,7 +64,8 @@ void tell_to_host(seen_call const& call) {
 }
 void tell_to_host_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyDtoHAsync_v2_params>();
-  tell_copy(call, {p.hStream, number_of(p.dstHost), number_of(p.srcDevice), p.ByteCount, is_pageable(p.dstHost)});
+  tell_copy(call,
+            {p.hStream, number_of(p.dstHost), number_of(p.srcDevice), p.ByteCount, is_pageable(number_of(p.dstHost))});
 }
 void tell_within_device(seen_call const& call) {
   auto const& p = call.given<cuMemcpyDtoD_v2_params>();
@@ -61,25 +75,16 @@ void tell_within_device_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyDtoDAsync_v2_params>();
   tell_copy(call, {p.hStream, number_of(p.dstDevice), number_of(p.srcDevice), p.ByteCount, false});
 }
-bool is_host(CUdeviceptr p) {
-  unsigned kind = 0;
-  CUpointer_attribute which = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-  void* const to = &kind;
-  void* answers[] = {to};
-  CUresult const is = load().api->cuPointerGetAttributes(1, &which, answers, p);
-  return is != CUDA_SUCCESS || kind != CU_MEMORYTYPE_DEVICE;
-}
-// Within a device the host does not wait.
 void tell_any(seen_call const& call) {
   auto const& p = call.given<cuMemcpy_params>();
-  bool const waits = is_host(p.dst) || (is_host(p.src) && !is_pageable(reinterpret_cast<void const*>(p.src)));
+  bool const waits = waits_for_copy(p.dst, p.src);
   if (is_host(p.src))
     tell_earlier_work_done(call);
   tell_copy(call, {nullptr, number_of(p.dst), number_of(p.src), p.ByteCount, waits});
 }
 void tell_any_async(seen_call const& call) {
   auto const& p = call.given<cuMemcpyAsync_params>();
-  bool const waits = is_pageable(reinterpret_cast<void const*>(p.dst)) || (is_host(p.dst) && is_host(p.src));
+  bool const waits = is_pageable(p.dst) || (is_host(p.dst) && is_host(p.src));
   tell_copy(call, {p.hStream, number_of(p.dst), number_of(p.src), p.ByteCount, waits});
 }
 // It comes between all earlier and all later work of both devices, as if the host waited.
@@ -97,17 +102,11 @@ void tell_peer_async(seen_call const& call) {
 }
 
 // Rows with gaps: which bytes are used is known by the pointers alone.
-void tell_rows(seen_call const& call, CUstream stream, check::seen_pointer from, check::seen_pointer to, bool waits) {
-  if (call.is_captured(stream))
-    return;
-  int const device = call.device_of(stream);
-  base::site const site = call.site();
-  check::seen_pointer const both[] = {from, to};
-  seen_calls::stream const on = call.handle(stream);
-  call.each([&](seen_calls& told) {
-    told.launched(device, on, call.name(), both, site);
+void tell_rows(seen_call const& call, CUstream stream, std::span<check::seen_pointer const> all, bool waits) {
+  call.each_on(stream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.launched(device, on, call.name(), all, call.site());
     if (waits)
-      told.stream_done(device, on);
+      to.stream_done(device, on);
   });
 }
 template <class Copy>
@@ -123,25 +122,21 @@ check::seen_pointer target_of(Copy const& c) {
 template <class Parameters>
 void tell_rows_now(seen_call const& call) {
   auto const& copy = *call.given<Parameters>().pCopy;
-  check::seen_pointer const from = source_of(copy), to = target_of(copy);
-  // From pageable memory to a device it may still be under way.
-  bool const waits = is_host(to.at) || (is_host(from.at) && !is_pageable(reinterpret_cast<void const*>(from.at)));
-  tell_rows(call, nullptr, from, to, waits);
+  check::seen_pointer const both[] = {source_of(copy), target_of(copy)};
+  tell_rows(call, nullptr, both, waits_for_copy(both[1].at, both[0].at));
 }
 template <class Parameters>
 void tell_rows_async(seen_call const& call) {
   auto const& p = call.given<Parameters>();
-  check::seen_pointer const from = source_of(*p.pCopy), to = target_of(*p.pCopy);
-  tell_rows(call, p.hStream, from, to, is_pageable(reinterpret_cast<void const*>(to.at)));
+  check::seen_pointer const both[] = {source_of(*p.pCopy), target_of(*p.pCopy)};
+  tell_rows(call, p.hStream, both, is_pageable(both[1].at));
 }
 
 // The host waits for a fill of its own memory.
 void tell_fill(seen_call const& call, CUstream stream, CUdeviceptr at, std::size_t bytes, bool waits) {
-  if (call.is_captured(stream))
-    return;
-  int const device = call.device_of(stream);
-  base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.filled(device, call.handle(stream), number_of(at), bytes, waits, site); });
+  call.each_on(stream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.filled(device, on, number_of(at), bytes, waits, call.site());
+  });
 }
 template <class Parameters, int Size>
 void tell_fill_now(seen_call const& call) {
@@ -159,7 +154,7 @@ void tell_fill_of_rows(seen_call const& call) {
   CUstream stream = nullptr;
   if constexpr (requires(Parameters const& p) { p.hStream; })
     stream = call.given<Parameters>().hStream;
-  tell_rows(call, stream, to, to, false);
+  tell_rows(call, stream, {&to, 1}, false);
 }
 
 void tell_batch(seen_call const& call) {

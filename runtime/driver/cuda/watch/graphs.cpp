@@ -118,7 +118,7 @@ node_list nodes_of(seen_call const& call, CUgraph g) {
 
 void tell_graph(seen_call const& call, CUgraphExec x, CUgraph g) {
   node_list const all = nodes_of(call, g);
-  call.each([&](seen_calls& to) { to.graph_made(number_of(x), all); });
+  call.each([&](seen_calls& to) { to.graph_made(number_of(x), all, call.site()); });
 }
 template <class Parameters>
 void tell_instantiated(seen_call const& call) {
@@ -132,11 +132,9 @@ void tell_updated(seen_call const& call) {
 }
 void tell_graph_launched(seen_call const& call) {
   auto const& p = call.given<cuGraphLaunch_params>();
-  if (call.is_captured(p.hStream))
-    return;
-  int const device = call.device_of(p.hStream);
-  base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.graph_launched(device, call.handle(p.hStream), number_of(p.hGraph), site); });
+  call.each_on(p.hStream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.graph_launched(device, on, number_of(p.hGraph), call.site());
+  });
 }
 void tell_gone(seen_call const& call) {
   CUgraphExec const x = call.given<cuGraphExecDestroy_params>().hGraphExec;

@@ -82,11 +82,6 @@ kept_facts facts_of(CUfunction f, char const* name) {
   return known_kernels().lock()->try_emplace(of, std::move(facts)).first->second;
 }
 
-// The handle of one of its kernels may come back as another kernel, of the same name.
-void forget_kernels(seen_call const&) {
-  known_kernels().lock()->clear();
-}
-
 // Neither null nor a small number, and within 57 bits of addresses.
 bool may_be_address(std::uint64_t word) {
   return word >= 4096 && word < std::uint64_t{1} << 57;
@@ -128,9 +123,9 @@ void tell_launch(seen_call const& call, launch_parts const& launch) {
   pointer_list found;
   if (!add_pointers(found, launch.function, name, launch.parameters, launch.packed))
     call.not_understood("launches whose parameters the driver does not tell");
-  int const device = call.device_of(launch.stream);
-  base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.launched(device, call.handle(launch.stream), name, found, site); });
+  call.each_on(launch.stream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.launched(device, on, name, found, call.site());
+  });
 }
 
 void tell_plain_launch(seen_call const& call) {
@@ -158,8 +153,6 @@ constexpr watched_call launch_rows[] = {
     WEIR_CALL_OF_STREAM(cuLaunchKernel, _ptsz, EXIT, tell_plain_launch),
     WEIR_CALL_OF_STREAM(cuLaunchCooperativeKernel, _ptsz, EXIT, tell_cooperative_launch),
     WEIR_CALL_OF_STREAM(cuLaunchKernelEx, _ptsz, EXIT, tell_extended_launch),
-    WEIR_ORDER(cuModuleUnload, ENTER, forget_kernels),
-    WEIR_ORDER(cuLibraryUnload, ENTER, forget_kernels),
     WEIR_CALL(cuLaunch, EXIT, tell_old_launch),
     WEIR_CALL(cuLaunchGrid, EXIT, tell_old_launch),
     WEIR_CALL(cuLaunchGridAsync, EXIT, tell_old_launch),
@@ -170,6 +163,10 @@ constexpr watched_call launch_rows[] = {
 
 std::span<watched_call const> launch_calls() {
   return launch_rows;
+}
+
+void forget_kernels() {
+  known_kernels().lock()->clear();
 }
 
 bool add_pointers(pointer_list& to, CUfunction f, char const* name, void** parameters, void** packed) {

@@ -26,23 +26,17 @@ void tell_stream_gone(seen_call const& call) {
   call.each([&](seen_calls& to) { to.stream_gone(device, call.handle(s)); });
 }
 
-void tell_record(seen_call const& call, CUstream s, CUevent e) {
-  if (call.is_captured(s))
-    return;
-  int const device = call.device_of(s);
-  call.each([&](seen_calls& to) { to.recorded(device, call.handle(s), number_of(e)); });
-}
 template <class Parameters>
 void tell_recorded(seen_call const& call) {
   auto const& p = call.given<Parameters>();
-  tell_record(call, p.hStream, p.hEvent);
+  call.each_on(p.hStream, [&](seen_calls& to, int device, seen_calls::stream on) {
+    to.recorded(device, on, number_of(p.hEvent));
+  });
 }
 void tell_wait(seen_call const& call) {
   auto const& p = call.given<cuStreamWaitEvent_params>();
-  if (call.is_captured(p.hStream))
-    return;
-  int const device = call.device_of(p.hStream);
-  call.each([&](seen_calls& to) { to.waited(device, call.handle(p.hStream), number_of(p.hEvent)); });
+  call.each_on(p.hStream,
+               [&](seen_calls& to, int device, seen_calls::stream on) { to.waited(device, on, number_of(p.hEvent)); });
 }
 void tell_event_gone(seen_call const& call) {
   CUevent const e = call.given<cuEventDestroy_v2_params>().hEvent;
@@ -67,18 +61,17 @@ void tell_device_done(seen_call const& call) {
 
 template <class Parameters>
 void tell_host_function(seen_call const& call) {
-  CUstream const s = call.given<Parameters>().hStream;
-  if (call.is_captured(s))
-    return;
-  int const device = call.device_of(s);
-  base::site const site = call.site();
-  call.each([&](seen_calls& to) { to.host_function(device, call.handle(s), site); });
+  call.each_on(call.given<Parameters>().hStream,
+               [&](seen_calls& to, int device, seen_calls::stream on) { to.host_function(device, on, call.site()); });
 }
 void tell_memory_operation(seen_call const& call) {
   call.not_understood("stream memory operations, which may order streams");
 }
 void tell_semaphore(seen_call const& call) {
   call.not_understood("external semaphores and context events, which may order streams");
+}
+void tell_shared_event(seen_call const& call) {
+  call.not_understood("events of other processes, which may order streams");
 }
 
 void tell_capture_began(seen_call const&) {
@@ -103,6 +96,7 @@ constexpr watched_call order_rows[] = {
     WEIR_ORDER(cuEventSynchronize, EXIT, tell_event_done<cuEventSynchronize_params>),
     WEIR_ORDER(cuEventQuery, EXIT, tell_event_done<cuEventQuery_params>),
     WEIR_ORDER(cuCtxSynchronize, EXIT, tell_device_done),
+    WEIR_ORDER(cuIpcOpenEventHandle, EXIT, tell_shared_event),
     WEIR_CALL_OF_STREAM(cuLaunchHostFunc, _ptsz, EXIT, tell_host_function<cuLaunchHostFunc_params>),
     WEIR_CALL_OF_STREAM(cuStreamAddCallback, _ptsz, EXIT, tell_host_function<cuStreamAddCallback_params>),
     WEIR_ORDER_OF_STREAM(cuStreamWaitValue32_v2, _ptsz, EXIT, tell_memory_operation),

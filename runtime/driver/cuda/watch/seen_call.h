@@ -49,6 +49,14 @@ class seen_call {
     for (told_checker const& one : to_)
       tell(**one);
   }
+  // Calls `tell` for each checker with the device and the handle of the stream. Nothing, if the stream is captured.
+  template <class Tell>
+  void each_on(CUstream s, Tell tell) const {
+    if (is_captured(s))
+      return;
+    int const of = device_of(s);
+    each([&](seen_calls& to) { tell(to, of, handle(s)); });
+  }
   void not_understood(char const* what) const noexcept {
     each([&](seen_calls& to) { to.not_understood(what); });
   }
@@ -78,6 +86,7 @@ watch_entries const& entries_of_watch();  // Requires: a usable driver
 using pointer_list = boost::container::small_vector<check::seen_pointer, 32>;
 // Adds the pointers that a launch is given. Returns: false, if the driver does not tell the parameters
 bool add_pointers(pointer_list&, CUfunction, char const* name, void** parameters, void** packed);
+void forget_kernels();  // the handle of one may come back as another kernel, of the same name
 // Addresses and handles as check::seen_calls has them.
 inline address number_of(CUdeviceptr p) noexcept {
   return static_cast<address>(p);

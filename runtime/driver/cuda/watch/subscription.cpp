@@ -266,14 +266,6 @@ std::string call_when_told(void (*begin)()) {
 void name_places_with(source_location (*line)() noexcept) noexcept {
   cuda::last_known_line.store(line);
 }
-#else
-watch_begun watch_calls(check::control&) {
-  return {nullptr, "weir was built without CUPTI's headers"};
-}
-std::string call_when_told(void (*)()) {
-  return "weir was built without CUPTI's headers";
-}
-void name_places_with(source_location (*)() noexcept) noexcept {}
 #endif
 
 }  // namespace weir::driver
