@@ -170,7 +170,7 @@ void checkpoint_reader::read(std::string_view name, device_span to, std::int64_t
                 sum.process_bytes(part.data(), part.size());
               });
   if (to.count == all)
-    file_->require_sum(index, sum.checksum(), at);
+    file_->require_sum(index, sum.value(), at);
 }
 
 tensor checkpoint_reader::read(std::string_view name, device on, source_location at) const {
@@ -187,7 +187,7 @@ void checkpoint_reader::check(source_location at) const {
     file_->read(
         file_->says.places[i], 0, file_->entries[i].bytes, at,
         [&](std::vector<std::byte> const& part, std::uint64_t) { sum.process_bytes(part.data(), part.size()); });
-    file_->require_sum(i, sum.checksum(), at);
+    file_->require_sum(i, sum.value(), at);
   }
 }
 

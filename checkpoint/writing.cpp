@@ -347,7 +347,7 @@ void writing::write_snapshot() {
     place const& p = h.places[i];
     checksum sum = begun_checksum(p.is);
     sum.process_bytes(bytes.data() + p.begin, p.is.bytes);
-    sums.push_back(sum.checksum());
+    sums.push_back(sum.value());
   }
   h.texts.emplace(checksum_key, words_of(sums));
   std::string const head = text_of(h);
