@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "weir/launch.h"
@@ -89,6 +90,11 @@ class communicator {
   static communicator from_environment(rank_options = {}, source_location = source_location::current());
   static communicator create(std::string_view id, int rank, int size, weir::device, rank_options = {},
                              source_location = source_location::current());
+  // Creates the ranks of this process: under a launcher one, as from_environment. Otherwise one for each of the first
+  // `devices` devices, as create_all; 0: for each device.
+  // Throws: invalid_use (there are not so many devices; a number under a launcher), and as the two. Blocks: as they do
+  static std::vector<communicator> create_launched(int devices = 0, rank_options = {},
+                                                   source_location = source_location::current());
   // Listens on a TCP port until rank 0 is created here, or the process ends. Throws: driver_error (no port)
   static std::string unique_id(source_location = source_location::current());
   communicator(communicator&&) noexcept;
@@ -118,6 +124,17 @@ class communicator {
   // Sends the k-th part of `in` to rank k, and collects the parts for this rank, in order of rank, in `out`.
   // Both hold size() parts of equal size, and must not overlap.
   stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
+
+  // Returns: what each rank has passed, in order of rank, on every rank. T: plain bytes, as a number or a struct of
+  // numbers. Blocks: host, until all ranks have called, and the earlier work of the current stream is done.
+  // Throws: as all_gather, out_of_memory
+  template <class T>
+  std::vector<T> exchange(T const& mine, source_location at = source_location::current()) {
+    static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "ranks exchange plain bytes");
+    std::vector<T> all(static_cast<size_t>(size()));
+    exchange_bytes(&mine, all.data(), sizeof mine, at);
+    return all;
+  }
 
   // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's
   // k-th receive from it; only the two call. Both enqueue; a send may wait for its receiver, and a large
@@ -164,10 +181,18 @@ class communicator {
   friend class gradient_buckets;
   friend class collective_group;
   friend class checkpoints::writing;
+  friend void run_ranks(std::span<communicator>, std::function<void(communicator&)> const&, source_location);
   struct state;
   explicit communicator(std::unique_ptr<state>) noexcept;
+  void exchange_bytes(void const* mine, void* all, size_t bytes, source_location);
   std::unique_ptr<state> state_;
 };
+
+// Calls body(rank) for each of this process's ranks, on a thread of its own. The rank's runtime and device are current.
+// Throws: what the first body that failed has thrown. It aborts its communicator, so that no rank waits for it; also
+// std::system_error (no thread). Blocks: host, until all have returned
+void run_ranks(std::span<communicator>, std::function<void(communicator&)> const& body,
+               source_location = source_location::current());
 
 // Collects collectives, sends and receives of one rank. end() enqueues them as one call, as ncclGroupStart
 // and ncclGroupEnd do: NCCL takes one launch for many small ones. Each result has the bits that the single
