@@ -224,7 +224,7 @@ void model::round_parameters() {
 
 tensor model::step(weir::device_span tokens, float factor, double rate) {
   weir::stream_ref const on = weir::current_stream();
-  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, {});
+  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, weir::shape{});
   optimizer_->set_rate(on, rate);
   with_pass(tokens, [&](auto&& p) {
     loss.copy_(p.loss(factor).mul_(factor), weir::non_blocking);
