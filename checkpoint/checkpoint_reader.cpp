@@ -173,6 +173,19 @@ void checkpoint_reader::read(std::string_view name, device_span to, std::int64_t
     file_->require_sum(index, sum.value(), at);
 }
 
+void checkpoint_reader::read(std::span<checkpoint_item const> items, source_location at) const {
+  for (checkpoint_item const& i : items) {
+    if (!i.is_part)
+      read(i.name, i.values, at);
+    else if (i.first < 0)
+      throw invalid_use("checkpoint_reader::read",
+                        "item " + base::in_quotes(base::visible(i.name)) + ", a part without a place",
+                        "Make it with the counts of all ranks, or name its first element", at, error_id{604});
+    else
+      read(i.name, i.values, i.first, at);
+  }
+}
+
 tensor checkpoint_reader::read(std::string_view name, device on, source_location at) const {
   checkpoint_entry const& is = file_->entries[file_->index_of(name, at)];
   tensor t = empty(
