@@ -84,7 +84,7 @@ class options {
   void add(std::string const& name, std::string const& unit, std::string const& what, std::string const& standard,
            std::function<void(std::string const&)> take) {
     std::string left = "  " + name + " " + unit;
-    left.resize(std::max<std::size_t>(left.size() + 1, 22), ' ');
+    left.resize(std::max<std::size_t>(left.size() + 1, 24), ' ');
     help_ += left + what + (standard.empty() ? "" : " (default: " + standard + ")") + "\n";
     all_.push_back({name, !unit.empty(), std::move(take)});
   }
