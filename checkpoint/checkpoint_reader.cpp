@@ -170,7 +170,20 @@ void checkpoint_reader::read(std::string_view name, device_span to, std::int64_t
                 sum.process_bytes(part.data(), part.size());
               });
   if (to.count == all)
-    file_->require_sum(index, sum.checksum(), at);
+    file_->require_sum(index, sum.value(), at);
+}
+
+void checkpoint_reader::read(std::span<checkpoint_item const> items, source_location at) const {
+  for (checkpoint_item const& i : items) {
+    if (!i.is_part)
+      read(i.name, i.values, at);
+    else if (i.first < 0)
+      throw invalid_use("checkpoint_reader::read",
+                        "item " + base::in_quotes(base::visible(i.name)) + ", a part without a place",
+                        "Make it with the counts of all ranks, or name its first element", at, error_id{607});
+    else
+      read(i.name, i.values, i.first, at);
+  }
 }
 
 tensor checkpoint_reader::read(std::string_view name, device on, source_location at) const {
@@ -187,7 +200,7 @@ void checkpoint_reader::check(source_location at) const {
     file_->read(
         file_->says.places[i], 0, file_->entries[i].bytes, at,
         [&](std::vector<std::byte> const& part, std::uint64_t) { sum.process_bytes(part.data(), part.size()); });
-    file_->require_sum(i, sum.checksum(), at);
+    file_->require_sum(i, sum.value(), at);
   }
 }
 

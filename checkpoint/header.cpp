@@ -280,7 +280,7 @@ std::vector<std::uint32_t> checksums_of_texts(checkpoint_metadata const& texts) 
     checksum sum;
     sum.process_bytes(name.c_str(), name.size() + 1);
     sum.process_bytes(value.c_str(), value.size() + 1);
-    sums.push_back(sum.checksum());
+    sums.push_back(sum.value());
   }
   return sums;
 }

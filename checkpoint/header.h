@@ -10,13 +10,13 @@
 // shape and bytes. So another program may order the items as it likes, and add texts.
 // Threads: values.
 #pragma once
-#include <boost/crc.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/checksum.h"
 #include "weir/checkpoint.h"
 
 namespace weir::checkpoints {
@@ -45,7 +45,6 @@ std::string read_header(std::string_view text, std::uint64_t data_bytes, header&
 
 bool is_utf8(std::string_view) noexcept;
 
-using checksum = boost::crc_32_type;
 checksum begun_checksum(checkpoint_entry const&);                           // the item's bytes follow
 std::vector<std::uint32_t> checksums_of_texts(checkpoint_metadata const&);  // but for the checksums
 std::vector<std::size_t> by_name(std::vector<place> const&);                // their numbers

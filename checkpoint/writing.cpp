@@ -43,6 +43,27 @@ std::size_t bytes_of(device_span s) {
   return static_cast<std::size_t>(s.count) * size_of(s.dtype);
 }
 
+// Of parts of one size, what lies behind the last element of the whole is left out.
+bool part_fits(checkpoint_item const& i, int rank, int ranks, source_location at) {
+  std::int64_t const whole = i.extents.numel(at), count = i.values.count;
+  if (i.counts.empty())
+    return count >= 0 && whole <= count * ranks;
+  std::int64_t all = 0;
+  for (std::int64_t const c : i.counts) {
+    if (c < 0 || c > whole - all)
+      return false;
+    all += c;
+  }
+  return std::ssize(i.counts) == ranks && i.counts[static_cast<std::size_t>(rank)] == count && all == whole;
+}
+
+// Bytes of rank 0's memory for all parts
+std::size_t gathered_bytes(checkpoint_item const& i, int ranks, source_location at) {
+  if (i.counts.empty())
+    return bytes_of(i.values) * static_cast<std::size_t>(ranks);
+  return static_cast<std::size_t>(i.extents.numel(at)) * size_of(i.values.dtype);
+}
+
 // Items of larger elements come first: each then lies at a multiple of its elements.
 layout layout_of(std::vector<checkpoint_item> const& items, source_location at) {
   std::vector<std::size_t> order(items.size());
@@ -89,6 +110,12 @@ writing::writing(std::filesystem::path const& path, communicator* ranks, source_
       known_(runtime_.get()),
       no_memory_(std::make_exception_ptr(checkpoint_error(operation, path_ + " stays as it is: no host memory",
                                                           "Free host memory, and save again", at, error_id{578}))) {}
+
+void writing::require_place() const {
+  os::file_in_place file(path_);
+  if (writes())
+    require_written(file.begin());
+}
 
 void writing::start() {
   if (!writes())
@@ -139,12 +166,14 @@ void writing::require_items(std::vector<checkpoint_item> const& items, checkpoin
         __builtin_add_overflow(all, bytes, &all))
       throw invalid_use(operation, what + " of shape " + i.extents.str() + ": more bytes than a memory has",
                         "Pass the count of elements, not of bytes", at, error_id{579});
-    bool const fits = i.is_part ? count >= 0 && whole <= count * ranks_->size() : whole == count;
+    bool const fits = i.is_part ? part_fits(i, ranks_->rank(), ranks_->size(), at) : whole == count;
     if (!fits)
-      throw invalid_use(operation,
-                        what + " of shape " + i.extents.str() + ": " + std::to_string(whole) + " elements, and " +
-                            std::to_string(count) + " are given",
-                        "Pass the elements of the shape; of parts, enough on all ranks together", at, error_id{540});
+      throw invalid_use(
+          operation,
+          what + " of shape " + i.extents.str() + ": " + std::to_string(whole) + " elements, and " +
+              std::to_string(count) + " are given",
+          "Pass the elements of the shape; of parts, enough on all ranks together, in counts that name each rank", at,
+          error_id{540});
     names.push_back(i.name);
   }
   std::ranges::sort(names);
@@ -191,9 +220,9 @@ writing::prepared writing::prepare(stream_ref on, std::vector<checkpoint_item> c
   make_room(now.is.bytes, at);
   std::size_t largest = 0;
   for (checkpoint_item const& i : items)
-    largest = std::max(largest, i.is_part ? bytes_of(i.values) : 0);
+    largest = std::max(largest, i.is_part ? gathered_bytes(i, ranks_->size(), at) : 0);
   if (largest > 0)
-    now.gathered = buffer(on, largest * static_cast<std::size_t>(ranks_->size()), default_alignment, at);
+    now.gathered = buffer(on, largest, default_alignment, at);
   now.arrived.emplace(event_options{.blocking_sync = true});
   return now;
 }
@@ -270,11 +299,16 @@ void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& it
   std::exception_ptr failed;
   for (std::size_t i = 0; i < items.size(); ++i) {
     device_span const part = items[i].values;
-    if (!items[i].is_part || part.count == 0)
+    if (!items[i].is_part || (part.count == 0 && items[i].counts.empty()))
       continue;
-    ranks_->gather({now.gathered.data(), part.count * ranks_->size(), part.dtype}, part, 0, at);
+    if (items[i].counts.empty())
+      ranks_->gather({now.gathered.data(), part.count * ranks_->size(), part.dtype}, part, 0, at);
+    else
+      gather_counts(items[i], now.gathered, at);
     std::size_t const bytes = static_cast<std::size_t>(items[i].extents.numel(at)) * size_of(part.dtype);
     try {
+      if (writes() && !items[i].counts.empty() && part.count > 0 && !failed)
+        copy(on, now.gathered.data(), part.data, bytes_of(part), how(), at);
       if (writes() && bytes > 0 && !failed)
         copy(on, room_.data<std::byte>() + now.is.begins[i], now.gathered.data(), bytes, how(), at);
     } catch (...) {
@@ -283,6 +317,25 @@ void writing::gather_parts(stream_ref on, std::vector<checkpoint_item> const& it
   }
   if (failed)
     std::rethrow_exception(failed);
+}
+
+// Rank 0's own part is not sent: it is the first.
+void writing::gather_counts(checkpoint_item const& item, buffer const& to, source_location at) const {
+  collective_group transfers(*ranks_);
+  if (!writes()) {
+    if (item.values.count > 0)
+      transfers.send(item.values, 0, at);
+  } else {
+    std::size_t before = static_cast<std::size_t>(item.counts[0]) * size_of(item.values.dtype);
+    for (int rank = 1; rank < ranks_->size(); ++rank) {
+      device_span const theirs{to.data<std::byte>() + before, item.counts[static_cast<std::size_t>(rank)],
+                               item.values.dtype};
+      if (theirs.count > 0)
+        transfers.receive(theirs, rank, at);
+      before += bytes_of(theirs);
+    }
+  }
+  (void)transfers.end(at);
 }
 
 void writing::finish(source_location at) {
@@ -347,7 +400,7 @@ void writing::write_snapshot() {
     place const& p = h.places[i];
     checksum sum = begun_checksum(p.is);
     sum.process_bytes(bytes.data() + p.begin, p.is.bytes);
-    sums.push_back(sum.checksum());
+    sums.push_back(sum.value());
   }
   h.texts.emplace(checksum_key, words_of(sums));
   std::string const head = text_of(h);

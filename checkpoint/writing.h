@@ -30,6 +30,8 @@ class writing : public std::enable_shared_from_this<writing> {
  public:
   // ranks: null for a writer of its own. Starts no thread. Throws: as checkpoint_writer
   writing(std::filesystem::path const&, communicator* ranks, source_location);
+  // Whether a file can be written there: on rank 0 it begins one, and takes it away. Throws: checkpoint_error
+  void require_place() const;
   void start();  // Throws: std::system_error
 
   void save(std::optional<stream_ref>, std::vector<checkpoint_item> const&, checkpoint_metadata, source_location);
@@ -57,6 +59,7 @@ class writing : public std::enable_shared_from_this<writing> {
   prepared prepare_all(stream_ref, std::vector<checkpoint_item> const&, checkpoint_metadata, source_location);
   void make_room(std::size_t bytes, source_location);
   void copy_items(stream_ref, std::vector<checkpoint_item> const&, layout const&, source_location) const;
+  void gather_counts(checkpoint_item const&, buffer const& to, source_location) const;
   void gather_parts(stream_ref, std::vector<checkpoint_item> const&, prepared const&, source_location) const;
 
   void write_snapshots();

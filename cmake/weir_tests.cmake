@@ -122,7 +122,7 @@ endfunction()
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program check_system_calls_seen_test defects_fork_locks_test defects_fork_owners_test defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
-  interop_torch_hooks_test interop_torch_streams_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
+  interop_torch_hooks_test interop_torch_streams_test peer_child_process_test peer_nccl_calls_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)

@@ -15,6 +15,18 @@ tensor gradient_buckets::over(device_span what, std::string_view operation, shap
   return tensor::from_blob(what.data, s, what.dtype, its.on, at);
 }
 
+int gradient_buckets::add(std::string name, shape const& s, dtype type, source_location at) {
+  return add_shaped(std::move(name), {s.begin(), s.end()}, s.numel(at), type, at);
+}
+shape gradient_buckets::extents(int i, source_location at) const {
+  return shape(extents_of(i, "gradient_buckets::extents", at), at);
+}
+tensor gradient_buckets::parameter_tensor(int i, source_location at) const {
+  return parameter_tensor(i, extents(i, at), at);
+}
+tensor gradient_buckets::gradient_tensor(int i, source_location at) const {
+  return gradient_tensor(i, extents(i, at), at);
+}
 tensor gradient_buckets::parameter_tensor(int i, shape const& s, source_location at) const {
   return over(parameter(i, at), "gradient_buckets::parameter_tensor", s, at);
 }

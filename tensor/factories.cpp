@@ -94,6 +94,7 @@ class generators {  // a part of the runtime: position of each device in its ran
     for (auto const all = at_.lock(); position & its : *all)
       its = {value, 0};
   }
+  void seed(std::uint64_t value, int device) { (*at_.lock())[static_cast<size_t>(device + 1)] = {value, 0}; }
 
  private:
   base::guarded<std::vector<position>> at_;
@@ -166,6 +167,11 @@ tensor randn(shape s, tensor_options o, source_location at) {
 }
 void manual_seed(std::uint64_t value, source_location at) {
   streams::current_runtime(at).part<generators>().seed(value);
+}
+void manual_seed(std::uint64_t value, device on, source_location at) {
+  runtime::impl& owner = streams::current_runtime(at);
+  int const ordinal = on.is_cpu() ? -1 : streams::resolve(on, owner, "manual_seed", at);
+  owner.part<generators>().seed(value, ordinal);
 }
 
 namespace {

@@ -41,6 +41,13 @@ std::int64_t chunks_of(update_item const& i) noexcept {
   return (i.parameter.count + train::chunk - 1) / train::chunk;
 }
 
+std::int64_t chunks_of_all(std::span<update_item const> items) noexcept {
+  std::int64_t all = 0;
+  for (update_item const& o : items)
+    all += is_updated(o) ? chunks_of(o) : 0;
+  return all;
+}
+
 void require_numbers(std::string const& what, std::initializer_list<std::pair<char const*, double>> numbers,
                      source_location at) {
   for (auto const& [name, value] : numbers)
@@ -98,17 +105,28 @@ struct WEIR_LOCAL optimizer::parts {
   std::vector<update_item> items;
   buffer block{};
   train::kernels kernels{};
-  std::vector<memory_use> to_add_squares{}, to_update{}, to_read{};
+  std::vector<memory_use> to_add_squares{}, to_read{};
+  // What a step does behind begin(), in turn: updates chunks, or begins the gather of a bucket.
+  struct action {
+    std::int64_t first = 0, chunks = 0;
+    std::vector<memory_use> uses{};
+    int gathers = -1;  // that bucket
+  };
+  std::vector<action> whole{};      // one launch for all
+  std::vector<action> by_bucket{};  // of the buckets whose parameters begin there
+  void const* by_bucket_of = nullptr;
   std::vector<state_part> state{};
   communicator* ranks = nullptr;  // that share the norm; null: it is of the items alone
   int refused_at = 0;             // the launch of step() that was refused and comes next; 0: none
   bool rounds = false;            // an item has a master copy
+  bool is_exact = false;          // each range of memory is declared, not its block alone
 
   void make(train::rule, double rate, loss_scale const*, communicator*, source_location);
   void share_norm(stream_ref, source_location) const;
-  // The calls of a step, in turn. Those of the norm are the first.
-  static constexpr int without_norm = 3, all_calls = 5;
-  void call(int number, stream_ref, source_location) const;
+  // The calls of a step, in turn. Those of the norm are the first, and the actions the last.
+  static constexpr int without_norm = 3, first_action = 4;
+  void call(int number, std::vector<action> const&, stream_ref, gradient_buckets*, source_location) const;
+  std::vector<action> const& actions_for(gradient_buckets*, source_location);
 
  private:
   // Gives out parts of the block. Without one it only counts.
@@ -123,6 +141,8 @@ struct WEIR_LOCAL optimizer::parts {
   };
   std::size_t lay_out(std::byte* own, std::vector<train::row>&, std::vector<std::int32_t>& row_of);
   void declare(runtime::impl&);
+  // Updates the items that `chosen` names
+  action update_of(std::vector<std::size_t> const& chosen) const;
 };
 
 // Returns: bytes of the block. own: the block; null: only those are asked for
@@ -135,21 +155,20 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
   state.push_back({"steps", {numbers ? &numbers->steps : nullptr, 1, int64}});
   state.push_back({"skipped", {numbers ? &numbers->skipped : nullptr, 1, int64}});
   state.push_back({"rate", {numbers ? &numbers->rate : nullptr, 1, float64}});
-  kernels.chunks = 0;
-  for (update_item const& o : items)
-    kernels.chunks += is_updated(o) ? chunks_of(o) : 0;
+  kernels.chunks = chunks_of_all(items);
   bool const limits = std::isfinite(kernels.how.max_norm) || kernels.scale;
   auto const sums = static_cast<std::size_t>(train::kernels::norm_threads(kernels.chunks)) * sizeof(double);
   kernels.sums = limits ? static_cast<double*>(at.next(sums)) : nullptr;
   for (std::size_t i = 0; i < items.size(); ++i) {
     update_item const& o = items[i];
-    if (!is_updated(o))
+    // A part of no elements has a state of none: all ranks tell of the same items.
+    if (!is_updated(o) && !(o.is_part && o.rate != 0))
       continue;
     dtype const type = is_short(o.parameter.dtype) ? float32 : o.parameter.dtype;
     auto const more = [&](char const* name) {
       device_span const s{at.next(static_cast<std::size_t>(o.parameter.count) * size_of(type)), o.parameter.count,
                           type};
-      state.push_back({base::text(name, ".", i), s});
+      state.push_back({base::text(name, ".", i), s, static_cast<int>(i)});
       return s.data;
     };
     train::row r{.value = o.parameter.data,
@@ -172,6 +191,8 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
       r.first = more("velocity");
     if (is_short(o.parameter.dtype))
       r.rounded = o.parameter.data, r.value = more("master"), rounds = true;
+    if (!is_updated(o))
+      continue;
     row_of.insert(row_of.end(), static_cast<std::size_t>(chunks_of(o)), static_cast<std::int32_t>(rows.size()));
     rows.push_back(r);
   }
@@ -180,35 +201,107 @@ std::size_t optimizer::parts::lay_out(std::byte* own, std::vector<train::row>& r
   return at.used;
 }
 
+namespace {
+
 // A checker and a simulated device get each range. To others a use only marks its block: one of each block is
 // enough.
-void optimizer::parts::declare(runtime::impl& owner) {
-  bool const exact = owner.machine().simulated() || owner.machine().checker();
-  std::map<void const*, memory_use> gradients, parameters, short_ones;
-  auto const add = [&](std::map<void const*, memory_use>& to, memory_use u) {
-    std::optional<block_info> const its = exact ? std::nullopt : find_block(u.address);
-    auto const [at, is_new] = to.emplace(its ? its->base : u.address, its ? memory_use{its->base, u.how} : u);
+class uses_of_items {
+ public:
+  explicit uses_of_items(bool exact) : exact_(exact) {}
+  void add(memory_use u) {
+    std::optional<block_info> const its = exact_ ? std::nullopt : find_block(u.address);
+    auto const [at, is_new] = all_.emplace(its ? its->base : u.address, its ? memory_use{its->base, u.how} : u);
     // Items may share a gradient, and have different counts of it.
     if (!is_new && at->second.bytes < u.bytes)
       at->second.bytes = u.bytes;
-  };
-  for (update_item const& o : items) {
-    if (!is_updated(o))
-      continue;
-    add(gradients, weir::reads(o.gradient));
-    add(parameters, weir::updates(o.parameter));
-    if (is_short(o.parameter.dtype))
-      add(short_ones, weir::reads(o.parameter));
   }
-  memory_use const own = weir::updates(block);
-  to_add_squares = to_update = to_read = {own};
-  for (auto const& [p, u] : gradients)
-    to_add_squares.push_back(u), to_update.push_back(u);
-  for (auto const& [p, u] : parameters)
-    to_update.push_back(u);
-  for (auto const& [p, u] : short_ones)
-    to_read.push_back(u);
-  kernels.to_add_squares = &to_add_squares, kernels.to_update = &to_update, kernels.to_read = &to_read;
+  void append_to(std::vector<memory_use>& all) const {
+    for (auto const& [p, u] : all_)
+      all.push_back(u);
+  }
+
+ private:
+  bool exact_;
+  std::map<void const*, memory_use> all_{};
+};
+
+}  // namespace
+
+optimizer::parts::action optimizer::parts::update_of(std::vector<std::size_t> const& chosen) const {
+  action a;
+  uses_of_items gradients(is_exact), parameters(is_exact);
+  for (std::size_t const i : chosen) {
+    a.chunks += chunks_of(items[i]);
+    gradients.add(weir::reads(items[i].gradient));
+    parameters.add(weir::updates(items[i].parameter));
+  }
+  a.uses = {weir::updates(block)};
+  gradients.append_to(a.uses);
+  parameters.append_to(a.uses);
+  return a;
+}
+
+void optimizer::parts::declare(runtime::impl& owner) {
+  is_exact = owner.machine().simulated() || owner.machine().checker();
+  std::vector<std::size_t> updated;
+  uses_of_items gradients(is_exact), short_ones(is_exact);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (!is_updated(items[i]))
+      continue;
+    updated.push_back(i);
+    gradients.add(weir::reads(items[i].gradient));
+    if (is_short(items[i].parameter.dtype))
+      short_ones.add(weir::reads(items[i].parameter));
+  }
+  whole = {update_of(updated)};
+  to_add_squares = to_read = {weir::updates(block)};
+  gradients.append_to(to_add_squares);
+  short_ones.append_to(to_read);
+  kernels.to_add_squares = &to_add_squares, kernels.to_read = &to_read;
+}
+
+// The forward pass uses the last bucket first. Items that no bucket has come before all. Each rank has the actions of
+// all buckets, also of those that it has no part of: all ranks gather in one order.
+std::vector<optimizer::parts::action> const& optimizer::parts::actions_for(gradient_buckets* g, source_location at) {
+  if (!g)
+    return whole;
+  void const* const theirs = g->parameter(0, at).data;
+  if (!g->is_sharded())
+    throw invalid_use(what, "a step that gathers buckets that are not sharded",
+                      "Set bucket_options::sharded, or call step(stream)", at, error_id{606});
+  if (by_bucket_of == theirs)
+    return by_bucket;
+  std::vector<action> all;
+  auto const update_bucket = [&](int bucket) {
+    std::int64_t next = 0, first = 0;  // chunks
+    std::vector<std::size_t> run;      // items whose chunks follow each other
+    auto const end_run = [&] {
+      if (run.empty())
+        return;
+      all.push_back(update_of(run));
+      all.back().first = first;
+      run.clear();
+    };
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (!is_updated(items[i]))
+        continue;
+      if (g->bucket_at(items[i].parameter.data) != bucket) {
+        end_run();
+      } else if (run.push_back(i); run.size() == 1) {
+        first = next;
+      }
+      next += chunks_of(items[i]);
+    }
+    end_run();
+  };
+  update_bucket(-1);
+  for (int bucket = g->bucket_count() - 1; bucket >= 0; --bucket) {
+    update_bucket(bucket);
+    all.push_back({.gathers = bucket});
+  }
+  by_bucket = std::move(all);
+  by_bucket_of = theirs;
+  return by_bucket;
 }
 
 // Each rank's few sums are of its own parts. Their sums over the ranks are equal bit by bit.
@@ -219,14 +312,20 @@ void optimizer::parts::share_norm(stream_ref on, source_location at) const {
   ranks->all_reduce({kernels.sums, peer::few_sums, float64}, reduce_op::sum, at);
 }
 
-void optimizer::parts::call(int number, stream_ref on, source_location at) const {
+void optimizer::parts::call(int number, std::vector<action> const& actions, stream_ref on, gradient_buckets* g,
+                            source_location at) const {
   switch (number) {
     case 0: return kernels.add_squares(on, at);
     case 1: return kernels.add_few(on, at);
     case 2: return share_norm(on, at);
     case without_norm: return kernels.begin(on, at);
-    default: return kernels.update(on, at);
+    default: break;
   }
+  action const& a = actions[static_cast<std::size_t>(number - first_action)];
+  if (a.gathers >= 0)
+    g->begin_gather(a.gathers, on, at);
+  else
+    kernels.update(on, a.first, a.chunks, a.uses, at);
 }
 
 void optimizer::parts::make(train::rule how, double rate, loss_scale const* scale, communicator* shared,
@@ -285,6 +384,13 @@ optimizer& optimizer::operator=(optimizer&&) noexcept = default;
 optimizer::~optimizer() = default;
 
 void optimizer::step(stream_ref on, source_location at) {
+  make_calls(on, nullptr, at);
+}
+void optimizer::step(stream_ref on, gradient_buckets& g, source_location at) {
+  make_calls(on, &g, at);
+}
+
+void optimizer::make_calls(stream_ref on, gradient_buckets* g, source_location at) {
   clock::stream_clock const& stream = streams::clock_or_throw(on, parts_->what, at);
   // The norm would be summed on another stream, beside the launches of this one.
   if (parts_->ranks && on.device() != parts_->ranks->device())
@@ -292,20 +398,22 @@ void optimizer::step(stream_ref on, source_location at) {
                       base::text("a step on ", streams::describe(stream), " for the rank of ",
                                  base::gpu_name(parts_->ranks->device().index())),
                       "Pass a stream of the rank's device", at, error_id{563});
+  std::vector<parts::action> const& actions = parts_->actions_for(g, at);
   int const first = parts_->kernels.sums ? 0 : parts::without_norm;
+  int const all_calls = parts::first_action + static_cast<int>(actions.size());
   // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step, or is none.
   if (auto const captured = stream.captured(); captured.ok() && captured.value) {
     if (parts_->refused_at > first)
       throw invalid_use(parts_->what, "a captured step, and an earlier one was refused in part",
                         "Repeat the refused call outside of the capture first", at, error_id{562});
-    for (int number = first; number < parts::all_calls; ++number)
-      parts_->call(number, on, at);
+    for (int number = first; number < all_calls; ++number)
+      parts_->call(number, actions, on, g, at);
     return;
   }
   // A step that was refused has counted already if begin() was enqueued: it goes on where it stopped.
   int& next = parts_->refused_at;
-  for (next = std::max(next, first); next < parts::all_calls; ++next)
-    parts_->call(next, on, at);
+  for (next = std::max(next, first); next < all_calls; ++next)
+    parts_->call(next, actions, on, g, at);
   next = 0;
 }
 

@@ -237,11 +237,12 @@ struct update_all {
   table in;
   control const* at;
   rule how;
+  std::int64_t begin;  // the first chunk
   WEIR_HOST_DEVICE void part(std::int64_t c, std::int64_t lane, std::int64_t stride) const {
     if (at->skips)
       return;
     std::int64_t first, last;
-    row const& r = in.of(c, first, last);
+    row const& r = in.of(begin + c, first, last);
     if (r.type == float64)
       update_row<double, false>(r, *at, how, first, last, lane, stride);
     else if (r.rounded)
@@ -389,8 +390,9 @@ void kernels::begin(stream_ref s, source_location at) const {
                beginning{numbers, scale, how, grows, sums}, at);
 }
 
-void kernels::update(stream_ref s, source_location at) const {
-  run(s, *to_update, chunks, update_all{{rows, row_of}, numbers, how}, at);
+void kernels::update(stream_ref s, std::int64_t first, std::int64_t count, memory_uses to_update,
+                     source_location at) const {
+  run(s, to_update, count, update_all{{rows, row_of}, numbers, how, first}, at);
 }
 
 void kernels::read_parameters(stream_ref s, source_location at) const {

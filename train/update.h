@@ -58,14 +58,15 @@ struct kernels {
   rule how;
   growth grows;
   // Declared by the kernels of these names. They outlive this.
-  std::vector<memory_use> const *to_add_squares, *to_update, *to_read;
+  std::vector<memory_use> const *to_add_squares, *to_read;
 
   static std::int64_t norm_threads(std::int64_t chunks) noexcept;
   // Parts of a step, in turn on one stream. Throw: as launch
   void add_squares(stream_ref, source_location) const;
   void add_few(stream_ref, source_location) const;  // leaves peer::few_sums of them
   void begin(stream_ref, source_location) const;
-  void update(stream_ref, source_location) const;
+  // Of some chunks, all parts of rows that `to_update` declares
+  void update(stream_ref, std::int64_t first, std::int64_t count, memory_uses to_update, source_location) const;
   // Not of a step: the master copies. Throws: as launch
   void read_parameters(stream_ref, source_location) const;
 };

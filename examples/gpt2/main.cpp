@@ -5,12 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
-#include <thread>
 #include <variant>
 
 #include "examples/ending.h"
@@ -91,37 +88,16 @@ void run(gpt2::settings const& s) {
     throw std::runtime_error(s.save + " cannot be written; name a file in a folder that can");
   gpt2::corpus const from = gpt2::read(s);
   gpt2::prepare(s);
-  std::vector<weir::communicator> ranks;
-  if (weir::this_launch().how != weir::launch_info::by::itself) {
-    ranks.push_back(weir::communicator::from_environment());
-  } else {
-    std::vector<weir::device> devices;
-    for (int i = 0; i < weir::device_count(); ++i)
-      devices.emplace_back(i);
-    ranks = weir::communicator::create_all(devices);
-  }
+  auto ranks = weir::communicator::create_launched();
   if (ranks[0].rank() == 0)
     std::printf("%s; ranks: %d; %zu tokens\n", weir::runtime::current().description().c_str(), ranks[0].size(),
                 from.training.size());
-  std::exception_ptr first_failure;
-  std::once_flag failed;
-  {
-    std::vector<std::jthread> threads;
-    for (weir::communicator& rank : ranks)
-      threads.emplace_back([&] {
-        try {
-          bool const prints = rank.rank() == 0;
-          double const loss = gpt2::train(s, from, rank, prints).validation;
-          if (prints)
-            std::printf("validation loss %.5f\n", loss);
-        } catch (...) {
-          std::call_once(failed, [&] { first_failure = std::current_exception(); });
-          rank.abort();  // the others may wait for this rank
-        }
-      });
-  }
-  if (first_failure)
-    std::rethrow_exception(first_failure);
+  weir::run_ranks(ranks, [&](weir::communicator& rank) {
+    bool const prints = rank.rank() == 0;
+    double const loss = gpt2::train(s, from, rank, prints).validation;
+    if (prints)
+      std::printf("validation loss %.5f\n", loss);
+  });
 }
 
 int command(int argc, char** argv) {

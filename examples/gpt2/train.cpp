@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <numbers>
 #include <optional>
 #include <stdexcept>
 
@@ -89,14 +88,6 @@ class updates {
   copies parameters_, gradients_;
   weir::adamw by_;
 };
-
-// Rises in the first steps, and falls to a tenth as half a cosine.
-double rate_at(settings const& s, std::int64_t step) {
-  if (step < s.warmup)
-    return s.rate * static_cast<double>(step + 1) / static_cast<double>(s.warmup);
-  double const done = static_cast<double>(step - s.warmup) / static_cast<double>(std::max(s.steps - s.warmup, 1L));
-  return s.rate * (0.55 + 0.45 * std::cos(std::numbers::pi * std::min(done, 1.0)));
-}
 
 // Returns: inputs and targets. [2, rows, context]
 at::Tensor batch(std::vector<std::uint16_t> const& tokens, std::int64_t first_row, settings const& s, at::Device on) {
@@ -198,7 +189,7 @@ outcome train(settings const& s, corpus const& from, weir::communicator& rank, b
         pass(step, part);
     }
     pass(step, s.accumulate - 1);
-    optimizer.step(stream_of(on), rate_at(s, step));
+    optimizer.step(stream_of(on), s.rate * weir::warm_cosine(step, s.steps, s.warmup));
     if ((step + 1) % s.every != 0 && step + 1 != s.steps)
       continue;
     auto const steps = static_cast<double>(step + 1 - std::exchange(told, step + 1));

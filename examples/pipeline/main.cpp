@@ -4,16 +4,14 @@
 // output and compares it with the input.
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <fstream>
 #include <limits>
 #include <random>
 #include <string>
 
-#include "examples/ending.h"
+#include "examples/options.h"
 #include "examples/pipeline/pipeline.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"
@@ -43,16 +41,6 @@ void bar(std::size_t done, std::size_t total) {
                done == total ? "\n" : "");
 }
 
-std::size_t number(char const* option, char const* text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
-  std::size_t value = 0;
-  auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
-  if (failed != std::errc() || *end || value == 0)
-    throw examples::usage_error(std::string(option) + " " + text + " is not a number above 0");
-  if (value > most)
-    throw examples::usage_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
-  return value;
-}
-
 struct scratch {  // temporary files, removed on exit
   std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("weir-pipeline-" + std::to_string(::getpid()));
@@ -63,55 +51,28 @@ struct scratch {  // temporary files, removed on exit
   }
 };
 
-char const* const usage =
-    "usage: pipeline [OPTIONS]\n"
-    "Takes a file through a device into another file: reads, copies, work and writes overlap. Draws what overlapped.\n"
-    "\n"
-    "options:\n"
-    "  --input FILE   what is scrambled (default: a file of --bytes is made)\n"
-    "  --output FILE  where to (default: a file that is restored, compared and removed)\n"
-    "  --bytes N      of the file that is made (default: 268435456)\n"
-    "  --batch BYTES  a multiple of 8 (default: 4194304)\n"
-    "  --depth N      batches under way at most (default: 4)\n"
-    "  --check        restore and compare also what --output keeps\n"
-    "  -h, --help     this text\n"
-    "\n"
-    "examples:\n"
-    "  ./run pipeline\n"
-    "  ./run pipeline --input big.bin --output scrambled.bin --check\n"
-    "\n"
-    "exit status: 0 every byte is right, 1 wrong bytes or an error, 2 usage\n";
-
 int command(int argc, char** argv) {
   pipeline::settings s;
+  std::string input, output;
   std::size_t bytes = std::size_t{256} << 20;
   bool check = false;
-  for (int i = 1; i < argc; ++i) {
-    std::string const option = argv[i];
-    if (option == "--help" || option == "-h")
-      return std::fputs(usage, stdout), 0;
-    if (examples::says_version("pipeline", option))
-      return 0;
-    if (option == "--check") {
-      check = true;
-      continue;
-    }
-    if (i + 1 == argc)
-      throw examples::usage_error(option + " is not an option, or lacks its value");
-    char const* const value = argv[++i];
-    if (option == "--input")
-      s.input = value;
-    else if (option == "--output")
-      s.output = value;
-    else if (option == "--bytes")
-      bytes = number("--bytes", value);
-    else if (option == "--batch")
-      s.batch = number("--batch", value);
-    else if (option == "--depth")
-      s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
-    else
-      throw examples::usage_error(option + " is not an option: --input, --output, --bytes, --batch, --depth, --check");
-  }
+  examples::options all("pipeline", "",
+                        "Takes a file through a device into another file: reads, copies, work and writes "
+                        "overlap. Draws what overlapped.");
+  all.file("--input", input, "what is scrambled; none: a file of --bytes is made");
+  all.file("--output", output, "where to; none: a file that is restored, compared and removed");
+  all.number("--bytes", bytes, "of the file that is made", 1);
+  all.number("--batch", s.batch, "bytes, a multiple of 8", 1);
+  all.number("--depth", s.depth, "batches under way at most", 1);
+  all.flag("--check", check, "restore and compare also what --output keeps");
+  if (!all.understood(argc, argv,
+                      "examples:\n"
+                      "  ./run pipeline\n"
+                      "  ./run pipeline --input big.bin --output scrambled.bin --check\n"
+                      "\n"
+                      "exit status: 0 every byte is right, 1 wrong bytes or an error, 2 usage\n"))
+    return 0;
+  s.input = input, s.output = output;
   scratch const temporary;
   check |= s.output.empty();
   if (s.input.empty()) {

@@ -7,17 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <exception>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "examples/ending.h"
+#include "examples/options.h"
 #include "examples/share/ends.h"
 #include "weir/device.h"
 #include "weir/runtime.h"
@@ -26,19 +23,7 @@
 namespace {
 
 constexpr int line_of_child = 50;
-constexpr std::uint64_t most_int = std::numeric_limits<int>::max();
 using mishap = share::settings::mishap;
-
-std::uint64_t number(std::string const& option, char const* text,
-                     std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
-  std::uint64_t value = 0;
-  auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
-  if (failed != std::errc() || *end || value == 0)
-    throw examples::usage_error(option + " " + text + " is not a number above 0");
-  if (value > most)
-    throw examples::usage_error(option + " " + text + " is more than " + std::to_string(most));
-  return value;
-}
 
 // Runs one process. Returns: exit status 0, 3 if the other process is gone, or 4 after a timeout.
 int play(std::string const& role, share::settings const& s) try {
@@ -109,58 +94,31 @@ int run(std::vector<std::string> const& options, std::string const& victim, mish
   return noticed ? 0 : 1;
 }
 
-char const* const usage =
-    "usage: share [OPTIONS]\n"
-    "Two processes share a ring of buffers in device memory. Every word is checked.\n"
-    "\n"
-    "options:\n"
-    "  --bytes N             of a buffer\n"
-    "  --buffers N           of the ring\n"
-    "  --rounds N            buffers sent in all\n"
-    "  --timeout MS          how long one process may say nothing before the other gives up\n"
-    "  --kill writer|reader  this one is killed half way, and the other must notice\n"
-    "  --stop writer|reader  this one is stopped half way, likewise\n"
-    "  -h, --help            this text\n"
-    "\n"
-    "examples:\n"
-    "  ./run share\n"
-    "  ./run share --kill reader\n"
-    "\n"
-    "exit status: 0 ok, 1 wrong bytes or an error, 2 usage, 3 the other process is gone, 4 it said nothing\n";
-
 int command(int argc, char** argv) {
   share::settings s;
-  std::string role, victim;
-  mishap meets = mishap::none;
-  for (int i = 1; i < argc; ++i) {
-    std::string const option = argv[i];
-    if (option == "--help" || option == "-h")
-      return std::fputs(usage, stdout), 0;
-    if (examples::says_version("share", option))
-      return 0;
-    if (i + 1 == argc)
-      throw examples::usage_error(option + " is not an option, or lacks its value");
-    char const* const value = argv[++i];
-    if (option == "--bytes")
-      s.bytes = number(option, value) / 8 * 8;
-    else if (option == "--buffers")
-      s.buffers = static_cast<int>(number(option, value, most_int));
-    else if (option == "--rounds")
-      s.rounds = number(option, value);
-    else if (option == "--timeout")
-      s.timeout = std::chrono::milliseconds(number(option, value, most_int));
-    else if (option == "--as")
-      role = value;
-    else if (option == "--kill" || option == "--stop")
-      victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
-    else
-      throw examples::usage_error(option +
-                                  " is not an option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
-  }
-  if (!victim.empty() && victim != "writer" && victim != "reader")
-    throw examples::usage_error(victim + " is neither writer nor reader");
-  if (s.bytes == 0)
-    throw examples::usage_error("a buffer has at least one word of 8 bytes");
+  std::string role, killed, stopped;
+  int timeout_ms = static_cast<int>(s.timeout.count());
+  std::vector<std::pair<std::string, std::string>> const roles{{"writer", "writer"}, {"reader", "reader"}};
+  examples::options all("share", "", "Two processes share a ring of buffers in device memory. Every word is checked.");
+  all.number("--bytes", s.bytes, "of a buffer", 8);
+  all.number("--buffers", s.buffers, "of the ring", 1);
+  all.number("--rounds", s.rounds, "buffers sent in all", 1);
+  all.number("--timeout", timeout_ms, "ms that one process may say nothing before the other gives up", 1);
+  all.choice("--kill", killed, roles, "this one is killed half way, and the other must notice");
+  all.choice("--stop", stopped, roles, "this one is stopped half way, likewise");
+  all.choice("--as", role, roles, "be this one, at socket 50: for the two processes");
+  if (!all.understood(
+          argc, argv,
+          "examples:\n"
+          "  ./run share\n"
+          "  ./run share --kill reader\n"
+          "\n"
+          "exit status: 0 ok, 1 wrong bytes or an error, 2 usage, 3 the other process is gone, 4 it said nothing\n"))
+    return 0;
+  s.bytes = s.bytes / 8 * 8;
+  s.timeout = std::chrono::milliseconds(timeout_ms);
+  std::string const victim = killed.empty() ? stopped : killed;
+  mishap const meets = !killed.empty() ? mishap::killed : !stopped.empty() ? mishap::stopped : mishap::none;
   if (role.empty())
     return run({argv + 1, argv + argc}, victim, meets);
   if (victim == role)

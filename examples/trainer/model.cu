@@ -21,19 +21,6 @@ WEIR_HOST_DEVICE inline float portion(float x) {
   // -ffast-math divides by a reciprocal that is no number for infinity: the power stays finite.
   return 1 / (1 + expf(fminf(-1.5957691f * (x + 0.044715f * x * x * x), 80.f)));
 }
-// Softmax of scale * the first `end` numbers of a row. The others become 0.
-// Returns: the logarithm of the sum that it divides by.
-template <class T>
-WEIR_HOST_DEVICE inline float softmax(T* row, float scale, int end, int columns, weir::row_team t) {
-  float const most = t.max_of(end, [=](int c) { return static_cast<float>(row[c]); });
-  float const sum = t.sum_of(end, [=](int c) {
-    float const e = expf(scale * (row[c] - most));
-    row[c] = e;
-    return e;
-  });
-  t.each(columns, [=, part = 1 / sum](int c) { row[c] = c < end ? row[c] * part : 0.f; });
-  return scale * most + logf(sum);
-}
 
 }  // namespace
 
@@ -70,11 +57,7 @@ struct pass {
     T* const y = out.data<T>();
     float *const from = x.data<float>(), *const scale = scales.data<float>();
     run(x, {reads(x), writes(out), writes(scales)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
-      float const* const in = from + r * columns;
-      float const mean = t.sum_of(columns, [=](int c) { return in[c]; }) / columns;
-      float const variance = t.sum_of(columns, [=](int c) { return (in[c] - mean) * (in[c] - mean); }) / columns;
-      float const part = scale[r] = 1 / sqrtf(variance + 1e-5f);
-      t.each(columns, [=](int c) { y[r * columns + c] = (in[c] - mean) * part; });
+      scale[r] = t.normalize(y + r * columns, from + r * columns, columns);
     });
     back.push_back([=, this] {
       if (!dx.defined())
@@ -119,7 +102,7 @@ struct pass {
     int const places = s.context;
     T* const of_p = p.data<T>();
     run(p, {updates(p)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
-      softmax(of_p + r * places, scale, static_cast<int>(r % places) + 1, places, t);  // of no later place
+      t.softmax(of_p + r * places, places, static_cast<int>(r % places) + 1, scale);  // of no later place
     });
     tensor const out = empty(qkv.size(0), s.width);
     tensor o = heads(out, 0, 1);
@@ -130,9 +113,7 @@ struct pass {
       matmul_out(dv, p, d_out, transposed::left);
       T* const of_s = ds.data<T>();
       run(ds, {updates(ds), reads(p)}, [=] WEIR_HOST_DEVICE(size_t r, weir::row_team t) {
-        T *const ds_row = of_s + r * places, *const p_row = of_p + r * places;
-        float const along = t.sum_of(places, [=](int c) { return ds_row[c] * p_row[c]; });
-        t.each(places, [=](int c) { ds_row[c] = p_row[c] * (ds_row[c] - along) * scale; });
+        t.softmax_gradient(of_s + r * places, of_p + r * places, places, scale);
       });
       matmul_out(dq, ds, k);
       matmul_out(dk, ds, q, transposed::left);
@@ -171,7 +152,7 @@ struct pass {
           float* const row = p + r * columns;
           float const score = row[target[r]];
           t.sync();  // another thread writes it
-          float const of_all = softmax(row, 1, columns, columns, t);
+          float const of_all = t.softmax(row, columns, columns);
           if (t.lane() == 0)
             losses[r] = of_all - score;  // finite where the softmax is 0
           t.each(columns, [=](int c) { out[r * columns + c] = factor * (row[c] - (c == target[r] ? 1.f : 0.f)); });
@@ -192,21 +173,23 @@ model::model(model_shape const& s, weir::dtype type, weir::adamw_options how, we
       type_(type),
       buckets_(ranks, {.bucket_bytes = 12 * size_t(s.width) * s.width * s.layers, .average = false}) {
   int const c = s.width;  // so that a bucket has a quarter of the layers' gradients
-  std::vector<weir::shape> extents{{s.vocabulary + s.context, c}};
-  for (int layer = 0; layer < s.layers; ++layer)
-    extents.insert(extents.end(), {{c, 3 * c}, {c, c}, {c, 4 * c}, {4 * c, c}});
-  extents.push_back({c, s.vocabulary});  // not the embedding: its gradient is the first to be reduced
-  for (weir::shape const& e : extents)
-    buckets_.add("parameter", e.numel());
+  buckets_.add("embedding", {s.vocabulary + s.context, c});
+  for (int layer = 0; layer < s.layers; ++layer) {
+    std::string const of = "layer " + std::to_string(layer) + " ";
+    buckets_.add(of + "qkv", {c, 3 * c});
+    buckets_.add(of + "projection", {c, c});
+    buckets_.add(of + "up", {c, 4 * c});
+    buckets_.add(of + "down", {4 * c, c});
+  }
+  buckets_.add("out", {c, s.vocabulary});  // not the embedding: its gradient is the first to be reduced
   int const loss = buckets_.add("loss", 1);
   buckets_.build();
   for (int i = 0; i < loss; ++i) {
-    weir::shape const& e = extents[static_cast<size_t>(i)];
-    tensor value = buckets_.parameter_tensor(i, e);
+    tensor value = buckets_.parameter_tensor(i);
     double const part = i > 0 && i % 2 == 0 ? 1 / std::sqrt(2 * s.layers) : 1;  // layers add less, the more there are
-    value.normal_(0, part / std::sqrt(i ? e[0] : c));
-    tensor const factor = type == weir::float32 ? value : weir::empty(e, {.dtype = type});
-    parameters_.push_back({value, buckets_.gradient_tensor(i, e), factor});
+    value.normal_(0, part / std::sqrt(i ? value.size(0) : c));
+    tensor const factor = type == weir::float32 ? value : weir::empty(value.shape(), {.dtype = type});
+    parameters_.push_back({value, buckets_.gradient_tensor(i), factor});
   }
   ranks.broadcast(buckets_.parameters(), 0);
   round_parameters();
@@ -224,7 +207,7 @@ void model::round_parameters() {
 
 tensor model::step(weir::device_span tokens, float factor, double rate) {
   weir::stream_ref const on = weir::current_stream();
-  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, {});
+  tensor loss = buckets_.gradient_tensor(buckets_.size() - 1, weir::shape{});
   optimizer_->set_rate(on, rate);
   with_pass(tokens, [&](auto&& p) {
     loss.copy_(p.loss(factor).mul_(factor), weir::non_blocking);
@@ -242,15 +225,6 @@ tensor model::loss(weir::device_span tokens) {
 }
 tensor model::logits(weir::device_span tokens) {
   return with_pass(tokens, [](auto&& p) { return p.logits(); });
-}
-
-std::vector<weir::checkpoint_item> model::state() const {
-  std::vector<weir::checkpoint_item> all;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    all.emplace_back("parameter." + std::to_string(i), parameters_[i].value);
-  for (weir::state_part const& part : optimizer_->state())
-    all.emplace_back(part.name, part.data, weir::shape{part.data.count});
-  return all;
 }
 
 }  // namespace trainer

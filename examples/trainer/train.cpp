@@ -2,14 +2,12 @@
 // Threads: see trainer.h.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <numbers>
 #include <numeric>
 #include <random>
+#include <set>
 
-#include "examples/ranks.h"
 #include "trainer.h"
 #include "weir/copy.h"
 #include "weir/pipeline.h"
@@ -18,7 +16,7 @@
 namespace trainer {
 namespace {
 
-using examples::gather, std::int64_t, std::size_t;
+using std::int64_t, std::size_t;
 
 struct replica {
   settings const& s;
@@ -27,40 +25,13 @@ struct replica {
   model m{s.shape, s.type, s.how, ranks};
   size_t places = s.shape.context + 1, batch = s.batch, rows = batch / ranks.size(), own = rows * ranks.rank();
 
-  // What a checkpoint says of its run. Texts of a file are UTF-8, and characters here are bytes.
-  weir::checkpoint_metadata texts(int64_t step) const {
-    std::string shape, characters;
-    for (int const n : {s.shape.context, s.shape.width, s.shape.layers, s.shape.heads})
-      shape += std::to_string(n) + " ";
+  // What the extents of the items do not tell of a run. Texts of a file are UTF-8, and characters here are bytes.
+  weir::checkpoint_metadata texts() const {
+    std::string of = std::to_string(s.shape.heads);
     for (unsigned char const c : t.characters)
-      characters += std::to_string(c) + " ";
-    return {{"context, width, layers, heads", shape}, {"characters", characters}, {"step", std::to_string(step)}};
+      of += " " + std::to_string(c);
+    return {{"heads and characters", of}};
   }
-  // Every replica gets what rank 0 reads. Returns: the step
-  int64_t load() {
-    int64_t step = 0;
-    std::optional<weir::checkpoint_reader> file;
-    if (ranks.rank() == 0 && !s.load_file.empty()) {
-      file.emplace(s.load_file);
-      weir::checkpoint_metadata said = file->metadata();
-      step = std::atoll(said["step"].c_str());
-      if (said != texts(step) || !file->has_checksums())
-        throw std::runtime_error("checkpoint: " + s.load_file + " is of another model or text; use the same options");
-      if (step > s.steps)
-        throw std::runtime_error("checkpoint: " + s.load_file + " has " + said["step"] + " steps; ask for more");
-      std::printf("from step %s of %s\n", said["step"].c_str(), s.load_file.c_str());
-    }
-    step = gather(ranks, step)[0];
-    for (weir::checkpoint_item const& item : m.state()) {
-      if (file)
-        file->read(item.name, item.values);
-      if (step > 0)
-        ranks.broadcast(item.values, 0);
-    }
-    m.round_parameters();
-    return step;
-  }
-
   // This replica's sequences of batches before `last`. The n-th sequence of all begins at start(n) of the part.
   weir::loader batches(std::span<std::uint8_t const> part, size_t first, size_t last,
                        std::function<size_t(size_t)> start) const {
@@ -74,13 +45,9 @@ struct replica {
   static weir::device_span tokens(weir::batch const& b) {
     return {b.data(), static_cast<int64_t>(b.size()), weir::uint8};
   }
-  double rate_at(double step) const {  // rises to the highest, then falls as a cosine to a tenth of it
-    double const warm = std::min(1.0, (step + 1) / std::clamp(s.steps / 20.0, 1.0, 100.0));
-    return s.how.rate * warm * (0.55 + 0.45 * std::cos(std::numbers::pi * step / s.steps));
-  }
-  void learn(int64_t first, std::optional<weir::checkpoint_writer>& writer,
-             std::function<void(int64_t, float)> const& told) {
+  void learn(int64_t first, weir::training_checkpoint& saved, std::function<void(int64_t, float)> const& told) {
     auto const part = t.training();
+    int64_t const warm = std::clamp<int64_t>(s.steps / 20, 1, 100);
     weir::loader loader = batches(part, first, s.steps, [=, this](size_t n) {
       return std::mt19937_64(s.seed + n * 0x9e3779b97f4a7c15u)() % (part.size() - places + 1);
     });
@@ -97,18 +64,22 @@ struct replica {
     for (int64_t step = first; step < s.steps; ++step) {
       weir::profile_range const in_timeline("step " + std::to_string(step));
       std::optional<weir::batch> const batch = loader.next();
-      weir::tensor const loss = m.step(tokens(*batch), 1.f / (s.batch * s.shape.context), rate_at(step));
+      double const rate = s.how.rate * weir::warm_cosine(step, s.steps, warm);
+      weir::tensor const loss = m.step(tokens(*batch), 1.f / (s.batch * s.shape.context), rate);
       if (step > first)  // the device works meanwhile
         tell(step - 1);
       arrived[step % 2] = losses[step % 2].copy_(loss.view({1}), weir::non_blocking);
-      if (!writer || step + 1 == s.steps || s.save_every == 0 || (step + 1) % s.save_every != 0)
+      if (step + 1 == s.steps || s.save_every == 0 || (step + 1) % s.save_every != 0)
         continue;
-      std::vector<double> const now = gather(ranks, m.loss(tokens(*batch)).item<double>());
-      require_number(std::reduce(now.begin(), now.end()));
-      writer->save(m.state(), texts(step + 1));
+      require_number(sum_of(m.loss(tokens(*batch)).item<double>()));
+      saved.save(step + 1);
     }
     if (first < s.steps)
       tell(s.steps - 1);
+  }
+  double sum_of(double mine) const {
+    std::vector<double> const all = ranks.exchange(mine);
+    return std::reduce(all.begin(), all.end());
   }
   // No checkpoint is written of parameters that give another loss.
   static void require_number(double loss) {
@@ -124,8 +95,7 @@ struct replica {
     double sum = 0;
     while (std::optional<weir::batch> const b = loader.next())
       sum += m.loss(tokens(*b)).item<double>();
-    std::vector<double> const sums = gather(ranks, sum);
-    return std::reduce(sums.begin(), sums.end()) / (all * (places - 1));
+    return sum_of(sum) / (all * (places - 1));
   }
   int64_t fingerprint() const {
     weir::device_span const all = m.buckets().parameters();
@@ -152,18 +122,18 @@ struct replica {
     return written;
   }
   outcome run(std::function<void(int64_t, float)> const& told) {
-    std::optional<weir::checkpoint_writer> writer;
-    if (!s.save_file.empty())
-      writer.emplace(s.save_file, ranks, weir::source_location::current());  // rank 0 writes
-    learn(load(), writer, told);
-    outcome all{gather(ranks, fingerprint()), m.buckets().bucket_count(), validate(), ""};
+    weir::training_checkpoint saved(s.save_file, ranks, m.state(), texts());
+    int64_t const first = s.resume ? saved.resume() : 0;
+    m.round_parameters();
+    if (first > s.steps)
+      throw std::runtime_error("checkpoint: " + s.save_file + " has " + std::to_string(first) + " steps; ask for more");
+    learn(first, saved, told);
+    outcome all{ranks.exchange(fingerprint()), m.buckets().bucket_count(), validate(), ""};
     require_number(all.validation_loss);
-    if (writer)
-      writer->save(m.state(), texts(s.steps));
+    saved.save(s.steps);
     if (ranks.rank() == 0)
       all.sample = generate();
-    if (writer)
-      writer->finish();
+    saved.finish();
     return all;
   }
 };
@@ -172,32 +142,29 @@ struct replica {
 
 text::text(std::string const& file, model_shape& shape) {
   std::ifstream in(file, std::ios::binary);
+  auto const refuse = [&](std::string const& why) { throw std::runtime_error("text: " + file + why); };
   if (!in.is_open() || std::filesystem::is_directory(file))
-    throw std::runtime_error("text: " + file + " cannot be read; name a readable file with --text");
+    refuse(" cannot be read; name a readable file with --text");
   std::string const bytes{std::istreambuf_iterator<char>(in), {}};
-  size_t const least = 20 * size_t(shape.context + 1);
-  if (bytes.size() < least)
-    throw std::runtime_error("text: " + file + " has " + std::to_string(bytes.size()) +
-                             " bytes, training needs at least " + std::to_string(least) + "; or a smaller --context");
+  size_t const least = 20 * size_t(shape.context + 1), has = bytes.size();
+  if (has < least)
+    refuse(" has " + std::to_string(has) + " bytes and needs " + std::to_string(least) + "; or a smaller --context");
   if (bytes.find('\0') != bytes.npos)
-    throw std::runtime_error("text: " + file + " is not text: it holds a zero byte");
-  std::array<std::uint8_t, 256> numbers{};
-  for (int c = 1; c < 256; ++c) {
-    numbers[c] = characters.size();
-    if (bytes.find(char(c)) != bytes.npos)
-      characters += char(c);
-  }
-  for (unsigned char const c : bytes)
-    tokens.push_back(numbers[c]);
+    refuse(" is not text: it holds a zero byte");
+  std::set<char> const known(bytes.begin(), bytes.end());
+  characters.assign(known.begin(), known.end());
+  for (char const c : bytes)
+    tokens.push_back(characters.find(c));
   shape.vocabulary = (characters.size() + 7) / 8 * 8;  // products are faster so
 }
 
-outcome train(settings const& s, text const& t, std::vector<weir::communicator> ranks,
+outcome train(settings const& s, text const& t, std::span<weir::communicator> ranks,
               std::function<void(int64_t, float)> const& told) {
   weir::manual_seed(s.seed);
   std::vector<outcome> all(ranks.size());
-  examples::run_ranks(ranks, [&](size_t i) {
-    all[i] = replica{s, t, ranks[i]}.run(i == 0 ? told : [](int64_t, float) {});
+  weir::run_ranks(ranks, [&](weir::communicator& rank) {
+    size_t const i = &rank - ranks.data();
+    all[i] = replica{s, t, rank}.run(i == 0 ? told : [](int64_t, float) {});
   });
   return all[0];
 }

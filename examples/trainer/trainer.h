@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "weir/checkpoint.h"
-#include "weir/optimizer.h"
 
 namespace trainer {
 
@@ -27,10 +26,11 @@ class model {
   // Changes the parameters by the gradients of `factor` times the losses of all replicas' tokens, reduced meanwhile.
   // Returns: factor * losses of all replicas, until the next step.
   weir::tensor step(weir::device_span tokens, float factor, double rate);
-  weir::tensor loss(weir::device_span tokens);       // the sum of the losses, by a forward pass alone
-  weir::tensor logits(weir::device_span tokens);     // float32 [context * sequences, vocabulary]
-  std::vector<weir::checkpoint_item> state() const;  // all from which training goes on
-  void round_parameters();                           // after a change of state()
+  weir::tensor loss(weir::device_span tokens);    // the sum of the losses, by a forward pass alone
+  weir::tensor logits(weir::device_span tokens);  // float32 [context * sequences, vocabulary]
+  // All from which training goes on. After a change of it: round_parameters()
+  std::vector<weir::checkpoint_item> state() const { return weir::training_items(buckets_, *optimizer_); }
+  void round_parameters();
   weir::gradient_buckets const& buckets() const noexcept { return buckets_; }
 
  private:
@@ -49,7 +49,8 @@ class model {
 };
 
 struct settings {
-  std::string text_file, load_file, save_file;
+  std::string text_file, save_file;
+  bool resume = false;                     // from save_file if it is there
   std::int64_t steps = 0, save_every = 0;  // save_every: steps between checkpoints; 0: one at the end
   model_shape shape;
   weir::dtype type = weir::float32;
@@ -77,7 +78,7 @@ struct outcome {
 
 // Trains a replica on each of these ranks, which are all or this process's. told(step, loss) comes from the first.
 // Throws: what the first replica that failed has thrown; stops the others.
-outcome train(settings const&, text const&, std::vector<weir::communicator>,
+outcome train(settings const&, text const&, std::span<weir::communicator>,
               std::function<void(std::int64_t, float)> const& told);
 
 }  // namespace trainer

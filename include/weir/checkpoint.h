@@ -8,12 +8,14 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "weir/collective.h"
+#include "weir/optimizer.h"
 #include "weir/tensor.h"
 
 namespace weir {
@@ -52,12 +54,32 @@ struct checkpoint_item {
     i.is_part = true;
     return i;
   }
+  // The same with parts of any sizes: `counts` has the elements of each rank, in order of rank, on all ranks alike.
+  // They make up `whole`. Requires: rank < counts.size()
+  static checkpoint_item part(std::string item_name, device_span of, weir::shape whole, int rank,
+                              std::vector<std::int64_t> counts) {
+    checkpoint_item i = part(std::move(item_name), of, whole);
+    i.first = 0;
+    for (int r = 0; r < rank; ++r)
+      i.first += counts[static_cast<size_t>(r)];
+    i.counts = std::move(counts);
+    return i;
+  }
 
-  std::string name;      // UTF-8, and not "__metadata__"
-  device_span values;    // of this rank
-  weir::shape extents;   // of the item in the file
-  bool is_part = false;  // made by part()
+  std::string name;                    // UTF-8, and not "__metadata__"
+  device_span values;                  // of this rank
+  weir::shape extents;                 // of the item in the file
+  bool is_part = false;                // made by part()
+  std::int64_t first = -1;             // of a part with counts: the first element
+  std::vector<std::int64_t> counts{};  // of each rank; empty: all parts are of one size
 };
+
+// What a training goes on from: the parameters of the buckets under their names, and the optimizer's state. Of sharded
+// buckets that state is parts: a checkpoint_writer with the communicator takes it, and any number of ranks reads it.
+// Requires: gather() of sharded buckets comes before the save. The optimizer was made from these buckets, or items_of()
+// them. The buckets and the optimizer outlive the use of the items. Throws: invalid_use (not built)
+std::vector<checkpoint_item> training_items(gradient_buckets const&, optimizer const&,
+                                            source_location = source_location::current());
 
 // Writes one file again and again, on a thread of its own. Each save replaces the file. A process that ends
 // at any moment leaves the last checkpoint that was whole.
@@ -95,6 +117,7 @@ class checkpoint_writer {
   void finish(source_location = source_location::current());
 
  private:
+  friend class training_checkpoint;
   std::shared_ptr<checkpoints::writing> writing_;
 };
 
@@ -124,12 +147,44 @@ class checkpoint_reader {
   void read(std::string_view name, device_span to, source_location = source_location::current()) const;
   void read(std::string_view name, device_span to, std::int64_t first,
             source_location = source_location::current()) const;
+  // Reads all items to their memory, of a part its own range. Stops at the first that is refused.
+  void read(std::span<checkpoint_item const>, source_location = source_location::current()) const;
   tensor read(std::string_view name, device on = gpu, source_location = source_location::current()) const;
   // Compares all items with their checksums. Throws: checkpoint_error
   void check(source_location = source_location::current()) const;
 
  private:
   std::shared_ptr<checkpoints::opened_file const> file_;
+};
+
+// The checkpoints of one training: its items, the number of its steps, and texts that make it another training if they
+// differ. Rank 0 alone has the file.
+// Threads: as checkpoint_writer.
+class training_checkpoint {
+ public:
+  // Without a path nothing is saved. Requires and Throws: as checkpoint_writer of that communicator; checkpoint_error
+  // (no file can be written there, which a training would learn at its first save). The items' memory outlives this.
+  training_checkpoint(std::filesystem::path const&, communicator&, std::vector<checkpoint_item>,
+                      checkpoint_metadata of = {}, source_location = source_location::current());
+  // Goes on from the file if there is one, or from another one, which is there unless the path is empty. Every rank gets
+  // its items from rank 0, on the current stream of its device. Parts have counts.
+  // Returns: the steps of the file; 0: there is none. Blocks: host, until all ranks have called.
+  // Throws: checkpoint_error, on all ranks (it cannot be read; it is damaged; it is of another training): nothing has
+  // changed. Also as communicator::broadcast
+  std::int64_t resume(source_location = source_location::current());
+  std::int64_t resume(std::filesystem::path const& from, source_location = source_location::current());
+  // As checkpoint_writer's, with the number of steps so far.
+  void save(std::int64_t steps, source_location = source_location::current());
+  void finish(source_location = source_location::current());
+
+ private:
+  std::int64_t steps_of(checkpoint_reader const&, std::string const& path, source_location) const;
+  void give(checkpoint_item const&, checkpoint_reader const*, source_location);
+  std::filesystem::path path_;
+  communicator& ranks_;
+  std::vector<checkpoint_item> items_;
+  checkpoint_metadata of_;
+  std::optional<checkpoint_writer> writer_;
 };
 
 }  // namespace weir

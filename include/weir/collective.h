@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "weir/launch.h"
@@ -89,6 +90,11 @@ class communicator {
   static communicator from_environment(rank_options = {}, source_location = source_location::current());
   static communicator create(std::string_view id, int rank, int size, weir::device, rank_options = {},
                              source_location = source_location::current());
+  // Creates the ranks of this process: under a launcher one, as from_environment. Otherwise one for each of the first
+  // `devices` devices, as create_all; 0: for each device.
+  // Throws: invalid_use (there are not so many devices; a number under a launcher), and as the two. Blocks: as they do
+  static std::vector<communicator> create_launched(int devices = 0, rank_options = {},
+                                                   source_location = source_location::current());
   // Listens on a TCP port until rank 0 is created here, or the process ends. Throws: driver_error (no port)
   static std::string unique_id(source_location = source_location::current());
   communicator(communicator&&) noexcept;
@@ -118,6 +124,17 @@ class communicator {
   // Sends the k-th part of `in` to rank k, and collects the parts for this rank, in order of rank, in `out`.
   // Both hold size() parts of equal size, and must not overlap.
   stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
+
+  // Returns: what each rank has passed, in order of rank, on every rank. T: plain bytes, as a number or a struct of
+  // numbers. Blocks: host, until all ranks have called, and the earlier work of the current stream is done.
+  // Throws: as all_gather, out_of_memory
+  template <class T>
+  std::vector<T> exchange(T const& mine, source_location at = source_location::current()) {
+    static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "ranks exchange plain bytes");
+    std::vector<T> all(static_cast<size_t>(size()));
+    exchange_bytes(&mine, all.data(), sizeof mine, at);
+    return all;
+  }
 
   // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's
   // k-th receive from it; only the two call. Both enqueue; a send may wait for its receiver, and a large
@@ -164,10 +181,18 @@ class communicator {
   friend class gradient_buckets;
   friend class collective_group;
   friend class checkpoints::writing;
+  friend void run_ranks(std::span<communicator>, std::function<void(communicator&)> const&, source_location);
   struct state;
   explicit communicator(std::unique_ptr<state>) noexcept;
+  void exchange_bytes(void const* mine, void* all, size_t bytes, source_location);
   std::unique_ptr<state> state_;
 };
+
+// Calls body(rank) for each of this process's ranks, on a thread of its own. The rank's runtime and device are current.
+// Throws: what the first body that failed has thrown. It aborts its communicator, so that no rank waits for it; also
+// std::system_error (no thread). Blocks: host, until all have returned
+void run_ranks(std::span<communicator>, std::function<void(communicator&)> const& body,
+               source_location = source_location::current());
 
 // Collects collectives, sends and receives of one rank. end() enqueues them as one call, as ncclGroupStart
 // and ncclGroupEnd do: NCCL takes one launch for many small ones. Each result has the bits that the single
@@ -244,6 +269,9 @@ class gradient_buckets {
 
   // Requires: before build(). Returns: 0, 1, 2, … Throws: invalid_use, not_supported (an element type)
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
+  // The same, and parameter_tensor(i), gradient_tensor(i) and checkpoints have the shape. Throws: also invalid_use (a
+  // negative extent, a size that overflows)
+  int add(std::string name, shape const&, dtype = float32, source_location = source_location::current());
   // The same over memory that the program owns, in its layout. `parameter` is only handed out again: {} for
   // none. A bucket has memory of one owner. Of the program's, neighbours within one block of weir are reduced
   // as one, and all of the bucket in one call. Memory that weir does not know is reduced unregistered.
@@ -272,8 +300,15 @@ class gradient_buckets {
   };
   // What this rank has the sums of, in reduced(i): all of it, unless sharded. Throws: invalid_use (as above)
   part own(int, source_location = source_location::current()) const;
-  // parameter() and gradient() as contiguous tensors of that shape (weir/tensor.h), which own nothing.
-  // Requires: the memory outlives them. Throws: also invalid_use (a shape of another number of elements)
+  // The same of each rank, in order of rank. Sharded ones follow each other
+  std::vector<part> parts(int, source_location = source_location::current()) const;
+  std::string const& name(int, source_location = source_location::current()) const;  // as added
+  // As added; without a shape one extent, the count.
+  shape extents(int, source_location = source_location::current()) const;
+  // parameter() and gradient() as contiguous tensors (weir/tensor.h) of the shape that was added, or of another one.
+  // They own nothing. Requires: the memory outlives them. Throws: also invalid_use (another number of elements)
+  tensor parameter_tensor(int, source_location = source_location::current()) const;
+  tensor gradient_tensor(int, source_location = source_location::current()) const;
   tensor parameter_tensor(int, shape const&, source_location = source_location::current()) const;
   tensor gradient_tensor(int, shape const&, source_location = source_location::current()) const;
   // Return all, with gaps (zeros) between: element i of the parameters belongs to element i of the gradients.
@@ -290,11 +325,15 @@ class gradient_buckets {
   // Throws: invalid_use naming gradients that are not ready: nothing has changed, they may still come. Also what
   // before_reduction throws
   void finish(stream_ref reader, source_location = source_location::current());
-  // If sharded: gives every rank the parts of the parameters that the others have updated. One call of all
-  // buckets.
+  // If sharded: gives every rank the parts of the parameters that the others have updated, in one call of all
+  // buckets. Makes the stream wait for gathers that optimizer::step(stream, buckets) has begun, instead.
   // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded, a stream of another
   // device), as communicator::all_gather
   void gather(stream_ref, source_location = source_location::current());
+  // Makes `reader` wait for the parameter, if optimizer::step(stream, buckets) has begun its gather. Call it before its
+  // first use in the next forward pass. gather() and the next finish() wait for all.
+  // Throws: invalid_use (no such index, not built, a stream of another device)
+  void wait_gathered(int, stream_ref reader, source_location = source_location::current());
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
   // alone. Squares are summed as float64. Numbers of a step whose norm is not finite stay as they are. Gaps count:
   // they are zeros, unless before_reduction wrote there. A refused call is repeated before the next step, or never:
@@ -306,12 +345,19 @@ class gradient_buckets {
   device_span clip(double max_norm, stream_ref on, source_location = source_location::current());
 
  private:
+  friend class optimizer;
   struct state;
   struct place {
     runtime& in;
     weir::device on;
   };
   place place_of(std::string_view operation, source_location) const;
+  int add_shaped(std::string name, std::span<std::int64_t const> extents, std::int64_t count, dtype, source_location);
+  std::span<std::int64_t const> extents_of(int, std::string_view operation, source_location) const;
+  // The bucket whose parameters have that address; -1: none
+  int bucket_at(void const* parameter) const noexcept;
+  // Sharded: behind the stream's work, on a stream of the buckets. Throws: as gather()
+  void begin_gather(int bucket, stream_ref, source_location);
   tensor over(device_span, std::string_view operation, shape const&, source_location) const;
   std::unique_ptr<state> state_;
 };

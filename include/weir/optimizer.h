@@ -54,6 +54,9 @@ class loss_scale {
   loss_scale_options options_;
 };
 
+// Returns: the factor of a step's learning rate. It rises to 1 within `warm` steps, then falls as half a cosine to `last`.
+double warm_cosine(std::int64_t step, std::int64_t steps, std::int64_t warm, double last = 0.1) noexcept;
+
 // Of AdamW
 struct adamw_options {
   double rate = 1e-3;     // until set_rate()
@@ -86,6 +89,7 @@ struct state_part {
   // "steps", "skipped", "rate", and of item i: "mean.i" and "square.i", or "velocity.i"; "master.i"
   std::string name;
   device_span data;  // until the optimizer ends
+  int item = -1;     // i; -1: of all items
 };
 
 // What adamw and sgd have in common. An optimizer takes either by a move.
@@ -105,6 +109,11 @@ class optimizer {
   // Throws: invalid_use (captured, and a refused call was not repeated; with `ranks`, a stream of another
   // device), as launch (weir/launch.h). Blocks: no
   void step(stream_ref, source_location = source_location::current());
+  // The same, and gathers the parameters of sharded buckets beside later work: the gather of a bucket begins behind its
+  // update, one launch for each. Those come first that the next forward pass uses first. There wait_gathered() of the
+  // buckets comes before the first use of a parameter, and gather() before all other uses, or before a capture ends.
+  // Requires: all ranks call it. Throws: also invalid_use (buckets that are not built or not sharded)
+  void step(stream_ref, gradient_buckets&, source_location = source_location::current());
   // Of the stream's next steps, captured ones included. Throws: invalid_use (negative, not finite), as launch
   void set_rate(stream_ref, double, source_location = source_location::current());
   // Steps so far that were not skipped. Throws: invalid_use (negative), as launch
@@ -126,6 +135,7 @@ class optimizer {
   friend class adamw;
   friend class sgd;
   struct parts;
+  void make_calls(stream_ref, gradient_buckets*, source_location);
   explicit optimizer(std::unique_ptr<parts>) noexcept;
   std::unique_ptr<parts> parts_;
 };

@@ -71,12 +71,36 @@ struct row_team {
       mine = detail::larger(f(i), mine);
     return max(mine);
   }
+  // Replaces the first `end` of n numbers x by the softmax of scale * x, and the others by 0. T: to and from float.
+  // Returns: the logarithm of the sum that it divides by. Requires: end > 0
+  template <class T>
+  WEIR_HOST_DEVICE float softmax(T* row, int n, int end, float scale = 1) const {
+    float const most = max_of(end, [=](int i) { return static_cast<float>(row[i]); });
+    float const total = sum_of(end, [=](int i) {
+      float const e = expf(scale * (row[i] - most));
+      row[i] = e;
+      return e;
+    });
+    each(n, [=, part = 1 / total](int i) { row[i] = i < end ? row[i] * part : 0.f; });
+    return scale * most + logf(total);
+  }
+  // Replaces n gradients by the softmax p of that scale by those by what it is of. T: as above
+  template <class T>
+  WEIR_HOST_DEVICE void softmax_gradient(T* d, T const* p, int n, float scale = 1) const {
+    float const along = sum_of(n, [=](int i) { return d[i] * p[i]; });
+    each(n, [=](int i) { d[i] = p[i] * (d[i] - along) * scale; });
+  }
+  // out = (in - mean) / deviation of n numbers. Returns: 1 / deviation. added: to the variance. T: as above
+  template <class T>
+  WEIR_HOST_DEVICE float normalize(T* out, float const* in, int n, float added = 1e-5f) const {
+    float const mean = sum_of(n, [=](int i) { return in[i]; }) / n;
+    float const variance = sum_of(n, [=](int i) { return (in[i] - mean) * (in[i] - mean); }) / n;
+    float const scale = 1 / sqrtf(variance + added);
+    each(n, [=](int i) { out[i] = (in[i] - mean) * scale; });
+    return scale;
+  }
 
  private:
-  // In either order: NaN if one is NaN.
-  WEIR_HOST_DEVICE static float larger(float a, float b) {
-    return a > b || a != a ? a : b;
-  }
   template <class Join>
   WEIR_HOST_DEVICE static float joined(float mine, Join join) {
 #if defined(__CUDA_ARCH__)

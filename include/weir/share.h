@@ -3,6 +3,7 @@
 // Threads: any; one object by one thread at a time. An exportable_buffer is not changed while it is sent.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -175,6 +176,31 @@ class share_channel {
   struct state;
   state& live(char const* operation, source_location) const;
   std::unique_ptr<state> state_;
+};
+
+// A process that this one forks, and a connected pair of sockets: one end for each, for a channel or a ring.
+class child_process {  // move-only
+ public:
+  // In the child calls body(socket) and ends the process, with the status that it returns, or with 1 if it throws, which
+  // stderr tells. Buffered output is written before. A child has no sockets of other child_processes, so that each sees
+  // when this process ends.
+  // Requires: no other thread of this process runs.
+  // Throws: invalid_use (this process has used weir), std::system_error (no sockets or process)
+  explicit child_process(std::function<int(int socket)> const& body, source_location = source_location::current());
+  child_process(child_process&&) noexcept;
+  // Closes the socket unless it was taken. Blocks: until the child has ended
+  ~child_process();
+  // This process's end, for share_channel, ring_writer or ring_reader, which own it from then on.
+  // Throws: invalid_use (a second call)
+  int socket(source_location = source_location::current());
+  // Returns: the child's exit status; of one that a signal killed, minus that signal. Blocks: until it has ended
+  int wait() noexcept;
+
+ private:
+  int take() noexcept;
+  int child_ = -1;  // -1: waited for, or moved from
+  int socket_ = -1;
+  int status_ = 0;
 };
 
 }  // namespace weir

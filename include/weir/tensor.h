@@ -282,6 +282,9 @@ tensor rand(stream_ref, shape, tensor_options = {}, source_location = source_loc
 tensor randn(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
 // Seeds every device of the current runtime.
 void manual_seed(std::uint64_t, source_location = source_location::current());
+// Seeds one device, or the cpu: otherwise all ranks of a process draw the same numbers. Throws: invalid_use (no such
+// device)
+void manual_seed(std::uint64_t, device, source_location = source_location::current());
 namespace detail {
 tensor tensor_from(void const* values, shape, dtype, tensor_options, source_location);
 tensor tensor_from(stream_ref, void const* values, shape, dtype, tensor_options, source_location);

@@ -127,12 +127,12 @@ void gradient_buckets::state::set_ranges(std::byte* own, runtime::impl& owner) {
     o.reduced = reduced_of(o);
 }
 
-gradient_buckets::part gradient_buckets::state::own_of(one const& o) const {
+gradient_buckets::part gradient_buckets::state::part_of(one const& o, int of_rank) const {
   if (!options.sharded)
     return {0, o.gradient.count};
   device_span const range = buckets[static_cast<std::size_t>(o.bucket)].ranges[0];
-  device_span const mine = peer::share_of(range, rank, shares());
-  // Elements of the bucket; a gradient may begin or end outside of this rank's share.
+  device_span const mine = peer::share_of(range, of_rank, shares());
+  // Elements of the bucket; a gradient may begin or end outside of that rank's share.
   auto const place = [&](void const* p) {
     return (static_cast<std::byte const*>(p) - static_cast<std::byte*>(range.data)) /
            static_cast<std::int64_t>(size_of(range.dtype));

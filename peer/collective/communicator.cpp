@@ -7,6 +7,8 @@
 #include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
+#include "weir/copy.h"
+#include "weir/memory.h"
 
 namespace weir {
 std::string_view name_of(reduce_op how) noexcept {
@@ -384,6 +386,17 @@ stamp communicator::send_receive(device_span in, int to, device_span out, int fr
                                      state_->asks(at).receive(out, from, "send_receive")};
   source_location const where[] = {at, at};
   return state_->all->call(rank(), both, where, at);
+}
+
+void communicator::exchange_bytes(void const* mine, void* all, size_t bytes, source_location at) {
+  stream_ref const on = streams::ref_of(state_->all->stream(rank(), "communicator::exchange", at));
+  stream_guard const here(on, at);
+  auto const each = static_cast<std::int64_t>(bytes);
+  buffer const memory(on, bytes * (static_cast<size_t>(size()) + 1), default_alignment, at);
+  device_span const in{memory.data(), each, uint8}, out{memory.data<std::byte>() + bytes, each * size(), uint8};
+  weir::copy(on, in.data, mine, bytes, non_blocking, at);
+  (void)all_gather(out, in, at);
+  weir::copy(on, all, out.data, bytes * static_cast<size_t>(size()), blocking::yes, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

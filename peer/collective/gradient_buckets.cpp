@@ -187,6 +187,15 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
   return size() - 1;
 }
 
+int gradient_buckets::add_shaped(std::string name, std::span<std::int64_t const> extents, std::int64_t count,
+                                 dtype type, source_location at) {
+  std::vector<std::int64_t> kept(extents.begin(), extents.end());
+  int const i = add(std::move(name), count, type, at);
+  state_->ones.back().extents = std::move(kept);
+  state_->ones.back().has_shape = true;
+  return i;
+}
+
 int gradient_buckets::add(std::string name, device_span parameter, device_span gradient, source_location at) {
   state_->require_new(name, gradient.count, gradient.dtype, at);
   if (parameter.count != gradient.count && parameter.count != 0)
@@ -268,7 +277,22 @@ device_span gradient_buckets::reduced(int i, source_location at) const {
   return state_->find(i, "gradient_buckets::reduced", at).reduced;
 }
 gradient_buckets::part gradient_buckets::own(int i, source_location at) const {
-  return state_->own_of(state_->find(i, "gradient_buckets::own", at));
+  return state_->part_of(state_->find(i, "gradient_buckets::own", at), state_->rank);
+}
+std::vector<gradient_buckets::part> gradient_buckets::parts(int i, source_location at) const {
+  state::one const& o = state_->find(i, "gradient_buckets::parts", at);
+  std::vector<part> all;
+  for (int rank = 0; rank < state_->all->size(); ++rank)
+    all.push_back(state_->part_of(o, rank));
+  return all;
+}
+std::string const& gradient_buckets::name(int i, source_location at) const {
+  return state_->find(i, "gradient_buckets::name", at).name;
+}
+std::span<std::int64_t const> gradient_buckets::extents_of(int i, std::string_view operation,
+                                                           source_location at) const {
+  state::one const& o = state_->find(i, operation, at);
+  return o.has_shape ? std::span(o.extents) : std::span(&o.gradient.count, 1);
 }
 gradient_buckets::place gradient_buckets::place_of(std::string_view operation, source_location at) const {
   return {state_->all->owner(operation, at).facade(), weir::device(state_->device())};
@@ -363,35 +387,93 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
     b.missing = b.members;
     b.written.clear();
     b.prepared = 0;
+    b.gathers = false;  // the reductions came behind it on their stream
   }
   s.started = 0;
   s.clipped = 0;
+}
+
+peer::collective_request gradient_buckets::state::gather_of(bucket const& b) const {
+  device_span const whole = parameters_of(b), mine = peer::share_of(whole, rank, shares());
+  return {peer::collective::all_gather, mine.dtype, reduce_op::sum, 0, mine.count, mine.data, whole.data};
+}
+
+clock::stream_clock& gradient_buckets::state::stream_of_rank(stream_ref on, std::string_view operation,
+                                                             source_location at) const {
+  (void)all->owner(operation, at);  // throws after the runtime has ended
+  clock::stream_clock& stream = streams::clock_or_throw(on, operation, at);
+  if (stream.device() != device())
+    throw invalid_use(std::string(operation), base::text(streams::describe(stream), " for the rank of gpu:", device()),
+                      "Pass a stream of the rank's device", at, error_id{560});
+  return stream;
 }
 
 void gradient_buckets::gather(stream_ref on, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::gather", at);
   s.require_unprepared("gradient_buckets::gather", at);
-  (void)s.all->owner("gradient_buckets::gather", at);  // throws after the runtime has ended
   if (!s.options.sharded)
     throw invalid_use("gradient_buckets::gather", "buckets that are not sharded",
                       "Set bucket_options::sharded, or leave this call out: each rank has all sums", at, error_id{559});
-  clock::stream_clock& stream = streams::clock_or_throw(on, "gradient_buckets::gather", at);
-  if (stream.device() != s.device())
-    throw invalid_use("gradient_buckets::gather",
-                      base::text(streams::describe(stream), " for the rank of gpu:", s.device()),
-                      "Pass a stream of the rank's device", at, error_id{560});
+  clock::stream_clock& stream = s.stream_of_rank(on, "gradient_buckets::gather", at);
   std::vector<peer::collective_request> requests;
   for (state::bucket const& b : s.buckets) {
-    device_span const range = b.ranges[0];
-    // The parameters lie as the gradients do, half the block before them.
-    device_span const whole{static_cast<std::byte*>(range.data) - s.half, range.count, range.dtype};
-    device_span const mine = peer::share_of(whole, s.rank, s.shares());
-    requests.push_back(
-        {peer::collective::all_gather, mine.dtype, reduce_op::sum, 0, mine.count, mine.data, whole.data});
+    if (b.gathers)
+      s.wait_for_gather(b, on, "gradient_buckets::gather", at);
+    else
+      requests.push_back(s.gather_of(b));
   }
+  // An event that was recorded in a capture serves no wait behind it.
+  if (stream.seen_captured())
+    for (state::bucket& b : s.buckets)
+      b.gathers = false;
   s.memory(at).record_use(s.block, stream, at);
   s.all->issue(s.rank, stream, requests, at);
+}
+
+int gradient_buckets::bucket_at(void const* parameter) const noexcept {
+  for (std::size_t i = 0; state_->options.sharded && i < state_->buckets.size(); ++i) {
+    device_span const its = state_->parameters_of(state_->buckets[i]);
+    if (parameter >= its.data && parameter < peer::end_of(its))
+      return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void gradient_buckets::begin_gather(int bucket, stream_ref on, source_location at) {
+  state& s = *state_;
+  clock::stream_clock& stream = s.stream_of_rank(on, "optimizer::step", at);
+  clock::stream_clock& side = streams::clock_of(*s.side);
+  state::bucket& b = s.buckets[static_cast<std::size_t>(bucket)];
+  // A call that was refused behind the gather comes again: the other ranks gather once.
+  if (!b.gathers) {
+    require(wait_behind(side, stream.now()), "optimizer::step", "rank " + std::to_string(s.rank), "", at);
+    peer::collective_request request[] = {s.gather_of(b)};
+    b.is_noted = false;
+    s.all->issue(s.rank, side, request, at);
+    b.gathers = true;
+  }
+  if (!b.gathered)
+    b.gathered.emplace();
+  b.gathered->record(*s.side, at);
+  b.is_noted = true;
+}
+
+void gradient_buckets::state::wait_for_gather(bucket const& b, stream_ref reader, std::string_view operation,
+                                              source_location at) {
+  if (b.is_noted)
+    return reader.wait(*b.gathered, at);
+  require(wait_behind(streams::clock_of(reader), streams::clock_of(*side).now()), std::string(operation),
+          "rank " + std::to_string(rank), "", at);
+}
+
+void gradient_buckets::wait_gathered(int i, stream_ref reader, source_location at) {
+  state& s = *state_;
+  state::one const& o = s.find(i, "gradient_buckets::wait_gathered", at);
+  (void)s.stream_of_rank(reader, "gradient_buckets::wait_gathered", at);
+  state::bucket const& its = s.buckets[static_cast<std::size_t>(o.bucket)];
+  if (its.gathers)
+    s.wait_for_gather(its, reader, "gradient_buckets::wait_gathered", at);
 }
 
 }  // namespace weir

@@ -41,6 +41,8 @@ struct WEIR_LOCAL gradient_buckets::state {
     int bucket = 0;
     bool was_ready = false;
     device_span reduced{};
+    std::vector<std::int64_t> extents{};  // of the tensors; empty and has_shape: one element
+    bool has_shape = false;
   };
   struct bucket {
     dtype type;
@@ -51,6 +53,9 @@ struct WEIR_LOCAL gradient_buckets::state {
     device_span sent{};                   // what is reduced instead, in the block; null: they are
     std::size_t prepared = 0;             // ranges that before_reduction has seen in this step
     std::vector<clock::stamp> written{};  // at most one a stream
+    bool gathers = false;                 // sharded: the gather of its parameters began behind the last finish()
+    std::optional<event> gathered{};      // behind it; a stamp's wait might cover the gathers of other buckets, too
+    bool is_noted = false;                // the event is of that gather
   };
 
   std::shared_ptr<peer::group> all;
@@ -85,7 +90,15 @@ struct WEIR_LOCAL gradient_buckets::state {
   std::size_t set_sent(std::byte* own);
   void set_ranges(std::byte* own, runtime::impl& owner);  // own: the block
   device_span reduced_of(one const&) const;
-  gradient_buckets::part own_of(one const&) const;
+  gradient_buckets::part part_of(one const&, int of_rank) const;
+  // Sharded: the parameters of a bucket lie as its gradients do, half the block before them.
+  device_span parameters_of(bucket const& b) const noexcept {
+    device_span const range = b.ranges[0];
+    return {static_cast<std::byte*>(range.data) - half, range.count, range.dtype};
+  }
+  peer::collective_request gather_of(bucket const&) const;
+  void wait_for_gather(bucket const&, stream_ref reader, std::string_view operation, source_location);
+  clock::stream_clock& stream_of_rank(stream_ref, std::string_view operation, source_location) const;
   // What the ranks do with a range of a bucket: a sum for all, or for each of its own part
   peer::collective_request reduction_of(device_span range) const;
   void prepare(bucket&, source_location);

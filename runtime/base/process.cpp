@@ -45,6 +45,10 @@ void watch_process() noexcept {
   (void)base::has_process_wide_fence();
 }
 
+bool driver_was_made() noexcept {
+  return watching.load();
+}
+
 void run_at_process_end(void (*runs)()) noexcept {
   for (auto& each : run_at_end) {
     void (*found)() = nullptr;

@@ -15,6 +15,8 @@ extern versioned world;
 
 // Begins to watch; idempotent. Requires: called before the first driver is made.
 void watch_process() noexcept;
+// True from the first driver of this process on, and in its children.
+bool driver_was_made() noexcept;
 // True once the process has begun to end: destructors of statics then make no driver call.
 bool process_is_ending() noexcept;
 // True in a child forked from the process that began to watch.

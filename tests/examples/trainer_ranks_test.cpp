@@ -11,7 +11,6 @@
 #include <sstream>
 #include <thread>
 
-#include "examples/ranks.h"
 #include "examples/trainer/trainer.h"
 #include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
@@ -69,8 +68,7 @@ WEIR_RANK_ROLE(trains) {
   auto const silence = std::chrono::milliseconds(number_from_environment("WEIR_TEST_SILENCE_MS", 20'000));
   std::vector<weir::communicator> ranks;
   ranks.push_back(weir::communicator::from_environment({.silence = silence}));
-  if (std::filesystem::exists(s.save_file))
-    s.load_file = s.save_file;
+  s.resume = true;
   counter watcher;
   if (ranks[0].rank() == static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 0))) {
     fatal_call = number_from_environment("WEIR_TEST_FATAL", 0);
@@ -80,7 +78,7 @@ WEIR_RANK_ROLE(trains) {
   try {
     std::vector<float> losses;
     std::uint64_t calls_until_last = 0;
-    outcome const out = train(s, t, std::move(ranks), [&](std::int64_t, float loss) {
+    outcome const out = train(s, t, ranks, [&](std::int64_t, float loss) {
       losses.push_back(loss);
       calls_until_last = calls.load();
     });
@@ -154,8 +152,8 @@ class trained_by_ranks : public testing::Test {
     s.save_file.clear(), s.save_every = 0;
     text const t(s.text_file, s.shape);
     told is;
-    outcome const out =
-        train(s, t, examples::ranks_on_devices(ranks), [&](std::int64_t, float loss) { is.losses.push_back(loss); });
+    auto all = weir::communicator::create_launched(ranks);
+    outcome const out = train(s, t, all, [&](std::int64_t, float loss) { is.losses.push_back(loss); });
     is.print = out.fingerprints[0], is.validation = out.validation_loss;
     return is;
   }

@@ -11,7 +11,6 @@
 #include <numeric>
 #include <optional>
 
-#include "examples/ranks.h"
 #include "examples/trainer/trainer.h"
 #include "tests/examples/some_text.h"
 #include "weir/copy.h"
@@ -48,7 +47,8 @@ class trained : public testing::Test {
       int replicas, std::function<void(std::int64_t)> const& after = [](std::int64_t) {}) {
     text const t(with_.text_file, with_.shape);
     run r;
-    r.out = train(with_, t, examples::ranks_on_devices(replicas), [&](std::int64_t step, float loss) {
+    auto ranks = weir::communicator::create_launched(replicas);
+    r.out = train(with_, t, ranks, [&](std::int64_t step, float loss) {
       r.losses.push_back(loss);
       after(step);
     });
@@ -79,7 +79,7 @@ class trained : public testing::Test {
 // Each matrix is moved by 0.02 both ways, along its gradient and along its eight largest elements. The loss then
 // changes by 0.04 times the gradient, but for the third derivative and the rounding of float32: 1 %, of an element and 1e-4.
 TEST_F(trained, gradients_are_those_of_finite_differences) {
-  auto all = examples::ranks_on_devices(1);
+  auto all = weir::communicator::create_launched(1);
   model_shape const shape{.context = 8, .width = 16, .layers = 2, .heads = 2, .vocabulary = 24};
   weir::manual_seed(3);
   model m(shape, weir::float32, {.rate = 0, .decay = 0}, all[0]);
@@ -132,7 +132,7 @@ TEST_F(trained, gradients_are_those_of_finite_differences) {
 
 // What gelu gets is near 12, 100 and 1000 on both sides of 0, then the logits are. The exponential of 100 is infinite.
 TEST_F(trained, far_activations_give_a_finite_loss) {
-  auto all = examples::ranks_on_devices(1);
+  auto all = weir::communicator::create_launched(1);
   model_shape const shape{.context = 8, .width = 16, .layers = 1, .heads = 2, .vocabulary = 24};
   weir::manual_seed(3);
   model m(shape, weir::float32, {.rate = 0, .decay = 0}, all[0]);
@@ -221,7 +221,7 @@ TEST_F(trained, a_resumed_run_has_the_bits_of_an_unbroken_one) {
   with_.steps = 20;
   for (weir::dtype const type : {weir::float32, weir::bfloat16}) {
     for (int const n : {1, devices() >= 2 ? 2 : 1}) {
-      with_.type = type, with_.save_file.clear(), with_.load_file.clear(), with_.save_every = 8;
+      with_.type = type, with_.save_file.clear(), with_.resume = false, with_.save_every = 8;
       run const whole = train_on(n);
       with_.save_file = folder_ / "model";
       EXPECT_THROW(train_on(n,
@@ -231,7 +231,7 @@ TEST_F(trained, a_resumed_run_has_the_bits_of_an_unbroken_one) {
                             }),
                    std::runtime_error);
       EXPECT_EQ(weir::checkpoint_reader(with_.save_file).metadata().at("step"), "16");
-      with_.load_file = with_.save_file;
+      with_.resume = true;
       run const rest = train_on(n);
       EXPECT_EQ(rest.losses, std::vector<float>(whole.losses.begin() + 16, whole.losses.end()));
       EXPECT_EQ(rest.out.fingerprints, whole.out.fingerprints);
@@ -243,25 +243,17 @@ TEST_F(trained, a_resumed_run_has_the_bits_of_an_unbroken_one) {
 TEST_F(trained, a_checkpoint_of_another_run_is_refused) {
   with_.steps = 2, with_.save_file = folder_ / "model";
   train_on(1);
-  with_.load_file = with_.save_file;
+  with_.resume = true;
   EXPECT_EQ(failure(), "");  // it has nothing to learn, and writes a sample
   with_.steps = 1;
   EXPECT_NE(failure().find("has 2 steps"), std::string::npos) << failure();
   with_.shape.layers = 1, with_.steps = 8;
-  EXPECT_NE(failure().find("of another model"), std::string::npos) << failure();
+  EXPECT_NE(failure().find("of another training"), std::string::npos) << failure();
   with_.shape.layers = 2;
   std::ofstream(folder_ / "text", std::ios::app) << "#";
-  EXPECT_NE(failure().find("of another model"), std::string::npos) << failure();
+  EXPECT_NE(failure().find("of another training"), std::string::npos) << failure();
   std::ofstream(folder_ / "model") << "no checkpoint";
   EXPECT_NE(failure().find("model"), std::string::npos) << failure();
-}
-
-TEST_F(trained, a_finished_checkpoint_is_written_to_another_file) {
-  with_.steps = 2, with_.save_file = folder_ / "model";
-  train_on(1);
-  with_.load_file = std::exchange(with_.save_file, folder_ / "other");
-  EXPECT_EQ(failure(), "");
-  EXPECT_EQ(weir::checkpoint_reader(with_.save_file).metadata().at("step"), "2");
 }
 
 // Two embeddings of such a size are infinite together.
@@ -281,13 +273,13 @@ TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.shape = {.context = 8, .width = 8, .layers = 1, .heads = 1};
   with_.steps = 2;
   train_on(1);
-  with_.load_file = std::exchange(with_.save_file, "");
+  with_.resume = true;
   with_.steps = 3, with_.sample = 0;
-  std::ifstream in(with_.load_file, std::ios::binary);
+  std::ifstream in(with_.save_file, std::ios::binary);
   std::string const good{std::istreambuf_iterator<char>(in), {}};
   auto const refused = [&](std::string const& bytes) {
-    std::ofstream(with_.load_file, std::ios::binary | std::ios::trunc) << bytes;
-    return failure().find(with_.load_file) != std::string::npos;
+    std::ofstream(with_.save_file, std::ios::binary | std::ios::trunc) << bytes;
+    return failure().find(with_.save_file) != std::string::npos;
   };
   for (std::size_t at = 0; at < good.size(); at += 1 + at * at % 701) {
     std::string bad = good;
@@ -299,12 +291,11 @@ TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   EXPECT_FALSE(refused(good));
 }
 
-// The training comes to its end, and then tells that its checkpoint is not written.
-TEST_F(trained, a_checkpoint_without_a_folder_is_told_at_the_end) {
+TEST_F(trained, a_checkpoint_without_a_folder_is_told_first) {
   with_.steps = 4, with_.save_every = 2, with_.save_file = folder_ / "none" / "model";
   std::int64_t last = -1;
   EXPECT_THROW(train_on(devices() >= 2 ? 2 : 1, [&](std::int64_t step) { last = step; }), weir::checkpoint_error);
-  EXPECT_EQ(last, 3);
+  EXPECT_EQ(last, -1);
 }
 
 TEST_F(trained, an_unusable_text_is_refused_by_name) {
@@ -318,31 +309,6 @@ TEST_F(trained, an_unusable_text_is_refused_by_name) {
   EXPECT_NE(says(folder_ / "short").find("has 5 bytes"), std::string::npos);
   std::ofstream(folder_ / "binary") << std::string(1000, '\0');
   EXPECT_NE(says(folder_ / "binary").find("not text"), std::string::npos);
-}
-
-// The other rank fails later, because of it.
-TEST_F(trained, the_first_failure_of_the_ranks_is_thrown) {
-  if (devices() < 2)
-    GTEST_SKIP() << "there is one device";
-  for (std::size_t const first : {0, 1}) {
-    auto all = examples::ranks_on_devices(2);
-    auto const run = [&](std::size_t i) {
-      if (i == first)
-        throw std::runtime_error("the cause");
-      try {
-        for (;;)
-          examples::gather(all[i], 1.f);
-      } catch (std::exception const&) {
-        throw std::runtime_error("what follows");
-      }
-    };
-    try {
-      examples::run_ranks(all, run);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (std::runtime_error const& e) {
-      EXPECT_STREQ(e.what(), "the cause") << first;
-    }
-  }
 }
 
 TEST_F(trained, out_of_memory_in_one_replica_stops_all) {

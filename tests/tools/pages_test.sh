@@ -43,13 +43,13 @@ if command -v python3 > /dev/null; then
   sed -i '/^<!-- part: pools.1 -->$/d' "$work/tree/docs/how-to/pools.md"
   sed -i 's/`weir doctor`/`weir '$wrong'tor`/; s/^weir::record_timeline();/weir::record_time();/' "$work/tree/docs/how-to/where-did-my-memory-go.md"
   sed -i '/^#include "weir.memory.h"/d; s/^#include "weir.copy.h"/&\n#include "weir\/peer.h"/' "$work/tree/README.md"
-  sed -i 's/weir.collective.h/weir\/coll.h/' "$work/tree/docs/how-to/several-processes.md"
+  sed -i 's/weir.pool.h/weir\/poo.h/' "$work/tree/docs/how-to/pools.md"
   echo 'Call `weir::empty_cash()`.' >> "$work/tree/docs/how-to/install.md"
   status=0
   "$root/tests/tools/page_programs" "$work/tree" > "$work/said" || status=$?
   [ $status = 1 ] || fail "page_programs found nothing in pages with faults"
   for text in 'pools.md:5: no comment before' 'pools.1 is no part of a page' "${wrong}tor is not in the repository" 'record_time(); is not in examples' \
-    'saxpy.cu does not include the header of allocate (memory.h)' 'saxpy.cu uses nothing of peer.h' 'no header is named for communicator' \
+    'saxpy.cu does not include the header of allocate (memory.h)' 'saxpy.cu uses nothing of peer.h' 'no header is named for pool' \
     'no public header declares weir::empty_cash'; do
     grep -qF -- "$text" "$work/said" || fail "page_programs did not find: $text"
   done

@@ -29,14 +29,14 @@ wrong() {  # wrong WORDS OPTION...: status 2, with these words
   "$build/bin/trainer" "$@" > /dev/null 2> "$work/err" || rc=$?
   [ $rc = 2 ] && grep -q -e "$words" "$work/err" || fail "$*: status $rc, $(cat "$work/err")"
 }
-wrong "'--text' is required"
-wrong "unrecognised option '--optimizer'" "${options[@]}" --optimizer sgd
-wrong "choose fp32 or bf16" "${options[@]}" --dtype fp64
+wrong "--text FILE is missing"
+wrong "--optimizer is no option" "${options[@]}" --optimizer sgd
+wrong "choose one of fp32|bf16" "${options[@]}" --dtype fp64
 wrong "must divide --width" "${options[@]}" --heads 3
-wrong "2 replicas: there are 1 devices" "${options[@]}" --replicas 2
-wrong "must be above 0" "${options[@]}" --steps 0
+wrong "--replicas: must be a number from 0 to 1, not 2" "${options[@]}" --replicas 2
+wrong "--steps: must be a number from 1 to" "${options[@]}" --steps 0
 if "$build/bin/trainer" "${options[@]}" --save "$work/none/model" 2> "$work/err" > /dev/null; then fail "--save without a folder"; fi
-grep -q "none/model cannot be written" "$work/err" || fail "--save without a folder: $(cat "$work/err")"
+grep -q "none/model.part cannot be written" "$work/err" || fail "--save without a folder: $(cat "$work/err")"
 
 # torchrun's variables, set by hand
 port=$((20000 + RANDOM % 20000))

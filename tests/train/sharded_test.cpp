@@ -74,7 +74,8 @@ struct trained {
   double steps, skipped;
 };
 // Five steps, the third of which has one infinite number in a part of the last rank.
-std::vector<trained> train(int n, bool sharded, bool captured) {
+// overlaps: parameters are gathered behind the update of their bucket
+std::vector<trained> train(int n, bool sharded, bool captured, bool overlaps = false) {
   auto ranks = communicator::create_all(first_devices(n));
   std::vector<trained> all(ranks.size());
   on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -92,7 +93,10 @@ std::vector<trained> train(int n, bool sharded, bool captured) {
       for (int i = g.size() - 1; i >= 0; --i)
         g.mark_ready(i, s);
       g.finish(s);
-      o.step(s);
+      if (overlaps)
+        o.step(s, g);
+      else
+        o.step(s);
       if (sharded)
         g.gather(s);
     };
@@ -126,8 +130,8 @@ TEST(sharded, steps_have_the_bits_of_whole_ones_with_less_state) {
   runtime own(simulated{.devices = 4, .memory = 64_MiB});
   runtime_guard const in(own);
   auto const whole = train(4, false, false);
-  for (bool const captured : {false, true}) {
-    auto const parts = train(4, true, captured);
+  for (int const how : {0, 1, 2, 3}) {
+    auto const parts = train(4, true, how % 2 == 1, how >= 2);
     std::size_t bytes = 0;
     for (std::size_t r = 0; r < parts.size(); ++r) {
       EXPECT_EQ(parts[r].parameters, whole[0].parameters) << "rank " << r;

@@ -9,7 +9,6 @@
 
 #include "command_line.h"
 #include "commands.h"
-#include "examples/ranks.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
 #include "weir/device.h"
@@ -111,9 +110,10 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
 }
 
 train_figures measure_threads(model_shape const& shape, std::size_t bucket, train_settings const& s, int devices) {
-  auto ranks = examples::ranks_on_devices(devices);
+  auto ranks = communicator::create_launched(devices);
   std::vector<train_figures> all(ranks.size());
-  examples::run_ranks(ranks, [&](std::size_t i) { all[i] = measure_rank(shape, bucket, s, ranks[i]); });
+  run_ranks(ranks,
+            [&](communicator& c) { all[static_cast<std::size_t>(c.rank())] = measure_rank(shape, bucket, s, c); });
   train_figures slowest = all[0];
   for (train_figures const& f : all) {
     slowest.step = std::max(slowest.step, f.step);

@@ -1,0 +1,121 @@
+// A training's file: rank 0 reads it for all ranks, and writes it.
+// Threads: as weir/checkpoint.h.
+#include <charconv>
+#include <exception>
+#include <optional>
+
+#include "checkpoint/writing.h"
+#include "runtime/base/text.h"
+#include "weir/checkpoint.h"
+#include "weir/memory.h"
+
+namespace weir {
+
+training_checkpoint::training_checkpoint(std::filesystem::path const& path, communicator& ranks,
+                                         std::vector<checkpoint_item> items, checkpoint_metadata of, source_location at)
+    : path_(path), ranks_(ranks), items_(std::move(items)), of_(std::move(of)) {
+  if (!path.empty())
+    writer_.emplace(path, ranks, at).writing_->require_place();
+}
+
+std::int64_t training_checkpoint::resume(source_location at) {
+  bool const is_there = ranks_.rank() == 0 && std::filesystem::exists(path_);
+  return ranks_.exchange(std::int64_t{is_there}, at)[0] ? resume(path_, at) : 0;
+}
+
+std::int64_t training_checkpoint::resume(std::filesystem::path const& from, source_location at) {
+  if (from.empty())
+    return 0;
+  std::optional<checkpoint_reader> file;
+  std::int64_t steps = 0;
+  std::exception_ptr why;
+  if (ranks_.rank() == 0) {
+    try {
+      file.emplace(from, at);
+      steps = steps_of(*file, from.string(), at);
+    } catch (...) {
+      why = std::current_exception();
+      steps = -1;
+    }
+  }
+  steps = ranks_.exchange(steps, at)[0];
+  if (why)
+    std::rethrow_exception(why);
+  if (steps < 0)
+    throw checkpoint_error("training_checkpoint::resume", "rank 0 cannot go on from " + from.string(),
+                           "Mend what rank 0 throws", at, error_id{604});
+  for (checkpoint_item const& item : items_)
+    give(item, file ? &*file : nullptr, at);
+  return steps;
+}
+
+// Before the first item is changed, all of them are checked.
+std::int64_t training_checkpoint::steps_of(checkpoint_reader const& file, std::string const& path,
+                                           source_location at) const {
+  std::string differs;
+  for (auto const& [name, value] : of_) {
+    auto const its = file.metadata().find(name);
+    if (its == file.metadata().end() || its->second != value)
+      differs = name;
+  }
+  for (checkpoint_item const& item : items_) {
+    checkpoint_entry const* const its = file.find(item.name);
+    if (!its || its->dtype != item.values.dtype || its->extents != item.extents)
+      differs = item.name;
+  }
+  std::int64_t steps = -1;
+  auto const told = file.metadata().find("step");
+  if (told != file.metadata().end())
+    std::from_chars(told->second.data(), told->second.data() + told->second.size(), steps);
+  if (steps < 0)
+    differs = "step";
+  if (!differs.empty() || !file.has_checksums())
+    throw checkpoint_error("training_checkpoint::resume",
+                           path + " is of another training: " +
+                               (differs.empty() ? "it has no checksums" : base::in_quotes(base::visible(differs))),
+                           "Use the options that it was written with, or another file", at, error_id{603});
+  file.check(at);
+  return steps;
+}
+
+// file: of rank 0
+void training_checkpoint::give(checkpoint_item const& item, checkpoint_reader const* file, source_location at) {
+  if (!item.is_part) {
+    if (file)
+      file->read(item.name, item.values, at);
+    if (item.values.count > 0)
+      ranks_.broadcast(item.values, 0, at);
+    return;
+  }
+  if (!file) {
+    if (item.values.count > 0)
+      ranks_.receive(item.values, 0, at);
+    return;
+  }
+  file->read(std::span(&item, 1), at);
+  std::int64_t first = item.values.count;
+  for (int rank = 1; rank < ranks_.size(); ++rank) {
+    std::int64_t const count = item.counts[static_cast<std::size_t>(rank)];
+    if (count == 0)
+      continue;
+    buffer const part(static_cast<std::size_t>(count) * size_of(item.values.dtype), {.on = ranks_.device()}, at);
+    device_span const theirs{part.data(), count, item.values.dtype};
+    file->read(item.name, theirs, first, at);
+    ranks_.send(theirs, rank, at);
+    first += count;
+  }
+}
+
+void training_checkpoint::save(std::int64_t steps, source_location at) {
+  if (!writer_)
+    return;
+  checkpoint_metadata texts = of_;
+  texts["step"] = std::to_string(steps);
+  writer_->save(items_, texts, at);
+}
+void training_checkpoint::finish(source_location at) {
+  if (writer_)
+    writer_->finish(at);
+}
+
+}  // namespace weir
