@@ -24,7 +24,7 @@ TEST_P(explore_captures, graphs_keep_their_memory_among_threads) {
   tests::explore_program("graphs_among_threads", tests::points_at_atomics ? 400 : 4000, GetParam(), 2);
 }
 TEST_P(explore_clocks, order_and_completion_are_true_among_threads) {
-  tests::explore_program("clocks_among_threads", 32'000, GetParam(), 2);
+  tests::explore_program("clocks_among_threads", 22'000, GetParam(), 2);
 }
 INSTANTIATE_TEST_SUITE_P(seeds, explore_memory, ::testing::Range<std::uint64_t>(0, 4));
 INSTANTIATE_TEST_SUITE_P(seeds, explore_captures, ::testing::Range<std::uint64_t>(0, 2));
