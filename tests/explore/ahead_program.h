@@ -44,8 +44,7 @@ class far_ahead {
         t_.fail("stuck: one part of a collective stands behind the other");
     }
     *other_part_ = true;
-    for (std::string const& what : bench_->on(0).validate())
-      t_.fail(what);
+    t_.expect_none(bench_->on(0).validate());
   }
 
  private:
@@ -57,7 +56,7 @@ class far_ahead {
     clock::stream_clock& on = ready ? *user_ : *home_;
     driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};
     w.ready = ready;
-    must(bench_->machine().enqueue(0, on.handle(), {}, w), "enqueue");
+    t_.must(bench_->machine().enqueue(0, on.handle(), {}, w), "enqueue");
   }
 
   void batch(unsigned char value) {
@@ -66,12 +65,12 @@ class far_ahead {
     if (!p)
       p = device.allocate(*home_, bytes_, 0, source_location::current());
     give_filled(t_, *home_, filled::now, p, bytes_, value);
-    must(user_->wait(home_->now()), "wait");
+    t_.must(user_->wait(home_->now()), "wait");
     if (marks_)
       device.record_use(p, *user_, source_location::current());
     give_filled(t_, *user_, filled::still, p, bytes_, value, "a block that another stream still read was overwritten");
     if (asks_ && t_.draw(40) == 39)
-      must(bench_->clocks().poll(user_->now()).is, "poll");
+      t_.must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::fast_deallocate(p) : memory::fast_deallocate_used(user_, p);
     if (!gone)
       device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
@@ -86,11 +85,6 @@ class far_ahead {
       return;
     t_.fail(std::to_string(most) + " B were reserved for blocks of " + std::to_string(bytes_) +
             " B with a fence each " + std::to_string(fence_) + " B");
-  }
-
-  void must(driver::status s, char const* what) {
-    if (!s.ok())
-      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
   trial& t_;

@@ -3,10 +3,9 @@
 // Threads: one. See explore.h for the environment.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <deque>
 
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir {
 namespace {
@@ -37,10 +36,6 @@ class program {
     std::size_t home;
     std::vector<std::size_t> readers{};
   };
-  struct look {
-    trial* t;
-    block b;
-  };
 
   void call(std::uint32_t c) {
     std::size_t const s = c % 2;
@@ -48,17 +43,13 @@ class program {
       case 0: return take(s);
       case 1: return use(s);
       case 2: return order(1 - s, s);
-      case 3: return must(bench_.clocks().poll(lines_[s]->now()).is, "poll");
+      case 3: return t_.must(bench_.clocks().poll(lines_[s]->now()).is, "poll");
       default: return s == 0 ? give_back() : void(bench_.on(0).empty_cache());
     }
   }
-  void must(driver::status s, char const* what) {
-    if (!s.ok())
-      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-  }
   void order(std::size_t before, std::size_t after) {
     t_.say(after, " waits for ", before);
-    must(lines_[after]->wait(lines_[before]->now()), "wait");
+    t_.must(lines_[after]->wait(lines_[before]->now()), "wait");
   }
 
   void take(std::size_t s) {
@@ -67,7 +58,7 @@ class program {
           static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, source_location::current())),
           ++last_, s};
       t_.say("takes block ", static_cast<int>(b.value), " on ", s);
-      must(bench_.machine().fill(0, lines_[s]->handle(), b.at, b.value, 1, block_bytes), "fill");
+      t_.must(bench_.machine().fill(0, lines_[s]->handle(), b.at, b.value, 1, block_bytes), "fill");
       blocks_.push_back(b);
     } catch (out_of_memory const&) {
       if (blocks_.size() < 3)
@@ -75,16 +66,8 @@ class program {
     }
   }
   void read(block const& b, std::size_t s) {
-    driver::touch const all{reinterpret_cast<driver::address>(b.at), block_bytes, false};
-    must(
-        bench_.machine().enqueue(0, lines_[s]->handle(), {&all, 1},
-                                 {[](void* p) {
-                                    auto const& l = *static_cast<look*>(p);
-                                    if (l.b.at[0] != l.b.value || std::memcmp(l.b.at, l.b.at + 1, block_bytes - 1) != 0)
-                                      l.t->fail("block " + std::to_string(l.b.value) + " was overwritten");
-                                  },
-                                  [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
-        "enqueue");
+    give_filled(t_, *lines_[s], tests::filled::still, b.at, block_bytes, b.value,
+                "block " + std::to_string(b.value) + " was overwritten");
   }
   void use(std::size_t s) {
     if (blocks_.empty())
@@ -109,16 +92,14 @@ class program {
     for (auto const& b : blocks_)
       read(b, b.home);
     for (auto* l : lines_)
-      must(bench_.clocks().synchronize(l->now()), "synchronize");
+      t_.must(bench_.clocks().synchronize(l->now()), "synchronize");
     for (auto const& b : blocks_)
       bench_.on(0).deallocate(b.at, nullptr, source_location::current());
     bench_.on(0).empty_cache();
     if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current)
       t_.fail(std::to_string(left) + " B stay reserved");
-    for (auto const& w : bench_.on(0).validate())
-      t_.fail(w);
-    for (auto const& w : bench_.clocks().validate())
-      t_.fail(w);
+    t_.expect_none(bench_.on(0).validate());
+    t_.expect_none(bench_.clocks().validate());
   }
 
   trial& t_;

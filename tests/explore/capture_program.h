@@ -78,10 +78,6 @@ class captures_among_threads {
   driver::driver& machine() { return bench_.machine(); }
   int some_line() { return static_cast<int>(t_.draw(static_cast<std::uint32_t>(lines_.size()))); }
   unsigned char some_value() { return static_cast<unsigned char>(1 + t_.draw(200)); }
-  void must(driver::status s, char const* what) {
-    if (!s.ok())
-      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-  }
 
   // Work on one block ---------------------------------------------------------------------------------------
   struct job {
@@ -106,10 +102,10 @@ class captures_among_threads {
   void give_job(int s, block const& b, job::kind what, unsigned char value, std::optional<unsigned char> expected,
                 char const* where) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, what != job::kind::look};
-    must(machine().enqueue(0, line(s).handle(), {&all, 1},
-                           {run, [](void* p) { delete static_cast<job*>(p); },
-                            new job{what, b.at, b.bytes, value, expected, &t_, where}}),
-         "enqueue");
+    t_.must(machine().enqueue(0, line(s).handle(), {&all, 1},
+                              {run, [](void* p) { delete static_cast<job*>(p); },
+                               new job{what, b.at, b.bytes, value, expected, &t_, where}}),
+            "enqueue");
   }
   void write(block const& b, int s) { give_job(s, b, job::kind::set, b.value, {}, ""); }
   void read(block const& b, int s, char const* where) { give_job(s, b, job::kind::look, 0, b.value, where); }
@@ -122,7 +118,7 @@ class captures_among_threads {
     entered const there(*this, {before});
     auto const is = line(after).wait(line(before).now());
     if (there || is.what != driver::code::not_permitted)
-      must(is, "wait");
+      t_.must(is, "wait");
     return is.ok();
   }
 
@@ -219,20 +215,20 @@ class captures_among_threads {
       return;
     t_.say(other, " waits for an event of ", s);
     if (put(mine, s))
-      must(line(other).wait(mine.last, line(s)), "wait for an event");
+      t_.must(line(other).wait(mine.last, line(s)), "wait for an event");
   }
   bool has_event(own_event& mine) {
     if (mine.event)
       return true;
     auto made = bench_.clocks().take_event(0, driver::event_kind::order_only);
-    must(made.is, "take_event");
+    t_.must(made.is, "take_event");
     mine.event = made.value;
     return made.ok();
   }
   bool put(own_event& mine, int s) {
     clock::stamp const until_now = line(s).now();
     auto f = line(s).record(mine.event, mine.last);
-    must(f.is, "record");
+    t_.must(f.is, "record");
     if (!f.ok())
       return false;
     mine = {f.value->event, f.value};
@@ -253,7 +249,7 @@ class captures_among_threads {
   // weir may refuse a query of a captured stream, which spoils nothing.
   void asked(driver::status s, char const* what, bool entered_it) {
     if (entered_it || s.what != driver::code::not_permitted)
-      must(s, what);
+      t_.must(s, what);
   }
 
   // Captures ------------------------------------------------------------------------------------------------
@@ -295,7 +291,7 @@ class captures_among_threads {
     static constexpr driver::capture_mode modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
                                                      driver::capture_mode::relaxed};
     t_.say("captures ", s, " with ", r.blocks.size(), " blocks");
-    must(machine().begin_capture(0, line(s).handle(), modes[t_.draw(3)]), "begin_capture");
+    t_.must(machine().begin_capture(0, line(s).handle(), modes[t_.draw(3)]), "begin_capture");
     if (auto const is = line(s).captured(); !is.ok() || !is.value)
       t_.fail("a captured stream is not known to be captured");
     for (int i = 0, n = 2 + static_cast<int>(t_.draw(8)); i < n && !t_.failed(); ++i)
@@ -340,9 +336,9 @@ class captures_among_threads {
       return;
     t_.say("inside, ", after, " waits for ", before);
     if (t_.coin())
-      return must(line(after).join(line(before)), "join");
+      return t_.must(line(after).join(line(before)), "join");
     if (has_event(mine) && put(mine, before))
-      must(line(after).wait(mine.last, line(before)), "wait inside");
+      t_.must(line(after).wait(mine.last, line(before)), "wait inside");
   }
 
   void fork(recording& r, int from, own_event& mine) {
@@ -358,7 +354,7 @@ class captures_among_threads {
   void work_inside(recording& r, int m, own_event& mine) {
     r.worked.insert(m);
     if (r.blocks.empty()) {  // empty, so that the fork has work
-      return must(machine().enqueue(0, line(m).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
+      return t_.must(machine().enqueue(0, line(m).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     }
     std::size_t const k = t_.draw(static_cast<std::uint32_t>(r.blocks.size()));
     auto& x = r.blocks[k];
@@ -380,7 +376,7 @@ class captures_among_threads {
                                       : " changes",
            " a block of ", x.b.home);
     if (p.what == job::kind::set && t_.coin()) {
-      must(machine().fill(0, line(m).handle(), x.b.at, p.value, 1, x.b.bytes), "fill");
+      t_.must(machine().fill(0, line(m).handle(), x.b.at, p.value, 1, x.b.bytes), "fill");
     } else {
       give_job(m, x.b, p.what, p.value, x.value, "in a graph");
     }
@@ -404,7 +400,7 @@ class captures_among_threads {
         return give(std::move(*b));
       auto const is = line(m).wait(line(u).now());
       if (is.what != driver::code::not_permitted)
-        must(is, "wait inside for what is outside");
+        t_.must(is, "wait inside for what is outside");
       if (!is.ok())
         return give(std::move(*b));
     }
@@ -438,10 +434,10 @@ class captures_among_threads {
   // Launches ------------------------------------------------------------------------------------------------
   void launch_all(recording& r, driver::graph_handle graph, own_event& mine) {
     auto const made = machine().instantiate(0, graph);
-    must(made.is, "instantiate");
+    t_.must(made.is, "instantiate");
     bool const early = t_.coin();
     if (early)
-      must(machine().destroy_graph(graph), "destroy_graph");
+      t_.must(machine().destroy_graph(graph), "destroy_graph");
     for (int n = static_cast<int>(t_.draw(4)); n > 0 && !t_.failed(); --n) {
       launch(r, made.value, some_line());
       if (t_.coin())
@@ -449,9 +445,9 @@ class captures_among_threads {
       if (t_.coin())
         use_between(r);
     }
-    must(machine().destroy_executable(made.value), "destroy_executable");
+    t_.must(machine().destroy_executable(made.value), "destroy_executable");
     if (!early)
-      must(machine().destroy_graph(graph), "destroy_graph");
+      t_.must(machine().destroy_graph(graph), "destroy_graph");
   }
 
   void launch(recording& r, driver::executable_handle graph, int s) {
@@ -472,7 +468,7 @@ class captures_among_threads {
       }
     }
     t_.say("launches on ", s);
-    must(machine().launch_graph(0, line(s).handle(), graph), "launch_graph");
+    t_.must(machine().launch_graph(0, line(s).handle(), graph), "launch_graph");
     for (auto const& p : r.parts) {
       auto& v = r.blocks[p.block].b.value;
       if (p.what == job::kind::set)
@@ -505,22 +501,16 @@ class captures_among_threads {
         read(b, b.home, "at the end");
     }
     for (auto& l : lines_)
-      must(bench_.clocks().synchronize(l.line->now()), "synchronize");
-    check("with live blocks");
+      t_.must(bench_.clocks().synchronize(l.line->now()), "synchronize");
+    check("with live blocks: ");
     for (auto const& b : all)
       memory().deallocate(b.at, nullptr, source_location::current());
-    memory().empty_cache();
-    auto const s = memory().statistics();
-    if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {
-      t_.fail("after all was freed and complete, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved");
-    }
-    check("after all was freed");
+    t_.expect_empty(memory(), "after all was freed and complete");
+    check("after all was freed: ");
   }
   void check(char const* when) {
-    for (auto const& w : memory().validate())
-      t_.fail(std::string(when) + ": " + w);
-    for (auto const& w : bench_.clocks().validate())
-      t_.fail(std::string(when) + ": " + w);
+    t_.expect_none(memory().validate(), when);
+    t_.expect_none(bench_.clocks().validate(), when);
   }
 
   trial& t_;

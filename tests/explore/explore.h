@@ -57,6 +57,11 @@ class trial {
 
   void fail(std::string what);  // the first failure counts
   bool failed() const noexcept { return !wrong_.empty(); }
+  void must(driver::status, char const* what);  // fails unless it is ok
+  void expect_none(std::vector<std::string> const& wrong, std::string const& when = {});
+  void expect_empty(memory::allocator&, std::string const& when);  // after it gave back what is free
+  void synchronize();                                              // all streams; fails if a device is lost
+  static bool traced() noexcept;
   template <class... Words>
   void say(Words const&... words);  // traces the run with WEIR_TEST_TRACE=1
 
@@ -64,7 +69,6 @@ class trial {
 
  private:
   friend struct explorer;
-  static bool traced() noexcept;
   void told(std::string const&);
 
   explore_options const& options_;

@@ -11,13 +11,13 @@ enum class filled : std::uint8_t { now, still };
 
 // otherwise: the failure if the value is gone.
 inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p, std::size_t bytes,
-                        unsigned char value, char const* otherwise = "a block in use was overwritten") {
+                        unsigned char value, std::string otherwise = "a block in use was overwritten") {
   struct job {
     trial* t;
     unsigned char* at;
     std::size_t bytes;
     unsigned char value;
-    char const* otherwise;
+    std::string otherwise;
   };
   driver::touch const all{reinterpret_cast<driver::address>(p), bytes, how == filled::now};
   auto const write = [](void* x) {
@@ -31,9 +31,8 @@ inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p
   };
   driver::work const w{how == filled::now ? static_cast<void (*)(void*)>(write) : look,
                        [](void* x) { delete static_cast<job*>(x); },
-                       new job{&t, static_cast<unsigned char*>(p), bytes, value, otherwise}};
-  if (auto const s = t.machine().enqueue(line.device(), line.handle(), {&all, 1}, w); !s.ok())
-    t.fail("enqueue answered " + std::string(driver::name_of(s.what)));
+                       new job{&t, static_cast<unsigned char*>(p), bytes, value, std::move(otherwise)}};
+  t.must(t.machine().enqueue(line.device(), line.handle(), {&all, 1}, w), "enqueue");
 }
 
 }  // namespace weir::tests

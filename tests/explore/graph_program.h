@@ -2,11 +2,10 @@
 // bytes that the captured order makes, whatever was allocated since.
 // Threads: those of a run; each enqueues work on its two streams alone.
 #pragma once
-#include <cstring>
 #include <optional>
 
 #include "runtime/memory/device/graph_hold.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 #include "tests/explore/policies.h"
 
 namespace weir::tests {
@@ -32,21 +31,6 @@ class graphs_among_threads {
     int home = 0;                // of the thread's two streams
     bool used_by_other = false;  // inside, and not joined since
   };
-  // Work on a block, run at each launch if it is captured.
-  struct job {
-    enum class kind : std::uint8_t { set, look } what;
-    block on;
-    trial* t;
-    char const* where;
-  };
-  static void run_job(void* p) {
-    auto const& j = *static_cast<job*>(p);
-    if (j.what == job::kind::set)
-      return (void)std::memset(j.on.at, j.on.value, j.on.bytes);
-    if (j.on.at[0] != j.on.value || std::memcmp(j.on.at, j.on.at + 1, j.on.bytes - 1) != 0)
-      j.t->fail(std::string("a block in use was overwritten, seen ") + j.where);
-  }
-
   class one_thread {
    public:
     one_thread(graphs_among_threads& of, std::size_t number)
@@ -82,15 +66,11 @@ class graphs_among_threads {
     memory::allocator& memory() { return of_.bench_.on(0); }
     driver::driver& machine() { return of_.bench_.machine(); }
     clock::stream_clock& line(int i) { return *own_[static_cast<std::size_t>(i)]; }
-    void must(driver::status s, char const* what) {
-      if (!s.ok())
-        t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-    }
-    void give(int on, block const& b, job::kind what, char const* where) {
-      driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, what == job::kind::set};
-      must(machine().enqueue(0, line(on).handle(), {&all, 1},
-                             {run_job, [](void* p) { delete static_cast<job*>(p); }, new job{what, b, &t_, where}}),
-           "enqueue");
+    // Run at each launch, if it is captured.
+    void write(int on, block const& b) { give_filled(t_, line(on), filled::now, b.at, b.bytes, b.value); }
+    void look(int on, block const& b, char const* where) {
+      give_filled(t_, line(on), filled::still, b.at, b.bytes, b.value,
+                  std::string("a block in use was overwritten, seen ") + where);
     }
     std::optional<block> allocate(int on) {
       static constexpr std::size_t sizes[] = {64, 4000, 20'000, 65'536, 300'000};
@@ -127,14 +107,14 @@ class graphs_among_threads {
       if (!b)
         return;
       t_.say("takes ", b->bytes, " bytes");
-      give(b->home, *b, job::kind::set, "");
+      write(b->home, *b);
       blocks_.push_back(*b);
     }
     void free_outside() {
       if (blocks_.empty())
         return;
       block const b = take(blocks_, some(blocks_));
-      give(b.home, b, job::kind::look, "outside");
+      look(b.home, b, "outside");
       if (!t_.coin(30))
         free(b);
       else if (!free_in_host_function(b))
@@ -147,10 +127,10 @@ class graphs_among_threads {
                                                        driver::capture_mode::relaxed};
       // Blocks that the graph reads are written by work that is complete, so that a launch needs no order with it.
       for (clock::stream_clock* const s : own_)
-        must(of_.bench_.clocks().synchronize(s->now()), "synchronize");
-      must(machine().begin_capture(0, line(0).handle(), modes[t_.draw(3)]), "begin_capture");
+        t_.must(of_.bench_.clocks().synchronize(s->now()), "synchronize");
+      t_.must(machine().begin_capture(0, line(0).handle(), modes[t_.draw(3)]), "begin_capture");
       auto const begun = line(0).lane();
-      must(begun.is, "lane");
+      t_.must(begun.is, "lane");
       if (t_.failed())
         return;
       auto& choices = of_.bench_.core.part<memory::graph_choices>();
@@ -170,25 +150,25 @@ class graphs_among_threads {
       for (int n = 2 + static_cast<int>(t_.draw(t_.coin(30) ? 40 : 10)); n > 0 && !t_.failed(); --n)
         step_inside(all);
       if (all.worked_there)
-        must(line(0).join(line(1)), "join");
+        t_.must(line(0).join(line(1)), "join");
       bool const keeps_outputs = t_.coin();
       for (block const& b : all.blocks)
         keeps_outputs ? made.outputs.push_back(b) : free(b);
       auto const kept = machine().end_capture(0, line(0).handle());
       if (made.memory)
         choices.forget(begun.value->capture());
-      must(line(0).captured().is, "captured");  // so weir hears of the end
+      t_.must(line(0).captured().is, "captured");  // so weir hears of the end
       if (!kept.ok())
         return t_.fail("a capture was spoiled");
       if (t_.coin(20)) {  // it is never launched
-        must(machine().destroy_graph(kept.value), "destroy_graph");
+        t_.must(machine().destroy_graph(kept.value), "destroy_graph");
         for (block const& b : made.outputs)
           free(b);
         return;
       }
       auto const ready = machine().instantiate(0, kept.value);
-      must(ready.is, "instantiate");
-      must(machine().destroy_graph(kept.value), "destroy_graph");
+      t_.must(ready.is, "instantiate");
+      t_.must(machine().destroy_graph(kept.value), "destroy_graph");
       made.ready = ready.value;
       graphs_.push_back(std::move(made));
       if (t_.coin(70))
@@ -204,7 +184,7 @@ class graphs_among_threads {
         case 1:
           if (auto const b = allocate(m)) {
             t_.say("inside, ", m, " takes ", b->bytes, " bytes");
-            give(m, *b, job::kind::set, "");
+            write(m, *b);
             all.worked_there |= m == 1;
             all.blocks.push_back(*b);
           }
@@ -213,7 +193,7 @@ class graphs_among_threads {
         case 3: return free_inside(all);
         case 4:  // fork, or join
           t_.say(all.forked ? "inside, they join" : "inside, a fork");
-          must(all.forked && t_.coin() ? line(0).join(line(1)) : line(1).join(line(0)), "join");
+          t_.must(all.forked && t_.coin() ? line(0).join(line(1)) : line(1).join(line(0)), "join");
           all.forked = true;
           return;
         case 5: return free_one_from_before(all, m);
@@ -224,7 +204,7 @@ class graphs_among_threads {
           block const b = blocks_[some(blocks_)];  // its work is complete, and it outlives the graph's launches
           if (b.home != m)
             memory().record_use(b.at, line(m), source_location::current());
-          give(m, b, job::kind::look, "in a graph, from before");
+          look(m, b, "in a graph, from before");
           all.worked_there |= m == 1;
           read_by_graphs_.push_back(
               take(blocks_, static_cast<std::size_t>(&*std::ranges::find(blocks_, b.at, &block::at) - blocks_.data())));
@@ -237,12 +217,12 @@ class graphs_among_threads {
       block& b = all.blocks[some(all.blocks)];
       int const by = all.forked && t_.coin() ? 1 - b.home : b.home;
       if (by != b.home) {
-        must(line(by).join(line(b.home)), "join");
+        t_.must(line(by).join(line(b.home)), "join");
         memory().record_use(b.at, line(by), source_location::current());
         b.used_by_other = true;
       }
       all.worked_there |= by == 1;
-      give(by, b, job::kind::look, "in a graph");
+      look(by, b, "in a graph");
     }
     void free_inside(inside& all) {
       if (all.blocks.empty())
@@ -259,7 +239,7 @@ class graphs_among_threads {
       if (b.home != m)
         return blocks_.push_back(b);
       t_.say("inside, the free of a block from before");
-      give(m, b, job::kind::look, "in a graph, freed inside");
+      look(m, b, "in a graph, freed inside");
       all.worked_there |= m == 1;
       if (!t_.coin(30) || !free_in_host_function(b))
         free(b);
@@ -268,11 +248,11 @@ class graphs_among_threads {
     // Launches ----------------------------------------------------------------------------------------------
     void launch(captured_graph const& g) {
       t_.say("launches");
-      must(machine().launch_graph(0, line(0).handle(), g.ready), "launch_graph");
+      t_.must(machine().launch_graph(0, line(0).handle(), g.ready), "launch_graph");
       if (g.memory)
         g.memory->life()->note_launch(of_.bench_.clocks(), line(0).now());
       for (block const& b : g.outputs)
-        give(0, b, job::kind::look, "of a graph, after its launch");
+        look(0, b, "of a graph, after its launch");
     }
     void launch_one() {
       if (!graphs_.empty())
@@ -280,7 +260,7 @@ class graphs_among_threads {
     }
     void drop(captured_graph const& g) {
       t_.say("drops a graph");
-      must(machine().destroy_executable(g.ready), "destroy_executable");
+      t_.must(machine().destroy_executable(g.ready), "destroy_executable");
       for (block const& b : g.outputs)
         memory().deallocate(b.at, &line(0), source_location::current());
     }
@@ -333,23 +313,13 @@ class graphs_among_threads {
     }
   }
   void end() {
-    for (clock::stream_clock* const s : lines_) {
-      if (auto const is = bench_.clocks().synchronize(s->now()); !is.ok())
-        t_.fail("synchronize");
-    }
+    for (clock::stream_clock* const s : lines_)
+      t_.must(bench_.clocks().synchronize(s->now()), "synchronize");
     if (told_)
       serve_after_the_last_launch();
-    auto& memory = bench_.on(0);
-    (void)memory.empty_cache();
-    auto const s = memory.statistics();
-    if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {
-      t_.fail("after all graphs were gone, " + std::to_string(s.reserved_bytes.all.current) + " B stay reserved, " +
-              std::to_string(s.pending_bytes.all.current) + " B pending");
-    }
-    for (auto const& w : memory.validate())
-      t_.fail(w);
-    for (auto const& w : bench_.clocks().validate())
-      t_.fail(w);
+    t_.expect_empty(bench_.on(0), "after all graphs were gone");
+    t_.expect_none(bench_.on(0).validate());
+    t_.expect_none(bench_.clocks().validate());
   }
 
   trial& t_;

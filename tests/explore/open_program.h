@@ -25,19 +25,15 @@ class opened_among_threads {
   };
   static source_location here() { return source_location::current(); }
   memory::allocator& memory() { return bench_.on(0); }
-  void must(driver::status s, char const* what) {
-    if (!s.ok())
-      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-  }
   void write(clock::stream_clock& line, block const& b) { give_filled(t_, line, filled::now, b.at, b.bytes, 7); }
 
   void sleep_some(int rounds) {
     for (int i = 0; i < rounds && !t_.failed(); ++i) {
       std::size_t given = 0;
       t_.say("sleeps");
-      must(memory().sleep(pool_, nullptr, given), "sleep");
+      t_.must(memory().sleep(pool_, nullptr, given), "sleep");
       t_.say("wakes");
-      must(memory().wake(pool_, here()), "wake");
+      t_.must(memory().wake(pool_, here()), "wake");
       if (t_.draw(3) == 0)
         end_one_asleep();
     }
@@ -48,9 +44,9 @@ class opened_among_threads {
     auto const all = made(other);
     std::size_t given = 0;
     t_.say("another pool sleeps and ends");
-    must(memory().sleep(other, nullptr, given), "sleep");
-    must(memory().wake(other, here()), "wake");  // in one handle
-    must(memory().sleep(other, nullptr, given), "sleep");
+    t_.must(memory().sleep(other, nullptr, given), "sleep");
+    t_.must(memory().wake(other, here()), "wake");  // in one handle
+    t_.must(memory().sleep(other, nullptr, given), "sleep");
     last_.lock()->at = all[3].at;  // amid others, so that its handle is cut
     for (block const& b : all)
       if (b.at != all[3].at)
@@ -78,9 +74,9 @@ class opened_among_threads {
         continue;
       }
       if (auto const one = last_.lock(); one->at)
-        must(memory().grant(one->at, 1), "grant, in a pool that ends,");
+        t_.must(memory().grant(one->at, 1), "grant, in a pool that ends,");
       t_.say("opens ", b.bytes, " bytes");
-      t_.coin(30) ? must(memory().open_to(&line_, 2), "open_to") : must(memory().grant(b.at, 1), "grant");
+      t_.coin(30) ? t_.must(memory().open_to(&line_, 2), "open_to") : t_.must(memory().grant(b.at, 1), "grant");
       b.opened = true;
       if (!memory().granted(b.at, 1))
         t_.fail("an opened block is said to be closed");
@@ -93,16 +89,15 @@ class opened_among_threads {
   void end() {
     for (block const& b : free_) {
       write(line_, b);
-      must(bench_.clocks().synchronize(line_.now()), "synchronize");
+      t_.must(bench_.clocks().synchronize(line_.now()), "synchronize");
       if (b.opened)
         write(there_, b);
-      must(bench_.clocks().synchronize(there_.now()), "synchronize, of an opened block,");
+      t_.must(bench_.clocks().synchronize(there_.now()), "synchronize, of an opened block,");
     }
     for (block const& b : free_)
       memory().deallocate(b.at, nullptr, here());
     memory().end_pool(pool_);
-    for (std::string const& what : memory().validate())
-      t_.fail(what);
+    t_.expect_none(memory().validate());
   }
 
   std::vector<block> made(memory::memory_pool& in_pool) {

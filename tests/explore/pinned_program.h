@@ -45,18 +45,13 @@ class pinned_among_threads {
       return;
     if (void* const last = std::exchange(*slot_.lock(), nullptr))
       pool_->deallocate(last, source_location::current());
-    for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok())
-        t_.fail("device lost");
-    }
-    for (auto const& what : bench_->core.part<streams::locked_ranges>().validate())
-      t_.fail(what);
+    t_.synchronize();
+    t_.expect_none(bench_->core.part<streams::locked_ranges>().validate());
     (void)pool_->trim();
     auto const n = pool_->statistics();
     if (n.allocation.all.current != 0 || n.reserved_bytes.all.current != 0)
       t_.fail("pages or blocks are left: " + std::to_string(n.reserved_bytes.all.current) + " B");
-    for (auto const& what : pool_->validate())
-      t_.fail(what);
+    t_.expect_none(pool_->validate());
   }
 
  private:
@@ -116,8 +111,7 @@ class pinned_among_threads {
     peer::fast_copy way;
     if (!way.find(bench_->core, &line, {to, from, bytes}, source_location::current()))
       return t_.fail("no case of the short way");
-    if (auto const s = way.enqueue({to, from, bytes}, source_location::current()); !s.ok())
-      t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
+    t_.must(way.enqueue({to, from, bytes}, source_location::current()), "a copy");
   }
 
   trial& t_;

@@ -35,15 +35,11 @@ class pool_among_threads {
       peer::exports::give_back(std::move(b));
     if (t_.failed())
       return;
-    for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok())
-        t_.fail("device lost");
-    }
+    t_.synchronize();
     auto const n = pool_->statistics();
     if (n.buffers || n.held || n.lost)
       t_.fail("a buffer is held after its owner has ended");
-    for (std::string const& what : pool_->validate())
-      t_.fail(what);
+    t_.expect_none(pool_->validate());
   }
 
  private:

@@ -22,8 +22,7 @@ class promises_among_threads {
     });
     if (bench_.clocks().synchronize(line_->now()).ok())
       bench_.on(0).empty_cache();
-    for (std::string const& what : bench_.on(0).validate())
-      t_.fail(what);
+    t_.expect_none(bench_.on(0).validate());
     for (; registrations_ > 0; --registrations_)
       (void)bench_.clocks().leave(*line_);
     (void)t.machine().destroy_stream(0, handle_);
@@ -67,19 +66,15 @@ class promises_among_threads {
     if (captured_ || users_)
       return;
     captured_ = true;
-    auto must = [&](driver::status s, char const* what) {
-      if (!s.ok())
-        t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-    };
-    must(t_.machine().begin_capture(0, handle_, driver::capture_mode::relaxed), "begin_capture");
+    t_.must(t_.machine().begin_capture(0, handle_, driver::capture_mode::relaxed), "begin_capture");
     t_.say("captures ", promised_ ? "and announces it" : "without a word");
     if (promised_)
-      must(line_->captured().is, "captured");
+      t_.must(line_->captured().is, "captured");
     pairs(true);
     auto const graph = t_.machine().end_capture(0, handle_);
-    must(graph.is, "end_capture");
+    t_.must(graph.is, "end_capture");
     if (graph.ok())
-      must(t_.machine().destroy_graph(graph.value), "destroy_graph");
+      t_.must(t_.machine().destroy_graph(graph.value), "destroy_graph");
     captured_ = false;
   }
 

@@ -28,12 +28,8 @@ class refused_among_threads {
     if (t_.failed())
       return;
     auto& device = bench_->on(0);
-    for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok())
-        t_.fail("device lost");
-    }
-    for (std::string const& what : device.validate())
-      t_.fail(what);
+    t_.synchronize();
+    t_.expect_none(device.validate());
     (void)device.empty_cache();
     if (device.statistics().allocated_bytes.all.current)
       t_.fail("a block is held after its owner has ended");

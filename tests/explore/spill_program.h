@@ -28,8 +28,7 @@ class spill_among_threads {
       blocks_.push_back({nullptr, static_cast<unsigned char>(1 + i), i / blocks_each});
       make(blocks_.back(), *lines_.back());
     }
-    if (!bench_->clocks().synchronize(lines_.back()->now()).ok())
-      t_.fail("device lost");
+    t_.must(bench_->clocks().synchronize(lines_.back()->now()), "synchronize");
   }
 
   void run() {
@@ -48,12 +47,8 @@ class spill_among_threads {
       memory().deallocate(b.at, nullptr, here());
     for (auto const& p : pools_)
       streams::spills::leave(*p), memory().end_pool(*p->here);
-    for (auto* line : lines_) {
-      if (!bench_->clocks().synchronize(line->now()).ok())
-        t_.fail("device lost");
-    }
-    for (std::string const& what : memory().validate())
-      t_.fail(what);
+    t_.synchronize();
+    t_.expect_none(memory().validate());
   }
 
  private:

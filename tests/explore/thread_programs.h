@@ -64,10 +64,7 @@ inline void memory_given_back_among_threads(trial& t) {
     });
   }
   t.join();
-  for (auto* line : lines) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
-      t.fail("device lost");
-  }
+  t.synchronize();
 }
 
 // One thread allocates in no pool. Another makes pools on its own stream and ends them; what they leave may serve
@@ -114,12 +111,8 @@ inline void pools_end_among_threads(trial& t) {
     }
   });
   t.join();
-  for (auto* line : {&outside, &inside}) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
-      t.fail("device lost");
-  }
-  for (std::string const& what : device.validate())
-    t.fail(what);
+  t.synchronize();
+  t.expect_none(device.validate());
 }
 
 // Threads allocate in a pool that another thread ends meanwhile. What the pool left goes to the next pool, of the same
@@ -183,12 +176,8 @@ inline void pool_ends_under_guards(trial& t) {
   });
   t.join();
   device.end_pool(outer);
-  for (auto* line : {&one, &two}) {
-    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed())
-      t.fail("device lost");
-  }
-  for (std::string const& what : device.validate())
-    t.fail(what);
+  t.synchronize();
+  t.expect_none(device.validate());
 }
 
 // Two threads make one stream wait for two others. Afterwards it knows both orders.

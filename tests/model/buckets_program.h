@@ -7,17 +7,13 @@
 #include <array>
 #include <cstring>
 #include <numeric>
-#include <random>
 #include <span>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/collective.h"
 #include "weir/graph.h"
 #include "weir/half.h"
 #include "weir/launch.h"
-#include "weir/observe.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
@@ -28,8 +24,7 @@ class buckets_program {
   explicit buckets_program(std::uint64_t seed)
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 2)),
-        m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}),
+        m_(seeded_machine(seed, size_)),
         sharded_(seed % 5 == 0) {
     std::vector<device> who;
     for (int k = 0; k < size_; ++k)
@@ -76,27 +71,17 @@ class buckets_program {
   }
 
   verdict run() {
-    auto machine = simulation::of(m_.own);
-    for (std::size_t k = 0; k < ranks_.size(); ++k)
-      machine.spawn("rank " + std::to_string(k), [this, k] {
-        try {
-          play(k);
-        } catch (std::exception const& e) {
-          wrong_.note(check::answers, e.what());
-          all_[k].abort();
-        }
-      });
-    try {
-      machine.join();
-    } catch (invalid_use const& e) {
-      wrong_.note(check::stuck, e.what());
-    }
+    run_in_threads(m_, "rank", ranks_.size(), wrong_, [this](std::size_t k) {
+      try {
+        play(k);
+      } catch (std::exception const& e) {
+        wrong_.note(check::answers, e.what());
+        all_[k].abort();
+      }
+    });
     for (std::size_t k = 0; k < ranks_.size() && wrong_.ok(); ++k)
       compare(k);
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    judge(m_, wrong_);
     return wrong_;
   }
 

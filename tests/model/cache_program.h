@@ -134,8 +134,7 @@ class cache_program {
     counted("bytes asked for", n.requested_bytes.all.current, bytes);
     counted("bytes asked for, taken less given back", n.requested_bytes.all.allocated - n.requested_bytes.all.freed,
             bytes);
-    for (std::string const& what : device().validate())
-      t_.fail(what);
+    t_.expect_none(device().validate());
     if (written_)
       look_up();
   }

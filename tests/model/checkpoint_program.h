@@ -8,14 +8,10 @@
 #include <array>
 #include <filesystem>
 #include <optional>
-#include <random>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/checkpoint.h"
 #include "weir/launch.h"
-#include "weir/observe.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
@@ -23,8 +19,7 @@ class checkpoint_program {
  public:
   explicit checkpoint_program(std::uint64_t seed)
       : random_(seed),
-        m_({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}),
+        m_(seeded_machine(seed, 1)),
         folder_(folder_of_memory() /
                 ("weir_checkpoint_program_" + std::to_string(::getpid()) + "_" + std::to_string(seed))) {
     std::filesystem::create_directories(folder_);
@@ -34,23 +29,8 @@ class checkpoint_program {
   ~checkpoint_program() { std::filesystem::remove_all(folder_); }
 
   verdict run() {
-    auto machine = simulation::of(m_.own);
-    machine.spawn("program", [this] {
-      try {
-        go();
-      } catch (std::exception const& e) {
-        wrong_.note(check::answers, e.what());
-      }
-    });
-    try {
-      machine.join();
-    } catch (invalid_use const& e) {
-      wrong_.note(check::stuck, e.what());
-    }
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    run_in_threads(m_, "program", 1, wrong_, [this](std::size_t) { go(); });
+    judge(m_, wrong_);
     return wrong_;
   }
 

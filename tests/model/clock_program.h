@@ -1,21 +1,15 @@
-// Random programs of records, waits, polls and refusals check the clocks against a graph of all driver calls.
-// If the clocks say ordered or complete, the graph must have a path. The clocks must say what they promise to
-// know. Actions of other threads run inside driver calls, before or after the call itself.
+// The acts of clock_acts.h on the seeded machine. Actions of other threads run inside driver calls, before or after the
+// call itself. Calls are refused, registrations end, and devices are lost.
 // Threads: one. WEIR_TEST_TRACE=1 prints what a program does.
 #pragma once
-#include <functional>
 #include <iostream>
-#include <map>
-#include <set>
-#include <sstream>
+#include <utility>
 
-#include "tests/model/verdict.h"
-#include "tests/support/ledger.h"
-#include "tests/support/memory_bench.h"
+#include "tests/model/clock_acts.h"
 
 namespace weir::tests {
 
-class clock_program {
+class clock_program : public clock_acts {
  public:
   explicit clock_program(std::uint64_t seed)
       : state_(seed * 2 + 1),
@@ -50,59 +44,29 @@ class clock_program {
       return wrong_;
     book_->other_threads = nullptr;
     book_->forget_orders();
-    // In the end everything completes, and the clocks must find that out.
-    for (std::size_t i = 0; i < stamps_.size() && wrong_.ok(); ++i) {
-      clock::stamp const s = stamps_[i].s;
-      auto const r = bench_.clocks().synchronize(s);
-      if (lost_ >= 0)
-        continue;  // waits for the lost device may never end
-      if (!r.ok() || !bench_.clocks().complete(s))
-        fail(check::order, "in the end stamp", i, "is not complete");
-    }
+    end(lost_);
     judge();
     return wrong_;
   }
-  std::uint64_t answers = 0, yes = 0, learned = 0;
+  std::uint64_t learned = 0;
 
  private:
-  using known = std::set<std::size_t>;  // stamps
-  struct taken {
-    clock::stamp s;
-    std::size_t stream;
-    int tail;     // the stream's last operation at that time
-    known order;  // stamps that its stream must have known then
-  };
-  struct line {
-    clock::stream_clock* t;
-    known order;    // stamps that must be covered
-    int tail = -1;  // retired: its last operation; another stream may have its handle
-  };
-  struct user_event {
-    clock::event_ref event;
-    clock::fence_ref last;
-    std::size_t stream = 0;
-    known order;
-    bool busy = false;  // another thread is recording it
-  };
-
-  std::uint32_t draw(std::uint32_t n) {
+  std::uint32_t draw(std::uint32_t n) override {
     state_ += 0x9e3779b97f4a7c15u;
     std::uint64_t z = state_;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return static_cast<std::uint32_t>(((z ^ (z >> 31)) >> 32) * n >> 32);
   }
-  template <class... Words>
-  void say(Words const&... words) {
+  memory_bench& bench() override { return bench_; }
+  bool right() const override { return wrong_.ok(); }
+  void failed(check by, std::string what) override { wrong_.note(by, std::move(what)); }
+  bool traces() const override {
     static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
-    if (wanted)
-      ((std::cout << std::string(2 * static_cast<std::size_t>(depth_), ' ')) << ... << words) << '\n';
+    return wanted;
   }
-  template <class... Words>
-  void fail(check by, Words const&... words) {
-    std::ostringstream text;
-    ((text << words << ' '), ...);
-    wrong_.note(by, text.str());
+  void told(std::string const& text) override {
+    std::cout << std::string(2 * static_cast<std::size_t>(depth_), ' ') << text << '\n';
   }
 
   void new_stream(int device, clock::life l) {
@@ -111,28 +75,6 @@ class clock_program {
     if (s.ok())
       lines_.push_back({&bench_.clocks().make(device, s.value, l), {}, -1});
   }
-  std::size_t some_stream() { return draw(static_cast<std::uint32_t>(lines_.size())); }
-  std::size_t take(std::size_t i) {
-    auto& l = lines_[i];
-    if (stamps_.size() == 48)
-      return draw(48);
-    bool const retired = l.t->alive() == clock::life::retired;
-    stamps_.push_back({l.t->now(), i, retired ? l.tail : book_->tail(l.t->handle()), l.order});
-    return stamps_.size() - 1;
-  }
-  // Stamps implied by stamp i: those that its stream knew then, and its stream's older ones.
-  known closure(std::size_t i) const {
-    known out = stamps_[i].order;
-    for (std::size_t j = 0; j < stamps_.size(); ++j) {
-      if (stamps_[j].stream == stamps_[i].stream && stamps_[j].s.n <= stamps_[i].s.n) {
-        out.insert(j);
-        out.insert(stamps_[j].order.begin(), stamps_[j].order.end());
-      }
-    }
-    return out;
-  }
-  static void add(known& to, known const& more) { to.insert(more.begin(), more.end()); }
-
   void act() {
     struct deeper {
       int& depth;
@@ -140,8 +82,6 @@ class clock_program {
       ~deeper() { --depth; }
     } const in(depth_);
     std::size_t const i = some_stream();
-    clock::stream_clock& t = *lines_[i].t;
-    auto& clocks = bench_.clocks();
     bool const may_refuse = refusals_ && draw(4) == 0;
     if (may_refuse) {
       static char const* const calls[] = {
@@ -151,141 +91,11 @@ class clock_program {
       say("the next ", call, " is refused");
       book_->fail_call(call, 1, draw(2) ? driver::code::failed : driver::code::out_of_memory);
     }
-    switch (draw(16)) {
-      case 0:
-      case 1:
-      case 2: {  // work
-        if (t.alive() == clock::life::retired)
-          break;
-        say("work on ", t.id());
-        (void)bench_.machine().enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}});
-        break;
-      }
-      case 3: {
-        auto const k = take(i);
-        say("stamp ", k, " of ", stamps_[k].s.stream, " is ", stamps_[k].s.n);
-        break;
-      }
-      case 4:
-      case 5: {  // wait for a stamp
-        if (stamps_.empty())
-          break;
-        std::size_t const k = draw(static_cast<std::uint32_t>(stamps_.size()));
-        known const more = closure(k);
-        say(t.id(), " waits for stamp ", k, " of ", stamps_[k].s.stream);
-        if (t.wait(stamps_[k].s).ok())
-          add(lines_[i].order, more);
-        break;
-      }
-      case 6:
-      case 7: {  // wait for a stream
-        std::size_t const other = some_stream();
-        std::size_t const k = take(other);
-        known const more = closure(k);
-        say(t.id(), " waits for ", stamps_[k].s.stream, ", stamp ", k);
-        if (t.wait(stamps_[k].s).ok())
-          add(lines_[i].order, more);
-        break;
-      }
-      case 8:
-        say("fence on ", t.id());
-        (void)t.fence();
-        break;
-      case 9:
-      case 10: {  // an event that is recorded repeatedly
-        record_event(i, draw(3));
-        break;
-      }
-      case 11: {  // wait for the event, as stream_ref does
-        watched_ = static_cast<int>(draw(3));
-        auto const& e = events_[watched_];
-        if (!e.last || e.busy)
-          break;
-        for (int tries = 0; tries < 8; ++tries) {
-          auto const f = e.last;
-          known const more = e.order;
-          say(t.id(), " waits for event ", &e - events_);
-          auto const s = t.wait(f, *lines_[e.stream].t);
-          if (s.ok())
-            add(lines_[i].order, more);
-          if (s.what != driver::code::not_ready || e.busy || !e.last)
-            break;
-        }
-        break;
-      }
-      case 12: {  // query the event, as event::query does
-        watched_ = static_cast<int>(draw(3));
-        auto const& e = events_[watched_];
-        if (!e.last || e.busy)
-          break;
-        auto const f = e.last;
-        known const more = e.order;
-        auto& on = *lines_[e.stream].t;
-        say("ask event ", &e - events_);
-        if (bench_.machine().query_event(e.event->handle()).ok()) {
-          clocks.note_complete(on, f);
-          if (!f->stale.load())
-            add(complete_, more);
-        }
-        break;
-      }
-      case 13: {  // poll or synchronize
-        if (stamps_.empty())
-          break;
-        std::size_t const k = draw(static_cast<std::uint32_t>(stamps_.size()));
-        known const more = closure(k);
-        bool const block = draw(4) == 0;
-        say(block ? "synchronize with stamp " : "poll stamp ", k);
-        if (block) {
-          if (clocks.synchronize(stamps_[k].s).ok())
-            add(complete_, more);
-        } else if (auto const r = clocks.poll(stamps_[k].s); r.ok() && r.value) {
-          add(complete_, more);
-        }
-        break;
-      }
-      case 14: {  // the stream itself
-        known const order = lines_[i].order;
-        known done;
-        for (std::size_t k = 0; k < stamps_.size(); ++k) {
-          if (stamps_[k].stream == i)
-            done.insert(k);
-        }
-        bool const block = draw(4) == 0;
-        say(block ? "synchronize with " : "ask ", t.id());
-        if (block ? t.synchronize().ok() : t.query().value) {
-          add(complete_, order);
-          add(complete_, done);
-        }
-        break;
-      }
-      case 15: rare(); break;
-    }
+    std::uint32_t const kind = draw(kinds + 1);
+    kind == kinds ? rare() : clock_acts::act(i, kind);
     if (may_refuse && depth_ == 1)
       book_->forget_orders();
     judge();
-  }
-
-  void record_event(std::size_t i, std::uint32_t which) {
-    clock::stream_clock& t = *lines_[i].t;
-    auto& e = events_[which];
-    if (e.busy)
-      return;
-    e.busy = true;
-    if (!e.event || e.event->device() != t.device()) {
-      auto made = bench_.clocks().take_event(t.device(), driver::event_kind::order_only);
-      if (made.ok())
-        e = {std::move(made.value), nullptr, 0, {}, true};
-    }
-    if (e.event && e.event->device() == t.device()) {
-      std::size_t const k = take(i);
-      known const order = stamps_[k].stream == i && stamps_[k].s.n == t.now().n ? closure(k) : lines_[i].order;
-      say("event ", &e - events_, " on ", t.id());
-      auto f = t.record(e.event, e.last);
-      if (f.ok())
-        e = {e.event, std::move(f.value), i, order, true};
-    }
-    e.busy = false;
   }
 
   void rare() {
@@ -332,43 +142,16 @@ class clock_program {
     }
   }
 
-  // Soundness: an answer has a path in the graph. Precision: the clocks say what they promise to know.
   void judge() {
+    judge_all();
     if (!wrong_.ok())
       return;
-    for (std::size_t k = 0; k < stamps_.size(); ++k) {
-      auto const& s = stamps_[k];
-      bool const complete = bench_.clocks().complete(s.s);
-      ++answers, yes += complete;
-      if (complete && !book_->complete(s.tail))
-        return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be complete before any observation");
-      if (!complete && complete_.count(k))
-        return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be complete");
-      for (auto const& l : lines_) {
-        if (l.t->alive() == clock::life::retired)
-          continue;
-        bool const covered = l.t->covers(s.s);
-        ++answers, yes += covered;
-        if (covered && !book_->ordered(s.tail, l.t->handle()))
-          return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be before stream", l.t->id(),
-                      "and is not");
-        if (!covered && l.order.count(k))
-          return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be before stream",
-                      l.t->id());
-      }
-    }
-    if (auto const broken = bench_.clocks().validate(); !broken.empty())
+    if (auto const broken = clocks().validate(); !broken.empty())
       fail(check::invariants, broken.front());
     learned = complete_.size();
   }
 
   std::uint64_t state_;
-  ledger* book_ = nullptr;
-  std::vector<line> lines_;
-  std::vector<taken> stamps_;
-  known complete_;
-  user_event events_[3];
-  int watched_ = -1;  // the event last waited for or queried
   verdict wrong_;
   int depth_ = 0, lost_ = -1;
   std::uint32_t intrusions_ = 0;  // percent

@@ -2,13 +2,9 @@
 // order.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
-#include <random>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/collective.h"
-#include "weir/observe.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
@@ -19,8 +15,7 @@ class exchange_program {
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 3)),
         bytes_(1 + random_() % 3000),
-        m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}) {
+        m_(seeded_machine(seed, size_)) {
     std::vector<device> who;
     for (int k = 0; k < size_; ++k)
       who.emplace_back(k);
@@ -39,15 +34,7 @@ class exchange_program {
       steps_.push_back({static_cast<kind>(random_() % 7), static_cast<int>(random_() % static_cast<unsigned>(size_)),
                         static_cast<unsigned char>(1 + i)});
     }
-    auto machine = simulation::of(m_.own);
-    for (int k = 0; k < size_; ++k) {
-      machine.spawn("rank " + std::to_string(k), [this, k] { play(k); });
-    }
-    try {
-      machine.join();
-    } catch (invalid_use const& e) {
-      wrong_.note(check::stuck, e.what());
-    }
+    run_in_threads(m_, "rank", ranks_.size(), wrong_, [this](std::size_t k) { play(k); });
     for (step const& s : steps_)
       model(s);
     for (int k = 0; k < size_ && wrong_.ok(); ++k) {
@@ -60,15 +47,7 @@ class exchange_program {
                                         std::to_string(k) + " holds others");
       }
     }
-    for (auto const& r : race_reports()) {
-      wrong_.note(r.kind == "race"                                           ? check::race
-                  : r.kind == "source changed" || r.kind == "host too early" ? check::host
-                  : r.kind == "stuck"                                        ? check::stuck
-                                                                             : check::lifetime,
-                  r.text);
-    }
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    judge(m_, wrong_);
     return wrong_;
   }
 
@@ -95,8 +74,8 @@ class exchange_program {
     return one;
   }
 
-  void play(int k) {
-    auto const r = static_cast<std::size_t>(k);
+  void play(std::size_t r) {
+    int const k = static_cast<int>(r);
     device_guard const on(k);
     stream_guard const in(lines_[r]);
     auto const n = static_cast<std::int64_t>(bytes_);

@@ -3,14 +3,10 @@
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <algorithm>
-#include <random>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/collective.h"
 #include "weir/graph.h"
-#include "weir/observe.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
@@ -19,10 +15,7 @@ namespace weir::tests {
 class groups_program {
  public:
   explicit groups_program(std::uint64_t seed)
-      : random_(seed),
-        size_(2 + static_cast<int>(random_() % 3)),
-        m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}) {
+      : random_(seed), size_(2 + static_cast<int>(random_() % 3)), m_(seeded_machine(seed, size_)) {
     std::vector<device> who;
     for (int k = 0; k < size_; ++k)
       who.emplace_back(k);
@@ -54,30 +47,20 @@ class groups_program {
   }
 
   verdict run() {
-    auto machine = simulation::of(m_.own);
-    for (std::size_t k = 0; k < ranks_.size(); ++k)
-      machine.spawn("rank " + std::to_string(k), [this, k] {
-        try {
-          play(k);
-        } catch (bug const&) {
-        } catch (std::exception const& e) {
-          if (thrower_ >= 0 && all_[k].failure().find("an exception ended its collective_group") != std::string::npos)
-            return;
-          wrong_.note(check::answers, e.what());
-          all_[k].abort();
-        }
-      });
-    try {
-      machine.join();
-    } catch (invalid_use const& e) {
-      wrong_.note(check::stuck, e.what());
-    }
+    run_in_threads(m_, "rank", ranks_.size(), wrong_, [this](std::size_t k) {
+      try {
+        play(k);
+      } catch (bug const&) {
+      } catch (std::exception const& e) {
+        if (thrower_ >= 0 && all_[k].failure().find("an exception ended its collective_group") != std::string::npos)
+          return;
+        wrong_.note(check::answers, e.what());
+        all_[k].abort();
+      }
+    });
     for (std::size_t k = 0; k < ranks_.size() && wrong_.ok() && thrower_ < 0; ++k)
       compare(k);
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    judge(m_, wrong_);
     return wrong_;
   }
 

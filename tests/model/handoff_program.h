@@ -3,12 +3,11 @@
 // Threads: those of a run.
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "runtime/memory/heap/fast_path.h"
-#include "tests/explore/explore.h"
+#include "tests/explore/filled.h"
 
 namespace weir::tests {
 
@@ -40,28 +39,13 @@ class handed_over_among_threads {
     block b;
     int next = 2, done = 0;  // the stream that reads it next; number of marks
   };
-  struct look {
-    trial* t;
-    block seen;
-  };
   memory::allocator& device() { return bench_.on(0); }
   clock::stream_clock& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
   int some_line() { return static_cast<int>(t_.draw(4)); }
-  void must(driver::status s, char const* what) {
-    if (!s.ok())
-      t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
-  }
 
   void read(block const& b, clock::stream_clock& on) {
-    driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
-    must(bench_.machine().enqueue(0, on.handle(), {&all, 1},
-                                  {[](void* p) {
-                                     auto const& [t, b] = *static_cast<look*>(p);
-                                     if (b.at[0] != b.value || std::memcmp(b.at, b.at + 1, b.bytes - 1) != 0)
-                                       t->fail("a block that another stream still read was overwritten");
-                                   },
-                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
-         "enqueue");
+    give_filled(t_, on, filled::still, b.at, b.bytes, b.value,
+                "a block that another stream still read was overwritten");
   }
   void mark(block const& b, clock::stream_clock& user) {
     if (memory::fast_record_use(&user, b.at))
@@ -82,7 +66,7 @@ class handed_over_among_threads {
         return;
       }
       block const b{static_cast<unsigned char*>(p), bytes, static_cast<unsigned char>(1 + t_.draw(200)), s};
-      must(bench_.machine().fill(0, line(s).handle(), b.at, b.value, 1, b.bytes), "fill");
+      t_.must(bench_.machine().fill(0, line(s).handle(), b.at, b.value, 1, b.bytes), "fill");
       blocks_.lock()->push_back(b);
     }
   }
@@ -106,10 +90,10 @@ class handed_over_among_threads {
     }
     for (clock::stream_clock* const one : users) {
       for (int home : {0, 1})
-        must(one->wait(line(home).now()), "wait");
+        t_.must(one->wait(line(home).now()), "wait");
       // so that it lags
       for (std::uint32_t n = t_.draw(24); n > 0; --n)
-        must(bench_.machine().enqueue(0, one->handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
+        t_.must(bench_.machine().enqueue(0, one->handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     }
     for (block const& b : mine) {
       if (b.value % 6 == 3) {
@@ -147,7 +131,7 @@ class handed_over_among_threads {
       it = *open, reader = it->next++;
     }
     clock::stream_clock& user = line(reader);
-    must(user.wait(line(it->b.home).now()), "wait");
+    t_.must(user.wait(line(it->b.home).now()), "wait");
     read(it->b, user);
     mark(it->b, user);
     {
@@ -166,14 +150,14 @@ class handed_over_among_threads {
       case 3:
       case 4:
       case 5: return use_some();
-      case 6: return must(bench_.clocks().poll(line(some_line()).now()).is, "poll");
+      case 6: return t_.must(bench_.clocks().poll(line(some_line()).now()).is, "poll");
       default: rare();
     }
   }
   void rare() {
     switch (t_.draw(4)) {
-      case 0: return must(line(some_line()).fence().is, "fence");
-      case 1: return must(line(some_line()).wait(line(some_line()).now()), "wait");
+      case 0: return t_.must(line(some_line()).fence().is, "fence");
+      case 1: return t_.must(line(some_line()).wait(line(some_line()).now()), "wait");
       case 2: return void(device().empty_cache());
       default:
         // byte totals are inconsistent while other threads are in a call
@@ -187,17 +171,10 @@ class handed_over_among_threads {
     while (!t_.failed() && !(blocks_.lock()->empty() && for_two_.lock()->empty()))
       use_some();
     for (auto* l : lines_)
-      must(bench_.clocks().synchronize(l->now()), "synchronize");
-    for (auto const& w : device().validate())
-      t_.fail(w);
-    device().empty_cache();
-    if (auto const n = device().statistics();
-        n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current) {
-      t_.fail("after all was given back and complete, " + std::to_string(n.reserved_bytes.all.current) +
-              " B stay reserved");
-    }
-    for (auto const& w : device().validate())
-      t_.fail(w);
+      t_.must(bench_.clocks().synchronize(l->now()), "synchronize");
+    t_.expect_none(device().validate());
+    t_.expect_empty(device(), "after all was given back and complete");
+    t_.expect_none(device().validate());
   }
 
   trial& t_;

@@ -5,23 +5,16 @@
 #include <array>
 #include <bitset>
 #include <memory>
-#include <random>
 #include <vector>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/launch.h"
-#include "weir/observe.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
 class legacy_program {
  public:
-  explicit legacy_program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 29),
-        m_({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}) {}
+  explicit legacy_program(std::uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15u + 29), m_(seeded_machine(seed, 1)) {}
 
   verdict run() {
     {
@@ -39,15 +32,12 @@ class legacy_program {
       leased_.clear();
       synchronize();
     }
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : check::lifetime, r.text);
+    judge(m_, wrong_);
     std::array<unsigned, count> got{};
     copy(default_stream(), got.data(), memory_.data(), sizeof got);
     for (std::size_t i = 0; i < count; ++i)
       if (got[i] != model_[i])
         wrong_.note(check::bytes, "slot " + std::to_string(i) + " has another value");
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
     return wrong_;
   }
   // Pairs of uses that the legacy order alone keeps apart.

@@ -7,26 +7,19 @@
 #include <array>
 #include <limits>
 #include <optional>
-#include <random>
 #include <span>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/graph.h"
 #include "weir/launch.h"
-#include "weir/observe.h"
 #include "weir/optimizer.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
 // All elements of an item are equal, and small enough that float32 rounds none.
 class optimizer_program {
  public:
-  explicit optimizer_program(std::uint64_t seed)
-      : random_(seed),
-        m_({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}) {
+  explicit optimizer_program(std::uint64_t seed) : random_(seed), m_(seeded_machine(seed, 1)) {
     items_.resize(1 + random_() % 3);
     for (item& i : items_) {
       i.count = 1 + static_cast<std::int64_t>(random_() % 1500);
@@ -46,10 +39,7 @@ class optimizer_program {
     } catch (std::exception const& e) {
       wrong_.note(check::answers, e.what());
     }
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    judge(m_, wrong_);
     return wrong_;
   }
 

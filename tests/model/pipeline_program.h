@@ -4,14 +4,10 @@
 #pragma once
 #include <cstring>
 #include <deque>
-#include <random>
 
-#include "tests/model/verdict.h"
-#include "tests/peer/machine_fixture.h"
+#include "tests/model/api_program.h"
 #include "weir/launch.h"
-#include "weir/observe.h"
 #include "weir/pipeline.h"
-#include "weir/sim.h"
 
 namespace weir::tests {
 
@@ -19,8 +15,7 @@ class pipeline_program {
  public:
   explicit pipeline_program(std::uint64_t seed)
       : random_(seed),
-        m_({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-           {.check_races = seed % 2 == 0}),
+        m_(seeded_machine(seed, 1)),
         batches_(below(12)),
         batch_bytes_(1 + below(3000)),
         result_bytes_(below(2) ? 1 + below(3000) : 0),
@@ -35,23 +30,8 @@ class pipeline_program {
 
   verdict run() {
     bool const is_loader = below(2) == 0;
-    auto machine = simulation::of(m_.own);
-    machine.spawn("consumer", [this, is_loader] {
-      try {
-        is_loader ? load() : through();
-      } catch (std::exception const& e) {
-        wrong_.note(check::answers, e.what());
-      }
-    });
-    try {
-      machine.join();
-    } catch (invalid_use const& e) {
-      wrong_.note(check::stuck, e.what());
-    }
-    for (auto const& r : race_reports())
-      wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
-    for (auto const& found : m_.control().findings())
-      wrong_.note(check_of(found), found);
+    run_in_threads(m_, "consumer", 1, wrong_, [&](std::size_t) { is_loader ? load() : through(); });
+    judge(m_, wrong_);
     return wrong_;
   }
 

@@ -123,10 +123,9 @@ class pools_program {
     auto& all = program_.blocks_;
     if (all.empty())
       return;
-    std::swap(all[below(all.size())], all.back());
-    program_.say("free ", static_cast<void const*>(all.back().at), " of ", all.back().home);
-    program_.on(program_.device_of(all.back().home)).deallocate(all.back().at, nullptr, source_location::current());
-    all.pop_back();
+    auto const b = program_.take_out(*all[below(all.size())]);
+    program_.say("free ", static_cast<void const*>(b->at), " of ", b->home);
+    program_.on(program_.device_of(b->home)).deallocate(b->at, nullptr, source_location::current());
   }
   // The program uses no block of the pool before it wakes, but may free some.
   void sleep() {

@@ -13,9 +13,6 @@ namespace {
 
 using namespace weir::test;
 
-int ranks_here() {
-  return std::min(4, device_count());
-}
 constexpr std::int64_t counts[] = {3, 1000, 0, 64, 4097};
 constexpr int gradients = static_cast<int>(std::size(counts));
 

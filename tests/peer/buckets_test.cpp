@@ -15,9 +15,6 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-int ranks_here() {
-  return std::min(4, device_count());
-}
 constexpr std::int64_t counts[] = {3, 1000, 1, 64, 4097, 0, 257, 512};
 constexpr int parameters = static_cast<int>(std::size(counts));
 

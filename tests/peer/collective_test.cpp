@@ -14,10 +14,6 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-int ranks_here() {
-  return std::min(4, device_count());
-}
-
 // Small whole numbers add up exactly in every type. Averages may divide each before they add.
 bool close(dtype type, reduce_op how, double got, double want) {
   bool const exact = how != reduce_op::average || type == int8 || type == uint8 || type == int32 || type == int64;

@@ -12,12 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tests/support/child.h"
+#include "tests/support/seeds.h"
 #include "weir/share.h"
 
 namespace weir::test {
@@ -38,6 +40,22 @@ inline bool add_role(char const* name, role r) {
   static void role_##name([[maybe_unused]] ::weir::share_channel& line);                           \
   [[maybe_unused]] static bool const has_role_##name = ::weir::test::add_role(#name, role_##name); \
   static void role_##name([[maybe_unused]] ::weir::share_channel& line)
+
+// Calls play(k) for some k of 1 to `all`, evenly apart, until one fails: six, or WEIR_TEST_SEEDS / 25, at least two.
+// WEIR_TEST_SEED=k: for that one alone.
+template <class Play>
+void at_some_calls(std::uint64_t all, Play const& play) {
+  using tests::number_from_environment;
+  std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0),
+                      base = number_from_environment("WEIR_TEST_BASE_SEED", 0),
+                      wanted = std::max<std::uint64_t>(2, number_from_environment("WEIR_TEST_SEEDS", 150) / 25);
+  std::uint64_t const count = only ? 1 : std::min(all, wanted);
+  for (std::uint64_t i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
+    std::uint64_t const k = only ? only : 1 + (base + i * all / count) % all;
+    SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(all) + "; WEIR_TEST_SEED=" + std::to_string(k));
+    play(k);
+  }
+}
 
 class other_process {
  public:

@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <exception>
@@ -18,6 +19,10 @@
 #include "weir/runtime.h"
 
 namespace weir::test {
+
+inline int ranks_here() {
+  return std::min(4, device_count());
+}
 
 inline constexpr dtype reducible_types[] = {float32, float64, float16, bfloat16, int8, uint8, int32, int64};
 inline constexpr reduce_op all_reductions[] = {reduce_op::sum, reduce_op::average, reduce_op::min, reduce_op::max};

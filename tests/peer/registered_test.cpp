@@ -77,8 +77,8 @@ TEST(registered_pools, reduce_large_blocks_exactly) {
     GTEST_SKIP() << "one device";
   auto ranks = communicator::create_all(first_devices(n));
   on_each(runtime::current(), ranks, [&](communicator& c) {
-    auto const ranks_here = static_cast<std::size_t>(n);
-    std::size_t const part = (std::size_t{8} << 20) / ranks_here + 1, all = part * ranks_here;
+    auto const many = static_cast<std::size_t>(n);
+    std::size_t const part = (std::size_t{8} << 20) / many + 1, all = part * many;
     pool const mine = of_rank(c.device().index(), 64_MiB);
     c.register_pool(mine);
     auto* const block = static_cast<float*>(mine.allocate(all * 4));

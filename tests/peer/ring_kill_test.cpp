@@ -161,18 +161,10 @@ struct a_ring_process : ::testing::TestWithParam<ring_mishap> {};
 TEST_P(a_ring_process, at_any_of_its_calls_leaves_the_others_whole) {
   auto const all = play_ring(GetParam(), 0).calls;
   ASSERT_GT(all, 20u);
-  std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0),
-                      base = tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
-  std::uint64_t const count =
-      only ? 1 : std::min(all, std::max<std::uint64_t>(2, tests::number_from_environment("WEIR_TEST_SEEDS", 150) / 25));
-  for (std::uint64_t i = 0; i < count; ++i) {
-    std::uint64_t const k = only ? only : 1 + (base + i * all / count) % all;
-    SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(all) + "; WEIR_TEST_SEED=" + std::to_string(k));
+  test::at_some_calls(all, [&](std::uint64_t k) {
     auto const out = play_ring(GetParam(), k);
     EXPECT_TRUE(!out.gone || GetParam().signal == SIGKILL);
-    if (HasFailure())
-      return;
-  }
+  });
 }
 
 constexpr ring_mishap ring_mishaps[] = {

@@ -13,9 +13,6 @@ namespace {
 
 using namespace test;
 
-int ranks_here() {
-  return std::min(4, device_count());
-}
 elements values(dtype type, int rank, std::int64_t count, std::int64_t first = 0) {
   return encode(type, values_of(count, [&](std::int64_t i) { return brought(type, rank, first + i); }));
 }

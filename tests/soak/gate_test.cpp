@@ -107,6 +107,21 @@ bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) {
   return a < b + bytes && b < a + bytes;
 }
 
+struct freed {
+  std::byte* at;
+  std::uint64_t last_use;  // what was given until then
+};
+// A block is written, used behind the gate and freed.
+freed freed_while_held(rig& r, lane& l) {
+  auto* const p = block_on(l, big);
+  stamp(l.on, p, big, 1, 0);
+  r.hold_(l);
+  verify(l.on, p, big, 1, 0, l.found);
+  auto const last_use = r.keeper->given(l.key);
+  deallocate(p);
+  return {p, last_use};
+}
+
 // Room for the counters and one `big`.
 options only_one(int lanes) {
   return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB};
@@ -115,11 +130,7 @@ options only_one(int lanes) {
 TEST(gate, held_memory_serves_its_own_stream_only) {
   rig r;
   lane a, b;
-  auto* const p = block_on(a, big);
-  stamp(a.on, p, big, 1, 0);
-  r.hold_(a);
-  verify(a.on, p, big, 1, 0, a.found);
-  deallocate(p);
+  auto* const p = freed_while_held(r, a).at;
   auto* const other = block_on(b, big);
   EXPECT_FALSE(overlap(p, other, big));
   stamp(b.on, other, big, 2, 0);
@@ -134,12 +145,7 @@ TEST(gate, held_memory_serves_its_own_stream_only) {
 TEST(gate, without_other_memory_a_stream_waits_for_the_held_use) {
   rig r(only_one(2));
   lane a, b;
-  auto* const p = block_on(a, big);
-  stamp(a.on, p, big, 1, 0);
-  r.hold_(a);
-  verify(a.on, p, big, 1, 0, a.found);
-  auto const last_use = r.keeper->given(a.key);
-  deallocate(p);
+  auto const [p, last_use] = freed_while_held(r, a);
   noted notes;
   auto* const q = block_on(b, big, &notes);
   ASSERT_TRUE(overlap(p, q, big));
@@ -157,12 +163,7 @@ TEST(gate, without_other_memory_a_stream_waits_for_the_held_use) {
 TEST(gate, a_wait_beyond_the_last_use_is_counted) {
   rig r(only_one(2));
   lane a, b;
-  auto* const p = block_on(a, big);
-  stamp(a.on, p, big, 1, 0);
-  r.hold_(a);
-  verify(a.on, p, big, 1, 0, a.found);
-  auto const last_use = r.keeper->given(a.key);
-  deallocate(p);
+  auto const [p, last_use] = freed_while_held(r, a);
   auto* const small = block_on(a, 4096);
   for (int i = 0; i < 5; ++i)
     stamp(a.on, small, 4096, 7, 0);
@@ -198,11 +199,7 @@ TEST(gate, a_timely_fence_spares_the_waiter_later_work) {
 TEST(gate, a_stream_behind_the_held_use_gets_it_for_nothing) {
   rig r;
   lane a, b;
-  auto* const p = block_on(a, big);
-  stamp(a.on, p, big, 1, 0);
-  r.hold_(a);
-  verify(a.on, p, big, 1, 0, a.found);
-  deallocate(p);
+  auto* const p = freed_while_held(r, a).at;
   b.on.wait(a.on.ref());
   noted notes;
   auto* const q = block_on(b, big, &notes);
@@ -281,11 +278,7 @@ TEST(gate, a_held_copys_pinned_source_does_not_serve_the_host) {
 TEST(gate, pages_under_a_held_use_are_unmapped_when_it_is_done) {
   rig r;
   lane a;
-  auto* const p = block_on(a, big);
-  stamp(a.on, p, big, 1, 0);
-  r.hold_(a);
-  verify(a.on, p, big, 1, 0, a.found);
-  deallocate(p);
+  (void)freed_while_held(r, a);
   r.keeper->keep_closed(true);
   int const before = r.keeper->host_waits();
   std::size_t gave = 0;

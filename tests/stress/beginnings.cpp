@@ -148,12 +148,7 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
       deallocate(allocate(s, r() % 2 ? 200 : 50'000));
     }
   });
-  std::string const wrong = all.run();
-  if (!wrong.empty())
-    return wrong;
-  runtime_guard const in(own);
-  synchronize(0);
-  return books_after(own);
+  return wrong_in(all, own);
 }
 
 // Each thread records its blocks in its own history, and one thread reads all histories meanwhile.
@@ -194,12 +189,7 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
     }
     stop_memory_history();
   });
-  std::string const wrong = all.run();
-  if (!wrong.empty())
-    return wrong;
-  runtime_guard const in(own);
-  synchronize(0);
-  return books_after(own);
+  return wrong_in(all, own);
 }
 
 }  // namespace weir::tests

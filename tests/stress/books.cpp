@@ -3,6 +3,7 @@
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
 #include "tests/stress/programs.h"
+#include "weir/device.h"
 
 namespace weir::tests {
 
@@ -17,6 +18,14 @@ std::string books_after(runtime& r, int device) {
   if (n.reserved_bytes.all.current)
     return std::to_string(n.reserved_bytes.all.current) + " B stay reserved although all was given back";
   return {};
+}
+
+std::string wrong_in(crowd& all, runtime& own) {
+  if (std::string wrong = all.run(); !wrong.empty())
+    return wrong;
+  runtime_guard const in(own);
+  synchronize(0);
+  return books_after(own);
 }
 
 }  // namespace weir::tests

@@ -212,12 +212,7 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       back.put(one);
     }
   });
-  std::string const wrong = all.run();
-  if (!wrong.empty())
-    return wrong;
-  runtime_guard const in(own);
-  synchronize(0);
-  return books_after(own);
+  return wrong_in(all, own);
 }
 
 // A slab's first mark creates its marks, while unmarked blocks of
@@ -266,12 +261,7 @@ std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       back.put(one);
     }
   });
-  std::string const wrong = all.run();
-  if (!wrong.empty())
-    return wrong;
-  runtime_guard const in(own);
-  synchronize(0);
-  return books_after(own);
+  return wrong_in(all, own);
 }
 
 }  // namespace weir::tests

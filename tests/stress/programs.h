@@ -36,6 +36,8 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stre
 
 // Requires: all blocks of that device are freed and complete. Returns: as a program.
 std::string books_after(runtime&, int device = 0);
+// Runs the crowd, which frees all that it takes. Returns: its failure, or that of the books of device 0.
+std::string wrong_in(crowd&, runtime&);
 
 struct program_in_threads {
   char const* name;

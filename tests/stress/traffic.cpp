@@ -243,12 +243,7 @@ std::string fresh_streams_in_threads(std::uint64_t seed, std::chrono::nanosecond
         },
         crowd::whole_life{});
   }
-  std::string const wrong = all.run();
-  if (!wrong.empty())
-    return wrong;
-  runtime_guard const in(own);
-  synchronize(0);
-  return books_after(own);
+  return wrong_in(all, own);
 }
 
 }  // namespace weir::tests

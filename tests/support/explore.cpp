@@ -107,6 +107,31 @@ void trial::fail(std::string what) {
     wrong_ = std::move(what);
 }
 
+void trial::must(driver::status s, char const* what) {
+  if (!s.ok())
+    fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
+}
+
+void trial::expect_none(std::vector<std::string> const& wrong, std::string const& when) {
+  if (!wrong.empty())
+    fail(when + wrong.front());
+}
+
+void trial::expect_empty(memory::allocator& memory, std::string const& when) {
+  memory.empty_cache();
+  auto const n = memory.statistics();
+  if (n.reserved_bytes.all.current || n.pending_bytes.all.current || n.allocation.all.current)
+    fail(when + ", " + std::to_string(n.reserved_bytes.all.current) + " B stay reserved, " +
+         std::to_string(n.pending_bytes.all.current) + " B pending");
+}
+
+void trial::synchronize() {
+  for (auto* s : streams_) {
+    if (!bench().clocks().synchronize(s->now()).ok())
+      fail("device lost");
+  }
+}
+
 std::string trial::finish() {
   if (!bench_)
     return wrong_;
