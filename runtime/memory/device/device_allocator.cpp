@@ -95,7 +95,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
     if (void* const p = allocate_shared(pool, r))
       return p;
   }
-  if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]]
+  if (pool.rules().captured && !heaps_.if_made(r.home, pool)) [[unlikely]]
     make_way_for_a_graph();
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
@@ -110,8 +110,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   // The pool fell asleep meanwhile.
   if (!p) [[unlikely]]
     return allocate_in(pool, where, r);
-  if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph())
-    r.home.note_block(1);
+  r.home.note_block(1);
   return p;
 }
 
@@ -125,7 +124,7 @@ void device_allocator::wake_or_refuse(memory_pool& pool, alloc_request const& r)
 // A graph's pool takes over a heap that ended pools left.
 void device_allocator::make_way_for_a_graph() {
   // Which heap is left must not depend on what is complete.
-  while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
+  while (of_.waits_for_all() && graphs_.await_those_ending()) {}
   empty_what_is_left(most_left_idle, of_.space.page_bytes());
 }
 
@@ -168,7 +167,7 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
     p = sharing_.take_after_a_miss(pool, r);
     return_idle();
   }
-  if (p && r.home.alive() == clock::life::borrowed)
+  if (p)
     r.home.note_block(1);
   return p;
 }
@@ -176,7 +175,7 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
 void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
   graphs_.end_those_over();
   // Before the driver is asked for more, it is asked whether the stream is captured.
-  if (!mine.is_of_graph()) {
+  if (!mine.rules().captured) {
     if (clock::stream_clock* const lane = lane_of(r.home, r))
       return allocate_captured(*lane, r);
   }
@@ -241,7 +240,7 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
   auto all = heaps_.left_idle(page);
   all.resize(all.size() - std::min(spared, all.size()));  // those that were made last stay
   for (stream_heap* const m : all) {
-    if (of_.deterministic && of_.clocks.collectives_given().empty())
+    if (of_.waits_for_all())
       m->finish();
     (void)completion_.poll(*m);
     if (return_.of(*m, ~std::size_t{0}) == 0)
@@ -331,7 +330,7 @@ pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {
 namespace {
 // A mark inside a capture on the capture's own memory: the order inside says when that use is over.
 clock::stream_clock& user_in(stream_heap const& m, clock::stream_clock& user) noexcept {
-  clock::stream_clock* const lane = m.is_of_graph() ? user.known_lane() : nullptr;
+  clock::stream_clock* const lane = m.rules().captured ? user.known_lane() : nullptr;
   return lane ? *lane : user;
 }
 }  // namespace
@@ -392,10 +391,8 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   // A slot names another home in a note. It is made before anything changes, for it needs host memory.
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
   clock::stream_clock& was = home_of(m, b);
-  if (was.alive() == clock::life::borrowed)
-    was.note_block(-1);
-  if (to.alive() == clock::life::borrowed)
-    to.note_block(1);
+  was.note_block(-1);
+  to.note_block(1);
   if (noted)
     noted->set_home(to);
   else
@@ -500,7 +497,7 @@ std::size_t device_allocator::empty_cache() {
   for (stream_heap* m : heaps_.all()) {
     m->empty_caches();
     // So that all of it is reclaimed at once, in one order.
-    if (of_.deterministic && of_.clocks.collectives_given().empty())
+    if (of_.waits_for_all())
       m->finish();
     finish_pending(of_, *m);
     clock::stamp newest;

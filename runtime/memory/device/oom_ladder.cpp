@@ -52,7 +52,7 @@ class oom_ladder::ascent {
         alone_{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule),
                r.at},
         why_(why),
-        is_short_(!pool_.is_registered() || on.audit_.use_of(pool_).cached < r.rounded),
+        is_short_(!pool_.rules().one_handle || on.audit_.use_of(pool_).cached < r.rounded),
         others_(on.memory_.changes) {}
 
   void* run();  // Throws: out_of_memory
@@ -224,7 +224,7 @@ void oom_ladder::ascent::count_found(counted as) {
 bool oom_ladder::ascent::search() {
   // Deterministic addresses must not depend on what is complete: all is waited for, unless ranks may wait for
   // this thread.
-  if (of_.deterministic && of_.clocks.collectives_given().empty())
+  if (of_.waits_for_all())
     a_.completion_.finish_all();
   if (take_own())
     return true;

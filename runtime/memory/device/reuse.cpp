@@ -54,7 +54,7 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
   if (r.size_class >= 0 || mine.borrowed() < often_borrowed)
     return false;
   // Its pages would never go back.
-  if (mine.pages_stay())
+  if (mine.rules().pages_stay)
     return false;
   mine.forget_borrowed();
   std::size_t const page = of_.space.page_bytes();

@@ -77,9 +77,7 @@ class heap_table {
     });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {
-    memory_pool const &its = other.pool(), &here = mine.pool();
-    bool const may = &its == &here || (its.is == memory_pool::kind::left && here.is == memory_pool::kind::rest);
-    return may && (mine.readers() & ~other.readers()) == 0;
+    return other.pool().serves(mine.pool()) && (mine.readers() & ~other.readers()) == 0;
   }
 
   // For a search that comes back to a heap: keeps it. Empty: by now it may not lend to `mine`.

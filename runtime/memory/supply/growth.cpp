@@ -86,7 +86,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     if (out)
       return {};
     // A registered pool has one handle, which takes all of its limit: it never grows again.
-    if (pool.is_registered() && pool.now().charged)
+    if (pool.rules().one_handle && pool.now().charged)
       return {driver::code::out_of_memory};
     driver::status const planned = plan(in, r, way, only, g);
     if (!planned.ok())
@@ -121,7 +121,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   of_.counts.missed();
   // Among many streams no heap's peak tells the most that was live. All that is mapped for a graph counts as live.
   if (heaps_.index.many())
-    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
+    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.rules().pages_stay ? kept : r.rounded));
   out = in.commit(g, r);
   return s;
 }
@@ -163,7 +163,7 @@ bool growth::take_region(session& mine, std::size_t bytes) {
   if (!more)
     return false;
   // No part for runs: all that the pool has is one handle, and runs lie among its blocks.
-  if (mine.heap().pool().is_registered())
+  if (mine.heap().rules().one_handle)
     more->runs = more->base + more->bytes;
   mine.add_region(*more, state::unmapped);
   return true;
