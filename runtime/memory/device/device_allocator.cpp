@@ -191,12 +191,8 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   }
   void* out = nullptr;
   driver::status const s = growth_.grow(mine, r, out, spare);
-  if (s.ok()) {
-    // Notes what is live. Among many streams growth_.grow() has noted it.
-    if (!heaps_.index.many())
-      (void)bound_.most(bound_.now(), 0);
+  if (s.ok())
     return out;
-  }
   if (s.what == driver::code::out_of_memory) {
     growth_.narrow();
     return ladder_.climb(mine, r, s);

@@ -119,10 +119,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     return s;
   }
   of_.counts.missed();
-  // Among many streams no heap's peak tells the most that was live. All that is mapped for a graph counts as live.
-  if (heaps_.index.many())
-    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.rules().pages_stay ? kept : r.rounded));
   out = in.commit(g, r);
+  // Of several heaps no peak tells the most that was live. All that is mapped for a graph counts as live.
+  bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.rules().pages_stay ? kept : r.rounded));
   return s;
 }
 
