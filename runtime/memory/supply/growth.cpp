@@ -207,16 +207,11 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   bytes = round_up(bytes, of_.space.page_bytes());
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = mine.pool();
-  if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
+  if (bytes > of_.space.info().total_memory || !memory_.charge(pool, bytes))
     return {driver::code::out_of_memory};
-  if (!of_.counts.charge(bytes)) {
-    pool.refund(bytes);
-    return {driver::code::out_of_memory};
-  }
   auto const got = of_.machine.create_segment(of_.device, bytes);
   if (!got.ok()) {
-    of_.counts.gave(0, bytes);
-    pool.refund(bytes);
+    memory_.refund(pool, bytes);
     of_.note_status(got.is);
     return got.is;
   }

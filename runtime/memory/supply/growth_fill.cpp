@@ -152,18 +152,13 @@ class growth::filling {
     return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
   }
   bool charge(std::size_t n) {
-    if (a_.of_.may_take(n) < n || !pool_.charge(n))
+    if (!a_.memory_.charge(pool_, n))
       return false;
-    if (!a_.of_.counts.charge(n)) {
-      pool_.refund(n);
-      return false;
-    }
     out_.charged += n, out_.of_pool += n;
     return true;
   }
   void refund(std::size_t n) {  // of what is charged, and was not made
-    a_.of_.counts.gave(0, n);
-    pool_.refund(n);
+    a_.memory_.refund(pool_, n);
     out_.charged -= n, out_.of_pool -= n;
   }
   // n: charged. If the driver has less, a page is made, and the rest is refunded.

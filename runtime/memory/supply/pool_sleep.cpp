@@ -381,17 +381,7 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
   return need;
 }
 
-// False: nothing is charged.
-bool pool_sleep::charge(memory_pool& pool, std::size_t bytes) {
-  if (of_.may_take(bytes) < bytes || !pool.charge(bytes))
-    return false;
-  if (of_.counts.charge(bytes))
-    return true;
-  pool.refund(bytes);
-  return false;
-}
-
-// As growth: free handles go before new ones come.
+// As growth: free handles go before new ones come. False: nothing is charged.
 bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   if (pool.room() < need)
     return false;
@@ -399,12 +389,12 @@ bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   std::size_t const most = bound_.most(bound_.now(), need);
   if (after > most)
     (void)return_.some(after - most);
-  if (charge(pool, need))
+  if (memory_.charge(pool, need))
     return true;
   // The device has less than the bound allows.
   if (return_.some(need) == 0)
     return false;
-  return charge(pool, need);
+  return memory_.charge(pool, need);
 }
 
 // Copies of a part run while the next one is mapped.

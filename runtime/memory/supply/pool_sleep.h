@@ -89,7 +89,6 @@ class pool_sleep {
   static void forget_free_handles(stream_heap&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
-  bool charge(memory_pool&, std::size_t bytes);
   bool charge_for_a_wake(memory_pool&, std::size_t need);  // False: there is no room, though free handles went
   driver::status map(part&, std::size_t& orphaned);
   driver::status map_and_restore(sleeper&, page_store*, std::size_t& orphaned);
