@@ -106,7 +106,11 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   // The heap went to another stream or pool meanwhile.
   if (tried.another) [[unlikely]]
     return allocate_in(pool, where, r);
-  void* const p = tried.block ? tried.block : allocate_after_a_miss(mine, r);
+  void* p = tried.block;
+  if (!p) {
+    p = allocate_cold(mine, r);
+    return_idle();
+  }
   // The pool fell asleep meanwhile.
   if (!p) [[unlikely]]
     return allocate_in(pool, where, r);
@@ -143,17 +147,6 @@ device_allocator::attempt device_allocator::take_mapped(stream_heap& mine, memor
   return out;
 }
 
-void* device_allocator::allocate_after_a_miss(stream_heap& mine, alloc_request const& r) {
-  base::internal_ordering const own_affair(of_.runtime.observer());
-  try {
-    void* const p = allocate_cold(mine, r);
-    return_idle();
-    return p;
-  } catch (growth::pool_fell_asleep const&) {
-    return nullptr;
-  }
-}
-
 void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& r) {
   if (r.size_class < 0 || !sharing_.serves(pool, r.home)) [[likely]]
     return nullptr;
@@ -172,7 +165,8 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
   return p;
 }
 
-void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
+void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) try {
+  base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
   // Before the driver is asked for more, it is asked whether the stream is captured.
   if (!mine.rules().captured) {
@@ -198,9 +192,11 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
     return ladder_.climb(mine, r, s);
   }
   if (s == growth::asleep)
-    throw growth::pool_fell_asleep{};
+    return nullptr;
   of_.note_status(s);
   throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
+} catch (growth::pool_fell_asleep const&) {
+  return nullptr;
 }
 
 memory_pool& device_allocator::make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
