@@ -65,7 +65,7 @@ clock::stamp newest_of_pages(session const& in) {
 
 void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stream_clock& home, std::size_t bytes,
                                       std::size_t alignment, source_location at) {
-  alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
+  alloc_request r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
@@ -80,6 +80,7 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
       p = allocate_captured(*lane, r);
     else if (home.is_asked() && where == from::pools_in_force)
       p = fast_allocate_asked(home, bytes, alignment);
+    r.captured_is_known = true;
   }
   if (!p)
     p = allocate_in(pool, where, r);
@@ -169,10 +170,8 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
   // Before the driver is asked for more, it is asked whether the stream is captured.
-  if (!mine.rules().captured) {
-    if (clock::stream_clock* const lane = lane_of(r.home, r))
-      return allocate_captured(*lane, r);
-  }
+  if (clock::stream_clock* const lane = lane_of(r.home, r))
+    return allocate_captured(*lane, r);
   std::size_t whole_pages = r.rounded;
   if (of_.space.maps())
     whole_pages = round_up(r.rounded, of_.space.page_bytes());
@@ -281,6 +280,8 @@ void device_allocator::end(memory_pool& p) noexcept {
 }
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
+  if (r.captured_is_known)
+    return nullptr;
   // Of a stream that was seen captured, lane() says whether it still is, and in which capture: it is asked at once.
   if (!home.seen_captured()) {
     auto const inside = home.captured();
@@ -311,7 +312,7 @@ clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_
 // its first use must not overtake earlier work on that memory. So it is the graph's own.
 void* device_allocator::allocate_captured(clock::stream_clock& lane, alloc_request const& r) {
   memory_pool& pool = *graphs_.of(lane, r.at).pool;
-  return allocate_in(pool, from::one_pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at});
+  return allocate_in(pool, from::one_pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at, true});
 }
 
 pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {
