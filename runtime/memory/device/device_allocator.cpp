@@ -241,9 +241,7 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
   whole_pool out{};
-  for (stream_heap* const m : heaps_.all()) {
-    if (&m->pool() != &p)
-      continue;
+  for (stream_heap* const m : heaps_.all(&p)) {
     quiet_session(*m).each_handle([&](handle const& h) {
       if (!out.bytes)
         out = {h.at, h.bytes};
@@ -459,10 +457,7 @@ void device_allocator::set_limit(std::size_t bytes) {
     return;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
-  for (stream_heap* const m : heaps_.all()) {
-    (void)m->empty_caches();
-    (void)completion_.poll(*m);  // blocks freed on other streams wait for their work: some of it is complete
-  }
+  free_what_is_complete();
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   if (!of_.space.maps() && !of_.clocks.collectives_given().empty())
     return;

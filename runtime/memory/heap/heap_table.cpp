@@ -382,12 +382,14 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   return true;
 }
 
-std::vector<stream_heap*> heap_table::all() const {
+std::vector<stream_heap*> heap_table::all(memory_pool const* of) const {
   base::lock_guard hold(making_);
   std::vector<stream_heap*> all;
   all.reserve(heaps_.size());
-  for (auto const& m : heaps_)
-    all.push_back(m.get());
+  for (auto const& m : heaps_) {
+    if (!of || &m->pool() == of)
+      all.push_back(m.get());
+  }
   return all;
 }
 
@@ -420,9 +422,7 @@ std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
 
 heap_table::counted heap_table::counts_of(memory_pool const& pool) const {
   counted out;
-  for (stream_heap* const m : all()) {
-    if (&m->pool() != &pool)
-      continue;
+  for (stream_heap* const m : all(&pool)) {
     quiet_session const in(*m);
     out.counts.push_back(&m->counts_);
     out.cached += in.cached_slots();

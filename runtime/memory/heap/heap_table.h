@@ -36,7 +36,7 @@ class heap_table {
   stream_heap& shared(memory_pool& p) { return of(shared_home(), p); }
   clock::stream_clock& shared_home();  // its home. Throws: bad_alloc
   clock::stream_clock* shared_home_if_made() const noexcept { return shared_home_.load(base::memory_order_acquire); }
-  std::vector<stream_heap*> all() const;
+  std::vector<stream_heap*> all(memory_pool const* of = nullptr) const;  // null: of all pools. Throws: bad_alloc
   // Calls `act` with each heap of that stream, under the table's lock.
   template <class Do>
   void each_of(clock::stream_clock const& home, Do act) const {

@@ -27,11 +27,9 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
   // Orphans are charged to no pool.
   if (!only)
     bytes = memory_.return_orphans();
-  for (stream_heap* m : heaps_.all()) {
+  for (stream_heap* m : heaps_.all(only)) {
     if (bytes >= want)
       break;
-    if (only && &m->pool() != only)
-      continue;
     bytes += of(*m, want - bytes);
   }
   return bytes;

@@ -20,12 +20,6 @@ driver::status finish_one(device_context& of, clock::stamp s) {
 }
 }  // namespace
 
-std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
-  auto all = heaps_.all();
-  std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != &pool; });
-  return all;
-}
-
 driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   // By number: the order of addresses would differ from run to run.
   auto const by_number = [](clock::stream_clock* a, clock::stream_clock* b) { return a->id() < b->id(); };
@@ -154,7 +148,7 @@ driver::status pool_sleep::give_free_handles(std::vector<stream_heap*> const& he
 
 // Lists the pool as a sleeper, with a place in the store for each range. heaps: its heaps, read anew
 driver::status pool_sleep::put_all_to_rest(memory_pool& pool, std::vector<stream_heap*>& heaps) try {
-  heaps = heaps_of(pool);
+  heaps = heaps_.all(&pool);
   sleeper all;
   for (stream_heap* const m : heaps) {
     if (auto const s = put_to_rest(*m, all); !s.ok())
@@ -207,7 +201,7 @@ driver::status pool_sleep::sleep(memory_pool& pool, std::unique_ptr<page_store>&
   // Another call has put it to sleep.
   if (pool.is_asleep())
     return {};
-  auto heaps = heaps_of(pool);
+  auto heaps = heaps_.all(&pool);
   if (auto const s = give_free_handles(heaps, given); !s.ok())
     return s;
   {
@@ -438,7 +432,7 @@ driver::status pool_sleep::wake(memory_pool& pool) {
     return s;
 
   auto const readers_stay = peers_.no_grants();
-  auto const heaps = heaps_of(pool);
+  auto const heaps = heaps_.all(&pool);
   for (stream_heap* const m : heaps)
     forget_free_handles(*m);
   std::size_t const need = plan_again(heaps, its);
@@ -499,7 +493,7 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
 
 std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   std::size_t all = 0;
-  for (stream_heap* const m : heaps_of(pool)) {
+  for (stream_heap* const m : heaps_.all(&pool)) {
     session const in(*m);
     in.each_handle([&](handle const& h) { all += h.asleep ? h.bytes : 0; });
   }
@@ -525,7 +519,7 @@ void pool_sleep::drop(memory_pool& pool) noexcept try {
   pool.put_asleep(0);
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);
-  for (stream_heap* const m : heaps_of(pool))
+  for (stream_heap* const m : heaps_.all(&pool))
     return_what_is_free(*m);
 } catch (std::bad_alloc const&) {}  // what stayed mapped goes when the pool wakes or ends
 
@@ -540,7 +534,7 @@ void pool_sleep::end(memory_pool const& pool) noexcept try {
   }
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
-  for (stream_heap* const m : heaps_of(pool)) {
+  for (stream_heap* const m : heaps_.all(&pool)) {
     if (!m->is_asleep())
       continue;
     return_what_is_free(*m);

@@ -69,7 +69,6 @@ class pool_sleep {
     std::unique_ptr<page_store> store{};  // null: its bytes are dropped
     bool copying = false;                 // copies of a call that failed may still use what is mapped
   };
-  std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
   void plan(session const&, sleeper&) const;                // Throws: bad_alloc
   driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
