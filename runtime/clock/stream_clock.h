@@ -94,9 +94,11 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // that.
   driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
 
-  // Of a borrowed stream. What no fence covers can only be waited for with the whole device.
-  // `more` blocks have it as their home.
-  void note_block(int more) noexcept { live_blocks_.fetch_add(more, base::memory_order_relaxed); }
+  // Counted of a borrowed stream. What no fence covers can only be waited for with the whole device.
+  void note_block(int more) noexcept {  // `more` blocks have it as their home
+    if (alive() == life::borrowed) [[unlikely]]
+      live_blocks_.fetch_add(more, base::memory_order_relaxed);
+  }
   void note_mark() noexcept {  // it uses another stream's block
     if (alive() == life::borrowed) [[unlikely]]
       marked_.store(true, base::memory_order_relaxed);

@@ -304,6 +304,24 @@ TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   sound();
 }
 
+// One that is registered is asked before, at each allocation: its captures begin elsewhere.
+TEST_F(cliffs, a_miss_asks_once_whether_its_stream_is_captured) {
+  auto const handle = bench.machine().create_stream(0, driver::stream_kind::independent, 0).value;
+  clock::stream_clock& registered = bench.clocks().make(0, handle, clock::life::foreign);
+  for (clock::stream_clock* const s : {&a, &registered}) {
+    void* const before = take(*s, 4 << 20);
+    void* grown = nullptr;
+    {
+      counted_calls const calls(*bench.control);
+      grown = take(*s, 4 << 20);
+      EXPECT_GT(calls.of({call::create}), 0u);
+      EXPECT_EQ(calls.of({call::capturing}), 1u);
+    }
+    give(before), give(grown);
+  }
+  sound();
+}
+
 // Megatron-LM#6885 and pytorch (num_sync_all_streams): near the limit every miss waits for all streams and
 // releases the whole cache.
 struct cliffs_short : cliffs {

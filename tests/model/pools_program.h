@@ -42,7 +42,22 @@ class pools_program {
   std::size_t below(std::size_t n) { return random_() % n; }
   std::size_t some_limit() { return below(2) ? 0 : (1 + below(8)) * program_.capacity_ / 8; }
 
+  static bool of_the_program(memory::memory_pool const& p) {
+    return p.is == memory::memory_pool::kind::ordinary || p.is == memory::memory_pool::kind::registered;
+  }
+  // If the step before has allocated one block and freed none: that block, which lies in the pool in force.
+  void newest_block() {
+    std::size_t const blocks = std::exchange(blocks_, program_.blocks_.size());
+    std::uint64_t const allocations = std::exchange(allocations_, program_.allocations);
+    if (blocks_ != blocks + 1 || allocations_ != allocations + 1)
+      return;
+    auto const& b = program_.blocks_.back();
+    memory::memory_pool const* const its = program_.on(program_.device_of(b.home)).find(b.at)->pool;
+    if (of_the_program(*its) && its != memory::thread_caches::in_force(its->of))
+      program_.fail(check::answers, "a block lies in a pool that is not in force");
+  }
   void step() {
+    newest_block();
     for (known const& k : pools_) {
       auto const now = k.pool->now();
       if (now.limit && now.charged > k.most)
@@ -182,6 +197,8 @@ class pools_program {
   std::vector<known> pools_;
   std::vector<std::uint64_t> entered_;
   std::string past_limit_;
+  std::size_t blocks_ = 0;  // when the last step began
+  std::uint64_t allocations_ = 0;
 };
 
 }  // namespace weir::tests

@@ -42,12 +42,10 @@ void completion_poller::reclaim_complete() {
 
 std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
   std::size_t bytes = 0;
-  for (;;) {
+  while (m.bytes_pending() > 0) {
     std::vector<clock::stamp> fronts;
     {
       session in(m);
-      if (!in.has_pending())
-        return bytes;
       bytes += in.reclaim();
       fronts = in.fronts();
     }
@@ -60,8 +58,9 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
       news |= done.ok() && done.value;
     }
     if (!news)
-      return bytes;
+      break;
   }
+  return bytes;
 }
 
 // Queries free blocks that would fit, oldest first: later ones complete later.

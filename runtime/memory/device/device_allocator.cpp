@@ -65,7 +65,7 @@ clock::stamp newest_of_pages(session const& in) {
 
 void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stream_clock& home, std::size_t bytes,
                                       std::size_t alignment, source_location at) {
-  alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
+  alloc_request r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
@@ -80,6 +80,7 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
       p = allocate_captured(*lane, r);
     else if (home.is_asked() && where == from::pools_in_force)
       p = fast_allocate_asked(home, bytes, alignment);
+    r.captured_is_known = true;
   }
   if (!p)
     p = allocate_in(pool, where, r);
@@ -95,7 +96,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
     if (void* const p = allocate_shared(pool, r))
       return p;
   }
-  if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]]
+  if (pool.rules().captured && !heaps_.if_made(r.home, pool)) [[unlikely]]
     make_way_for_a_graph();
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
@@ -106,12 +107,15 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   // The heap went to another stream or pool meanwhile.
   if (tried.another) [[unlikely]]
     return allocate_in(pool, where, r);
-  void* const p = tried.block ? tried.block : allocate_after_a_miss(mine, r);
+  void* p = tried.block;
+  if (!p) {
+    p = allocate_cold(mine, r);
+    return_idle();
+  }
   // The pool fell asleep meanwhile.
   if (!p) [[unlikely]]
     return allocate_in(pool, where, r);
-  if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph())
-    r.home.note_block(1);
+  r.home.note_block(1);
   return p;
 }
 
@@ -125,7 +129,7 @@ void device_allocator::wake_or_refuse(memory_pool& pool, alloc_request const& r)
 // A graph's pool takes over a heap that ended pools left.
 void device_allocator::make_way_for_a_graph() {
   // Which heap is left must not depend on what is complete.
-  while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
+  while (of_.waits_for_all() && graphs_.await_those_ending()) {}
   empty_what_is_left(most_left_idle, of_.space.page_bytes());
 }
 
@@ -144,17 +148,6 @@ device_allocator::attempt device_allocator::take_mapped(stream_heap& mine, memor
   return out;
 }
 
-void* device_allocator::allocate_after_a_miss(stream_heap& mine, alloc_request const& r) {
-  base::internal_ordering const own_affair(of_.runtime.observer());
-  try {
-    void* const p = allocate_cold(mine, r);
-    return_idle();
-    return p;
-  } catch (growth::pool_fell_asleep const&) {
-    return nullptr;
-  }
-}
-
 void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& r) {
   if (r.size_class < 0 || !sharing_.serves(pool, r.home)) [[likely]]
     return nullptr;
@@ -168,18 +161,17 @@ void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& 
     p = sharing_.take_after_a_miss(pool, r);
     return_idle();
   }
-  if (p && r.home.alive() == clock::life::borrowed)
+  if (p)
     r.home.note_block(1);
   return p;
 }
 
-void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
+void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) try {
+  base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
   // Before the driver is asked for more, it is asked whether the stream is captured.
-  if (!mine.is_of_graph()) {
-    if (clock::stream_clock* const lane = lane_of(r.home, r))
-      return allocate_captured(*lane, r);
-  }
+  if (clock::stream_clock* const lane = lane_of(r.home, r))
+    return allocate_captured(*lane, r);
   std::size_t whole_pages = r.rounded;
   if (of_.space.maps())
     whole_pages = round_up(r.rounded, of_.space.page_bytes());
@@ -192,20 +184,18 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   }
   void* out = nullptr;
   driver::status const s = growth_.grow(mine, r, out, spare);
-  if (s.ok()) {
-    // Notes what is live. Among many streams growth_.grow() has noted it.
-    if (!heaps_.index.many())
-      (void)bound_.most(bound_.now(), 0);
+  if (s.ok())
     return out;
-  }
   if (s.what == driver::code::out_of_memory) {
     growth_.narrow();
     return ladder_.climb(mine, r, s);
   }
   if (s == growth::asleep)
-    throw growth::pool_fell_asleep{};
+    return nullptr;
   of_.note_status(s);
   throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
+} catch (growth::pool_fell_asleep const&) {
+  return nullptr;
 }
 
 memory_pool& device_allocator::make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
@@ -241,7 +231,7 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
   auto all = heaps_.left_idle(page);
   all.resize(all.size() - std::min(spared, all.size()));  // those that were made last stay
   for (stream_heap* const m : all) {
-    if (of_.deterministic && of_.clocks.collectives_given().empty())
+    if (of_.waits_for_all())
       m->finish();
     (void)completion_.poll(*m);
     if (return_.of(*m, ~std::size_t{0}) == 0)
@@ -251,9 +241,7 @@ void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) 
 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
   whole_pool out{};
-  for (stream_heap* const m : heaps_.all()) {
-    if (&m->pool() != &p)
-      continue;
+  for (stream_heap* const m : heaps_.all(&p)) {
     quiet_session(*m).each_handle([&](handle const& h) {
       if (!out.bytes)
         out = {h.at, h.bytes};
@@ -290,6 +278,8 @@ void device_allocator::end(memory_pool& p) noexcept {
 }
 
 clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
+  if (r.captured_is_known)
+    return nullptr;
   // Of a stream that was seen captured, lane() says whether it still is, and in which capture: it is asked at once.
   if (!home.seen_captured()) {
     auto const inside = home.captured();
@@ -320,7 +310,7 @@ clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_
 // its first use must not overtake earlier work on that memory. So it is the graph's own.
 void* device_allocator::allocate_captured(clock::stream_clock& lane, alloc_request const& r) {
   memory_pool& pool = *graphs_.of(lane, r.at).pool;
-  return allocate_in(pool, from::one_pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at});
+  return allocate_in(pool, from::one_pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at, true});
 }
 
 pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {
@@ -331,7 +321,7 @@ pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {
 namespace {
 // A mark inside a capture on the capture's own memory: the order inside says when that use is over.
 clock::stream_clock& user_in(stream_heap const& m, clock::stream_clock& user) noexcept {
-  clock::stream_clock* const lane = m.is_of_graph() ? user.known_lane() : nullptr;
+  clock::stream_clock* const lane = m.rules().captured ? user.known_lane() : nullptr;
   return lane ? *lane : user;
 }
 }  // namespace
@@ -392,10 +382,8 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   // A slot names another home in a note. It is made before anything changes, for it needs host memory.
   slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
   clock::stream_clock& was = home_of(m, b);
-  if (was.alive() == clock::life::borrowed)
-    was.note_block(-1);
-  if (to.alive() == clock::life::borrowed)
-    to.note_block(1);
+  was.note_block(-1);
+  to.note_block(1);
   if (noted)
     noted->set_home(to);
   else
@@ -469,10 +457,7 @@ void device_allocator::set_limit(std::size_t bytes) {
     return;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
-  for (stream_heap* const m : heaps_.all()) {
-    (void)m->empty_caches();
-    (void)completion_.poll(*m);  // blocks freed on other streams wait for their work: some of it is complete
-  }
+  free_what_is_complete();
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   if (!of_.space.maps() && !of_.clocks.collectives_given().empty())
     return;
@@ -500,7 +485,7 @@ std::size_t device_allocator::empty_cache() {
   for (stream_heap* m : heaps_.all()) {
     m->empty_caches();
     // So that all of it is reclaimed at once, in one order.
-    if (of_.deterministic && of_.clocks.collectives_given().empty())
+    if (of_.waits_for_all())
       m->finish();
     finish_pending(of_, *m);
     clock::stamp newest;

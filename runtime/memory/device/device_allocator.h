@@ -105,8 +105,7 @@ class device_allocator final : public allocator {
     heap_stay stays{};      // of a miss: the heap stays the stream's meanwhile
   };
   attempt take_mapped(stream_heap& mine, memory_pool const&, alloc_request const&, thread_cache*);
-  void* allocate_after_a_miss(stream_heap& mine, alloc_request const&);  // null: its pool fell asleep
-  void* allocate_cold(stream_heap& mine, alloc_request const&);
+  void* allocate_cold(stream_heap& mine, alloc_request const&);  // after a miss. Null: its pool fell asleep
   void return_at_the_end(stream_heap&);
   memory_report why_no_wake(memory_pool const&) const;
   void free_what_is_complete();

@@ -206,8 +206,7 @@ class free_path::attempt {
     });
   }
   void count_out() const {
-    if (its_->alive() == clock::life::borrowed)
-      its_->note_block(-1);
+    its_->note_block(-1);
     if (in_.heap().is_asleep())
       in_.count_awake(block_);
     if (of_.announced) [[unlikely]]

@@ -40,7 +40,7 @@ std::size_t idle_return::look() noexcept {
 }
 
 std::size_t idle_return::look_at(stream_heap& m, std::int64_t now) {
-  if (m.pages_stay())
+  if (m.rules().pages_stay)
     return 0;
   (void)completion_.poll(m, asked_a_miss);
   if (m.number() >= marks_.size())

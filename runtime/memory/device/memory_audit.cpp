@@ -65,7 +65,7 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
   memory_statistics const n = of_.counts.read(its.counts, its.cached);
   auto const sums = pool.now();
   out.pool = pool.number();
-  out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name();
+  out.name = pool.name();
   out.limit = sums.limit, out.max_reserved = std::max(sums.most_charged, out.reserved);
   out.blocks = n.allocation.all.current, out.asleep = sums.asleep;
   // Other threads change the counters while they are read: the parts stay within the whole.
@@ -99,7 +99,7 @@ std::size_t memory_audit::unreclaimable() const {
     in.each_block([&](heap_block const& p) {
       if (p.is == state::unmapped)
         return;
-      bool const idle = p.is == state::free && !m->pages_stay() && of_.clocks.complete({home, p.freed});
+      bool const idle = p.is == state::free && !m->rules().pages_stay && of_.clocks.complete({home, p.freed});
       for (address a = p.at; a < p.end();) {
         handle const* const h = p.in->page(a);
         a = h ? h->at + h->bytes : a + p.in->page_bytes;

@@ -121,11 +121,10 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   for (stream_heap* m : heaps_.all()) {
     memory_pool const& its = m->pool();
     bool const ending = which == graphs::when_over && its.is_ending();  // of a graph that is gone, but for its work
-    bool const stays = its.pages_stay() && !ending;
-    bool const is_left = its.is == memory_pool::kind::left || ending;
+    bool const stays = its.rules().pages_stay && !ending;
     bool const here = &its == &pool;
     // As heap_table::may_lend(), and what is ending counts as left.
-    bool const serves = here || (is_left && pool.is == memory_pool::kind::rest);
+    bool const serves = its.serves(pool) || (ending && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers()) == 0);
     quiet_session in(*m);
     if (m->is_asleep())

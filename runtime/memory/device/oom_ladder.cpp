@@ -52,7 +52,7 @@ class oom_ladder::ascent {
         alone_{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule),
                r.at},
         why_(why),
-        is_short_(!pool_.is_registered() || on.audit_.use_of(pool_).cached < r.rounded),
+        is_short_(!pool_.rules().one_handle || on.audit_.use_of(pool_).cached < r.rounded),
         others_(on.memory_.changes) {}
 
   void* run();  // Throws: out_of_memory
@@ -100,7 +100,6 @@ class oom_ladder::ascent {
   bool can_never_fit() const { return a_.can_never_hold(whole_pages(), pool_); }
   std::size_t whole_pages() const;
   memory_pool const* short_pool() const;
-  std::vector<stream_heap*> heaps() const;
   void warn() const;
   bool others_moved();
   std::int64_t came_free() const { return a_.audit_.counted().active_bytes.all.freed; }  // so far
@@ -224,7 +223,7 @@ void oom_ladder::ascent::count_found(counted as) {
 bool oom_ladder::ascent::search() {
   // Deterministic addresses must not depend on what is complete: all is waited for, unless ranks may wait for
   // this thread.
-  if (of_.deterministic && of_.clocks.collectives_given().empty())
+  if (of_.waits_for_all())
     a_.completion_.finish_all();
   if (take_own())
     return true;
@@ -256,7 +255,7 @@ bool oom_ladder::ascent::take_own() {
 oom_ladder::ascent::answer oom_ladder::ascent::poll_pending() {
   std::size_t bytes = 0;
   a_.graphs_.end_those_over();
-  for (stream_heap* m : heaps()) {
+  for (stream_heap* m : a_.heaps_.all(short_pool())) {
     (void)m->flush_deferred();
     bytes += a_.completion_.poll(*m);
   }
@@ -285,7 +284,7 @@ oom_ladder::ascent::answer oom_ladder::ascent::empty_caches() {
     warn();
   }
   std::size_t bytes = 0;
-  for (stream_heap* m : heaps())
+  for (stream_heap* m : a_.heaps_.all(short_pool()))
     bytes += m->empty_caches();
   return freed(bytes);
 }
@@ -395,14 +394,6 @@ memory_pool const* oom_ladder::ascent::short_pool() const {
   if (pool_.room() < round_up(r_.rounded, of_.space.page_bytes()))
     return &pool_;
   return nullptr;
-}
-
-std::vector<stream_heap*> oom_ladder::ascent::heaps() const {
-  auto all = a_.heaps_.all();
-  memory_pool const* const only = short_pool();
-  if (only)
-    std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != only; });
-  return all;
 }
 
 void oom_ladder::ascent::warn() const {

@@ -16,7 +16,7 @@ std::size_t page_sharing::most_with_pages() const noexcept {
 
 bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
   std::size_t const heaps = heaps_.index.size();
-  if (heaps < of_.streams_with_pages || of_.deterministic || pool.pages_stay()) [[likely]]
+  if (heaps < of_.streams_with_pages || of_.deterministic || pool.rules().pages_stay) [[likely]]
     return false;
   stream_heap const* const own = heaps_.if_made(home, pool);
   if (own && own->bytes_mapped())

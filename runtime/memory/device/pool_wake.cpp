@@ -27,7 +27,7 @@ memory_report device_allocator::why_no_wake(memory_pool const& pool) const {
 // In all heaps, of what thread caches hold, too. Waits for nothing.
 void device_allocator::free_what_is_complete() {
   for (stream_heap* const m : heaps_.all()) {
-    if (m->pages_stay())
+    if (m->rules().pages_stay)
       continue;
     (void)m->empty_caches();
     (void)completion_.poll(*m);

@@ -54,7 +54,7 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
   if (r.size_class >= 0 || mine.borrowed() < often_borrowed)
     return false;
   // Its pages would never go back.
-  if (mine.pages_stay())
+  if (mine.rules().pages_stay)
     return false;
   mine.forget_borrowed();
   std::size_t const page = of_.space.page_bytes();
@@ -74,8 +74,8 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
 // free meanwhile: a step is asked at its turn whether it applies, and looks anew.
 constexpr block_reuse::step block_reuse::steps[] = {
     {"in the order of calls", &block_reuse::is_deterministic, &block_reuse::in_order_of_calls},
-    {"own pending blocks", &block_reuse::always, &block_reuse::own_pending},
-    {"own memory that moves", &block_reuse::always, &block_reuse::own_that_moves},
+    {"own pending blocks", &block_reuse::has_pending, &block_reuse::own_pending},
+    {"own memory that moves", &block_reuse::is_large, &block_reuse::own_that_moves},
     {"deferred frees flushed", &block_reuse::is_small, &block_reuse::own_deferred},
     {"other heaps, known order", &block_reuse::may_borrow, &block_reuse::close_fit_of_others},
     {"other heaps, polled", &block_reuse::may_borrow_polled, &block_reuse::polled_of_others},
@@ -84,7 +84,7 @@ constexpr block_reuse::step block_reuse::steps[] = {
 };
 void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   for (step const& s : steps) {
-    if (!(this->*s.applies)(r))
+    if (!(this->*s.applies)(mine, r))
       continue;
     found const f = (this->*s.run)(mine, r);
     if (f.block || f.grow_now)
@@ -93,29 +93,29 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   return nullptr;
 }
 
-bool block_reuse::is_deterministic(alloc_request const&) const {
+bool block_reuse::is_deterministic(stream_heap const&, alloc_request const&) const {
   return of_.deterministic;
 }
-bool block_reuse::always(alloc_request const&) const {
-  return true;
+bool block_reuse::has_pending(stream_heap const& mine, alloc_request const&) const {
+  return mine.bytes_pending() > 0;
 }
-bool block_reuse::is_large(alloc_request const& r) const {
+bool block_reuse::is_large(stream_heap const&, alloc_request const& r) const {
   return r.size_class < 0;
 }
-bool block_reuse::is_small(alloc_request const& r) const {
+bool block_reuse::is_small(stream_heap const&, alloc_request const& r) const {
   return r.size_class >= 0;
 }
-bool block_reuse::may_borrow(alloc_request const& r) const {
-  return is_large(r) && heaps_.index.size() > 1;
+bool block_reuse::may_borrow(stream_heap const&, alloc_request const& r) const {
+  return r.size_class < 0 && heaps_.index.size() > 1;
 }
-bool block_reuse::may_poll(alloc_request const&) const {
+bool block_reuse::may_poll(stream_heap const&, alloc_request const&) const {
   return of_.polls;
 }
-bool block_reuse::may_borrow_polled(alloc_request const& r) const {
-  return may_borrow(r) && of_.polls;
+bool block_reuse::may_borrow_polled(stream_heap const& mine, alloc_request const& r) const {
+  return may_borrow(mine, r) && of_.polls;
 }
-bool block_reuse::may_wait_before_growth(alloc_request const&) const {
-  return of_.waits == options::wait_policy::before_growth;
+bool block_reuse::may_wait_before_growth(stream_heap const& mine, alloc_request const&) const {
+  return mine.bytes_pending() > 0 && of_.waits == options::wait_policy::before_growth;
 }
 
 // A borrowed block is lent whole: the rest of a larger one would serve no other request.
@@ -159,15 +159,14 @@ block_reuse::found block_reuse::all_polled(stream_heap& mine, alloc_request cons
 // Memory of its own moves to where the block goes: then nothing is borrowed.
 block_reuse::found block_reuse::own_that_moves(stream_heap& mine, alloc_request const& r) {
   session const in(mine);
-  bool const moves = is_large(r) && in.places_first() && in.fits_mapped(r.rounded);
-  return {.grow_now = moves};
+  return {.grow_now = in.places_first() && in.fits_mapped(r.rounded)};
 }
 
 // Whether growth would pass the bound that holds if all pending blocks are complete. Until a query they count
 // as used.
 bool block_reuse::grows_for_what_waits(stream_heap& mine, alloc_request const& r) {
-  // Among many heaps the index spares the walk through all of them.
-  if (heaps_.index.many() && !heaps_.index.any(heap_index::waits))
+  // The index spares the walk through all heaps.
+  if (!heaps_.index.any(heap_index::waits))
     return false;
   reserve_bound::usage n = bound_.now();
   if (n.pending == 0)
@@ -215,16 +214,12 @@ block_reuse::found block_reuse::in_order_of_calls(stream_heap& mine, alloc_reque
 block_reuse::found block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   {
     session in(mine);
-    if (!in.has_pending())
-      return {};
     if (in.reclaim()) {
       if (void* const p = in.take(r))
         return {p};
     }
-    if (!in.has_pending() || !of_.polls)
-      return {};
   }
-  if (!completion_.poll(mine, asked_a_miss))
+  if (!of_.polls || !completion_.poll(mine, asked_a_miss))
     return {};
   return {session(mine).take(r)};
 }
@@ -340,12 +335,12 @@ block_reuse::found block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_req
 
 // Null: none, or too few others would remain.
 pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request const& r) {
-  std::size_t const waiting = is_small(r) ? in.pending_bytes_in_slots() : in.pending_bytes();
+  std::size_t const waiting = r.size_class >= 0 ? in.pending_bytes_in_slots() : in.pending_bytes();
   bool const many = waiting > 2 * in.heap().fence_after(8);  // more than two fences cover
   // A slot is small: it is worth a wait only where many are pending.
-  if (is_small(r) && !many)
+  if (r.size_class >= 0 && !many)
     return nullptr;
-  if (is_large(r) && in.pending_count() <= ahead)
+  if (r.size_class < 0 && in.pending_count() <= ahead)
     return nullptr;
   pending_block const* const oldest = oldest_that_serves(in, r);
   if (!oldest)
@@ -353,7 +348,7 @@ pending_block const* block_reuse::worth_a_wait(session const& in, alloc_request 
   auto const fences = fences_to_wait_for(in, *oldest);
   if (!fences)
     return nullptr;
-  if (is_large(r) && enough_fit_beyond(in, r, *fences))
+  if (r.size_class < 0 && enough_fit_beyond(in, r, *fences))
     return oldest;
   // This is the only test for slots, of which many are pending here. The large blocks that fit and were examined
   // may all be before one fence, while the newest are beyond it.
@@ -369,7 +364,7 @@ pending_block const* block_reuse::oldest_that_serves(session const& in, alloc_re
     if (would_serve(b, r) && (!oldest || b.sequence < oldest->sequence))
       oldest = &b;
   };
-  if (is_small(r)) {
+  if (r.size_class >= 0) {
     in.first_pending(looks, [&](pending_block const& b) {
       note_older(b);
       return oldest != nullptr;

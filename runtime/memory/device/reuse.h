@@ -30,7 +30,7 @@ class block_reuse {
   };
   struct step {
     std::string_view name;  // as docs/decisions/reuse.md says
-    bool (block_reuse::*applies)(alloc_request const&) const;
+    bool (block_reuse::*applies)(stream_heap const& mine, alloc_request const&) const;
     found (block_reuse::*run)(stream_heap& mine, alloc_request const&);
   };
   // ordered or known to be complete; no driver call
@@ -44,14 +44,14 @@ class block_reuse {
 
  private:
   static step const steps[];
-  bool is_deterministic(alloc_request const&) const;
-  bool always(alloc_request const&) const;
-  bool is_large(alloc_request const&) const;
-  bool is_small(alloc_request const&) const;
-  bool may_borrow(alloc_request const&) const;
-  bool may_poll(alloc_request const&) const;
-  bool may_borrow_polled(alloc_request const&) const;
-  bool may_wait_before_growth(alloc_request const&) const;
+  bool is_deterministic(stream_heap const&, alloc_request const&) const;
+  bool has_pending(stream_heap const&, alloc_request const&) const;
+  bool is_large(stream_heap const&, alloc_request const&) const;
+  bool is_small(stream_heap const&, alloc_request const&) const;
+  bool may_borrow(stream_heap const&, alloc_request const&) const;
+  bool may_poll(stream_heap const&, alloc_request const&) const;
+  bool may_borrow_polled(stream_heap const&, alloc_request const&) const;
+  bool may_wait_before_growth(stream_heap const&, alloc_request const&) const;
   found in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
   found own_pending(stream_heap& mine, alloc_request const&);
   found own_that_moves(stream_heap& mine, alloc_request const&);

@@ -21,7 +21,7 @@ heap_table::heap_table(device_context& of)
     : of_(of),
       number_(new_number()),
       rest_(number_, 0, memory_pool::kind::rest, "", 0),
-      left_(number_, 0, memory_pool::kind::left, "", 0) {}
+      left_(number_, 0, memory_pool::kind::left, "pools that ended", 0) {}
 
 memory_pool& heap_table::pool_here() const noexcept {
   memory_pool* const chosen = thread_caches::in_force(number_);
@@ -250,7 +250,7 @@ bool heap_table::serves(excluded const& in, clock::stream_clock const& home, mem
 void heap_table::ask_the_retired() {
   // In deterministic mode the answer must not depend on timing, so that the call waits. Beside collectives it
   // does not, because a rank may be waiting for this thread.
-  bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
+  bool const may_wait = of_.waits_for_all();
   index.each([&](stream_heap& m) {
     clock::stream_clock& stream = m.home();
     if (stream.alive() != clock::life::retired)
@@ -282,14 +282,14 @@ bool heap_table::may_inherit(excluded const& in, clock::stream_clock& heir, memo
   clock::stream_clock& old = m.home();
   bool const empty = m.bytes_live() == 0, comes_in = &m.pool() != &pool;
   // From another pool come free pages alone, and none that must stay there or is on its way out.
-  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(in)))
+  if (comes_in && (m.rules().pages_stay || pool.is_asleep() || !empty || gives_a_handle(in)))
     return false;
   // What is free in a graph's pool serves no other pool, so that it gets a page at most.
   auto const mapped = static_cast<std::size_t>(m.bytes_mapped());
-  if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes())
+  if (comes_in && pool.rules().captured && mapped > of_.space.page_bytes())
     return false;
   // Such a pool maps the one handle of its limit among blocks, and its runs lie there.
-  if (comes_in && pool.is_registered() && (mapped || in.has_runs()))
+  if (comes_in && pool.rules().one_handle && (mapped || in.has_runs()))
     return false;
   if (heir.alive() == clock::life::borrowed && !empty)
     return false;
@@ -315,7 +315,7 @@ namespace {
 // pool's limit counts what waits.
 bool may_wait_in(memory_pool const& pool, excluded const& in, clock::stream_clock const& old,
                  clock::stream_clock const& heir) {
-  if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit)
+  if (&old != &heir || pool.rules().captured || pool.now().limit)
     return false;
   bool held_by_a_graph = false;
   in.each_pending([&](pending_block const& b) {
@@ -382,12 +382,14 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   return true;
 }
 
-std::vector<stream_heap*> heap_table::all() const {
+std::vector<stream_heap*> heap_table::all(memory_pool const* of) const {
   base::lock_guard hold(making_);
   std::vector<stream_heap*> all;
   all.reserve(heaps_.size());
-  for (auto const& m : heaps_)
-    all.push_back(m.get());
+  for (auto const& m : heaps_) {
+    if (!of || &m->pool() == of)
+      all.push_back(m.get());
+  }
   return all;
 }
 
@@ -420,9 +422,7 @@ std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
 
 heap_table::counted heap_table::counts_of(memory_pool const& pool) const {
   counted out;
-  for (stream_heap* const m : all()) {
-    if (&m->pool() != &pool)
-      continue;
+  for (stream_heap* const m : all(&pool)) {
     quiet_session const in(*m);
     out.counts.push_back(&m->counts_);
     out.cached += in.cached_slots();

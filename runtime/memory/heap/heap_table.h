@@ -36,7 +36,7 @@ class heap_table {
   stream_heap& shared(memory_pool& p) { return of(shared_home(), p); }
   clock::stream_clock& shared_home();  // its home. Throws: bad_alloc
   clock::stream_clock* shared_home_if_made() const noexcept { return shared_home_.load(base::memory_order_acquire); }
-  std::vector<stream_heap*> all() const;
+  std::vector<stream_heap*> all(memory_pool const* of = nullptr) const;  // null: of all pools. Throws: bad_alloc
   // Calls `act` with each heap of that stream, under the table's lock.
   template <class Do>
   void each_of(clock::stream_clock const& home, Do act) const {
@@ -77,9 +77,7 @@ class heap_table {
     });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {
-    memory_pool const &its = other.pool(), &here = mine.pool();
-    bool const may = &its == &here || (its.is == memory_pool::kind::left && here.is == memory_pool::kind::rest);
-    return may && (mine.readers() & ~other.readers()) == 0;
+    return other.pool().serves(mine.pool()) && (mine.readers() & ~other.readers()) == 0;
   }
 
   // For a search that comes back to a heap: keeps it. Empty: by now it may not lend to `mine`.

@@ -219,7 +219,7 @@ std::size_t session::address_bytes() const noexcept {
 void* session::commit(growth_plan& g, alloc_request const& r) {
   // A registered pool grows for the request of all its bytes that its making does. That uses none: they
   // become free.
-  if (heap_.pool().is_registered()) {
+  if (heap_.rules().one_handle) {
     heap_.blocks_.roll_back(g);
     return reinterpret_cast<void*>(g.block);  // NOLINT(performance-no-int-to-ptr)
   }

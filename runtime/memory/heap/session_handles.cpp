@@ -77,7 +77,7 @@ session::detached session::detach(released const& r) noexcept {
 void session::vacated(released const& r) noexcept {
   heap_.counts_.mapped(-static_cast<std::int64_t>(r.handles.front().bytes));
   heap_.of_.counts.handle_gone();
-  if (heap_.is_of_graph())
+  if (heap_.rules().places_stay)
     heap_.left_behind_ += r.place->bytes;  // stays reserved
   else
     release(r);

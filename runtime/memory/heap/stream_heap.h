@@ -44,16 +44,9 @@ class alignas(64) stream_heap {
   bool is_called() const noexcept { return callers_.load() != 0; }  // by a thread with a heap_stay
   // Its small blocks are those of many streams: each names its own home (device/page_sharing.h).
   bool is_shared() const noexcept { return home().has_no_stream(); }
-  bool is_of_graph() const noexcept { return pool().is == memory_pool::kind::graph; }
-  bool pages_stay() const noexcept { return pool().pages_stay(); }
-  // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves
-  // others only as whole pages. A sleeping pool's memory serves no request. A captured stream is asked at each
-  // allocation.
-  bool cacheable() const noexcept {
-    auto const is = pool().is;
-    return home().alive() != clock::life::borrowed && is != memory_pool::kind::left && is != memory_pool::kind::graph &&
-           !pool().is_asleep() && !is_shared();
-  }
+  pool_rules const& rules() const noexcept { return pool().rules(); }
+  // Every free on a borrowed stream is counted, and a block of a shared page names its home: these have no caches.
+  bool cacheable() const noexcept { return home().alive() != clock::life::borrowed && rules().caches && !is_shared(); }
   // The home's id in reports: of a graph's memory the stream's that was captured; 0: of many streams
   std::uint64_t shown_stream() const noexcept { return is_shared() ? 0 : shown(home()).id(); }
   static clock::stream_clock& shown(clock::stream_clock& home) noexcept {

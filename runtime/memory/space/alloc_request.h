@@ -19,6 +19,7 @@ struct alloc_request {
   int size_class;       // -1: a block of the arena
   std::size_t rounded;  // bytes of the slot or block
   source_location at;
+  bool captured_is_known = false;  // the home was asked whether it is captured, or is a lane
 };
 
 }  // namespace weir::memory

@@ -36,6 +36,8 @@ struct device_context {
     since = by.now().n;
     return true;
   }
+  // Whether the host waits for work first, so that what is complete decides nothing. Not while ranks may wait for it
+  bool waits_for_all() const { return deterministic && clocks.collectives_given().empty(); }
   bool is_complete(clock::stamp);                                          // asks the driver if unknown
   void note_status(driver::status s) noexcept { clocks.note(device, s); }  // of a call on this device alone
   void count_search(std::size_t n) noexcept { searched.fetch_add(n, base::memory_order_relaxed); }

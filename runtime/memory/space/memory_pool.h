@@ -17,6 +17,17 @@
 
 namespace weir::memory {
 
+// What the memory of a pool may do: a row for each kind, and one for a pool that is asleep (pool_rules.cpp).
+struct pool_rules {
+  bool caches = false;       // threads keep caches of it. Else each call is seen: by a capture, or for an end
+  bool pages_stay = false;   // no handle goes to another pool or to the driver: what is mapped counts as live
+  bool places_stay = false;  // until the pool ends, also where a handle was: a graph's launches use it there
+  bool captured = false;     // its homes are streams inside a capture
+  bool one_handle = false;   // it maps one, of all its limit. Runs lie among blocks
+  bool serves_rest = false;  // what is free there serves those that name no pool
+  static pool_rules const rows[];
+};
+
 class memory_pool {
  public:
   // rest: what no pool of the program holds. left: what ended pools leave, until it is free. graph: a graph's
@@ -95,8 +106,14 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     return left();
   }
-  // Its handles neither leave it nor go to the driver: until the pool ends, or wakes.
-  bool pages_stay() const noexcept { return is == kind::graph || is_registered() || is_asleep(); }
+  pool_rules const& rules() const noexcept {
+    constexpr std::size_t asleep = 5;  // the row after those of the kinds
+    return pool_rules::rows[is_asleep() ? asleep : static_cast<std::size_t>(is)];
+  }
+  // Whether its free memory serves a request in `other`.
+  bool serves(memory_pool const& other) const noexcept {
+    return this == &other || (rules().serves_rest && other.is == kind::rest);
+  }
   bool is_registered() const noexcept { return is == kind::registered; }
   // Its memory is away, or is going or coming. Nothing is allocated from it, and no program uses it.
   bool is_asleep() const noexcept { return asleep_.get(); }

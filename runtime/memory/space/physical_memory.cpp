@@ -4,6 +4,20 @@
 
 namespace weir::memory {
 
+bool physical_memory::charge(memory_pool& pool, std::size_t bytes) {
+  if (of_.may_take(bytes) < bytes || !pool.charge(bytes))
+    return false;
+  if (of_.counts.charge(bytes))
+    return true;
+  pool.refund(bytes);
+  return false;
+}
+
+void physical_memory::refund(memory_pool& pool, std::size_t bytes) {
+  of_.counts.gave(0, bytes);
+  pool.refund(bytes);
+}
+
 void physical_memory::release(driver::memory_handle h, std::size_t bytes, batch& out) {
   if (of_.machine.release(h).ok())
     return;

@@ -9,6 +9,7 @@
 #include "runtime/memory/blocks/alias_table.h"
 #include "runtime/memory/space/device_context.h"
 #include "runtime/memory/space/mapping_lock.h"
+#include "runtime/memory/space/memory_pool.h"
 
 namespace weir::memory {
 
@@ -27,6 +28,9 @@ class physical_memory {
     std::size_t from_other_pools = 0;  // bytes of `arrived`
     std::size_t orphaned = 0;          // bytes that the driver refused to take back: they stay charged
   };
+  // For handles to be made: the device and the pool, or neither. False: a limit or driver_reserve forbids it
+  bool charge(memory_pool&, std::size_t bytes);
+  void refund(memory_pool&, std::size_t bytes);                    // what was charged, and was not made
   void release(driver::memory_handle, std::size_t bytes, batch&);  // refused: kept as an orphan, tried again later
   // Unmaps and releases what was made. Ensures: `handles` has those that the driver refused to unmap.
   void undo(batch&);

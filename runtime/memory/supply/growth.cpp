@@ -86,7 +86,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     if (out)
       return {};
     // A registered pool has one handle, which takes all of its limit: it never grows again.
-    if (pool.is_registered() && pool.now().charged)
+    if (pool.rules().one_handle && pool.now().charged)
       return {driver::code::out_of_memory};
     driver::status const planned = plan(in, r, way, only, g);
     if (!planned.ok())
@@ -119,10 +119,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     return s;
   }
   of_.counts.missed();
-  // Among many streams no heap's peak tells the most that was live. All that is mapped for a graph counts as live.
-  if (heaps_.index.many())
-    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
   out = in.commit(g, r);
+  // Of several heaps no peak tells the most that was live. All that is mapped for a graph counts as live.
+  bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.rules().pages_stay ? kept : r.rounded));
   return s;
 }
 
@@ -163,7 +162,7 @@ bool growth::take_region(session& mine, std::size_t bytes) {
   if (!more)
     return false;
   // No part for runs: all that the pool has is one handle, and runs lie among its blocks.
-  if (mine.heap().pool().is_registered())
+  if (mine.heap().rules().one_handle)
     more->runs = more->base + more->bytes;
   mine.add_region(*more, state::unmapped);
   return true;
@@ -208,16 +207,11 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   bytes = round_up(bytes, of_.space.page_bytes());
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = mine.pool();
-  if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
+  if (bytes > of_.space.info().total_memory || !memory_.charge(pool, bytes))
     return {driver::code::out_of_memory};
-  if (!of_.counts.charge(bytes)) {
-    pool.refund(bytes);
-    return {driver::code::out_of_memory};
-  }
   auto const got = of_.machine.create_segment(of_.device, bytes);
   if (!got.ok()) {
-    of_.counts.gave(0, bytes);
-    pool.refund(bytes);
+    memory_.refund(pool, bytes);
     of_.note_status(got.is);
     return got.is;
   }

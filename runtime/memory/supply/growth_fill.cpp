@@ -37,7 +37,7 @@ class growth::filling {
     if (g.by_openings)
       ask_for_newest();
     // A registered pool's handle is charged as it is made. A graph's pool is charged after its free handles have moved.
-    if (!one_handle_ && !of_graph_)
+    if (!rules_.pages_stay)
       charge_within_bound(g.missing_bytes);
   }
   ~filling() { a_.bound_.learn(used_, pool_, moves_); }
@@ -67,7 +67,7 @@ class growth::filling {
       return s;
 
     // A handle that was too large for its hole may have gone meanwhile: then the bound has room again.
-    if (!fresh_ && !device_is_full_ && !one_handle_)
+    if (!fresh_ && !device_is_full_ && !rules_.one_handle)
       charge_within_bound(left);
     if (fresh_ && made_within_bound(at, left, n, s))
       return s;
@@ -120,12 +120,12 @@ class growth::filling {
       return s;
     moves_full_handles_ = true;
     bool const found = move(at, left, n, s, whose::any);
-    if (!found && of_graph_)
+    if (!found && rules_.pages_stay)
       (void)move(at, left, n, s, whose::own_pool);
     return s;
   }
   handle_sizes suitable() const {
-    if (one_handle_)
+    if (rules_.one_handle)
       return {.page = page_, .most = for_.bytes, .last = for_.bytes};
     if (mine_.readers())
       return a_.of_.space.handles_that_stay();
@@ -152,27 +152,23 @@ class growth::filling {
     return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
   }
   bool charge(std::size_t n) {
-    if (a_.of_.may_take(n) < n || !pool_.charge(n))
+    if (!a_.memory_.charge(pool_, n))
       return false;
-    if (!a_.of_.counts.charge(n)) {
-      pool_.refund(n);
-      return false;
-    }
     out_.charged += n, out_.of_pool += n;
     return true;
   }
   void refund(std::size_t n) {  // of what is charged, and was not made
-    a_.of_.counts.gave(0, n);
-    pool_.refund(n);
+    a_.memory_.refund(pool_, n);
     out_.charged -= n, out_.of_pool -= n;
   }
   // n: charged. If the driver has less, a page is made, and the rest is refunded.
   driver::status make(address at, std::size_t& n) {
-    auto h = one_handle_ ? a_.of_.machine.create_shared(a_.of_.device, n) : a_.of_.machine.create(a_.of_.device, n);
+    auto h =
+        rules_.one_handle ? a_.of_.machine.create_shared(a_.of_.device, n) : a_.of_.machine.create(a_.of_.device, n);
     bool const has_less = h.is.what == driver::code::out_of_memory;
     if (has_less)
       a_.of_.note_full();
-    if (has_less && n > page_ && !one_handle_) {
+    if (has_less && n > page_ && !rules_.one_handle) {
       refund(n - page_);
       n = page_, sizes_ = {.page = page_, .most = page_};
       h = a_.of_.machine.create(a_.of_.device, n);
@@ -272,7 +268,7 @@ class growth::filling {
         bool const of_this_pool = &its == &pool_;
         if (handles == whose::own_pool && !of_this_pool)
           return false;
-        if (handles == whose::any && (its.pages_stay() || (pool_is_full && !of_this_pool)))
+        if (handles == whose::any && (its.rules().pages_stay || (pool_is_full && !of_this_pool)))
           return false;
         found = choose_of(m, left, how);
         from = &m;
@@ -308,7 +304,7 @@ class growth::filling {
       clock::stamp oldest;  // of what may not go yet
       {
         session in(m);
-        if (m.pages_stay() && &m.pool() != &pool_)
+        if (m.rules().pages_stay && &m.pool() != &pool_)
           return {};  // a graph has taken it over meanwhile
         if (a_.heaps_.index.many())
           in.end_ownership();  // else the index lists the heap by all its mapped bytes, for every search
@@ -325,7 +321,7 @@ class growth::filling {
         oldest.n = found.waits_for;
       }
       // What is ordered needs no answer of the driver. A capture completes with its end.
-      if (asked || how == may::fit_ordered || m.is_of_graph())
+      if (asked || how == may::fit_ordered || m.rules().pages_stay)
         return {};
       if (!oldest.n || !patient_ || !complete_soon(oldest))
         return {};
@@ -361,20 +357,21 @@ class growth::filling {
   growth_plan const& for_;
   physical_memory::batch& out_;
   std::size_t const page_;
-  bool const one_handle_ = pool_.is_registered(), of_graph_ = mine_.is_of_graph();
+  pool_rules const& rules_ = pool_.rules();
   bool const long_run_ = for_.run && for_.bytes > slabs::usual_run_bytes;
   std::uint64_t readers_;  // that what is made is open to
   reserve_bound::usage const used_;
   handle_sizes sizes_;
-  std::size_t bound_ = 0;                                  // bytes
-  std::size_t fresh_ = 0;                                  // bytes charged for handles yet to be made
-  std::size_t moves_ = 0;                                  // because the bound lets no more be made
-  bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
-  bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
-  bool passed_over_ = false;                                     // a handle, because it is full of aliases
-  bool moves_full_handles_ = false;                              // none is passed over for that
-  bool patient_ = true;                                          // no stream has let complete_soon() ask in vain
-  bool device_is_full_ = false;                                  // the driver has not even a page
+  std::size_t bound_ = 0;  // bytes
+  std::size_t fresh_ = 0;  // bytes charged for handles yet to be made
+  std::size_t moves_ = 0;  // because the bound lets no more be made
+  // Which handles are complete is nothing that a program says.
+  bool may_move_ = !a_.of_.deterministic && !rules_.one_handle;
+  bool may_move_inside_ = may_move_ && rules_.pages_stay && !long_run_;  // handles of a graph's own pool
+  bool passed_over_ = false;                                             // a handle, because it is full of aliases
+  bool moves_full_handles_ = false;                                      // none is passed over for that
+  bool patient_ = true;          // no stream has let complete_soon() ask in vain
+  bool device_is_full_ = false;  // the driver has not even a page
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {

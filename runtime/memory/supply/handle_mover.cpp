@@ -43,7 +43,7 @@ struct handle_mover::onlooker {
     stream_heap const& mine = in.heap();
     address const now_at = g.of->at;  // where the handle has moved to
     bool const lies_outside = now_at < lo || now_at >= hi;
-    if (g.granted && !mine.readers() && !mine.pages_stay() && lies_outside) {
+    if (g.granted && !mine.readers() && !mine.rules().pages_stay && lies_outside) {
       region const& r = *mover.of_.space.find(reinterpret_cast<void const*>(now_at));
       bool const is_mine = r.owner.load() == &mine && r.page(now_at) == g.of;
       if (is_mine && g.of->readers == mover.of_.own_bit() && in.free_since(*g.of))
@@ -89,7 +89,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   // The swap changes no pool's charge, so the handle stays in its pool.
-  if (from.pages_stay() || &from.pool() != &mine.pool())
+  if (from.rules().pages_stay || &from.pool() != &mine.pool())
     return false;
   session in(from);
   if (!in.has_handle(g.of, at) || g.of->readers != of_.own_bit())
@@ -99,7 +99,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
     return false;
   memory_pool &its = from.pool(), &here = mine.pool();
   // The heap may serve another pool by now.
-  if (its.pages_stay() || &its != &here)
+  if (its.rules().pages_stay || &its != &here)
     return false;
   released const place = in.reserve_around(*g.of);  // the last thing that may throw
   (void)detach(in, place, &g, g.at, out);
@@ -162,7 +162,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
     }
   }
   of_.note_status(s);
-  if (moved && !from.is_of_graph())
+  if (moved && !from.rules().places_stay)
     (void)drop_aliases(*moved, alias_table::most);
   return s;
 }

@@ -27,11 +27,9 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
   // Orphans are charged to no pool.
   if (!only)
     bytes = memory_.return_orphans();
-  for (stream_heap* m : heaps_.all()) {
+  for (stream_heap* m : heaps_.all(only)) {
     if (bytes >= want)
       break;
-    if (only && &m->pool() != only)
-      continue;
     bytes += of(*m, want - bytes);
   }
   return bytes;
@@ -39,12 +37,12 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
 
 std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp const* freed) {
   mapping_lock::shared const going_back(memory_.changes);
-  if (m.pages_stay())
+  if (m.rules().pages_stay)
     return 0;
   std::size_t bytes = release_unusable(m);
   // In deterministic mode what goes must not depend on what is complete. So all of it is waited for, unless
   // ranks may wait for this thread. Empty runs become free before the wait, which includes their use then.
-  if (of_.deterministic && of_.clocks.collectives_given().empty()) {
+  if (of_.waits_for_all()) {
     session(m).return_empty_runs();
     m.finish();
   }
@@ -77,7 +75,7 @@ std::size_t handle_return::release_unusable(stream_heap& m) {
 handle_return::leaving handle_return::reserve_complete(stream_heap& m, std::size_t want, clock::stamp const* freed) {
   std::uint64_t const last = last_number(freed);
   session in(m);
-  if (m.pages_stay())
+  if (m.rules().pages_stay)
     return {};  // a graph has taken it over meanwhile
   in.return_empty_runs();
   std::uint64_t const home = m.home().id();

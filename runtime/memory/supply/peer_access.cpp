@@ -93,7 +93,7 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
         return;
       closed.push_back(h);
       // Elsewhere nothing uses the place that a handle has left.
-      if (!m.is_of_graph())
+      if (!m.rules().places_stay)
         return;
       for (alias const* g = h.aliases; g; g = g->next)
         if (g->granted)

@@ -20,12 +20,6 @@ driver::status finish_one(device_context& of, clock::stamp s) {
 }
 }  // namespace
 
-std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
-  auto all = heaps_.all();
-  std::erase_if(all, [&](stream_heap const* m) { return &m->pool() != &pool; });
-  return all;
-}
-
 driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   // By number: the order of addresses would differ from run to run.
   auto const by_number = [](clock::stream_clock* a, clock::stream_clock* b) { return a->id() < b->id(); };
@@ -154,7 +148,7 @@ driver::status pool_sleep::give_free_handles(std::vector<stream_heap*> const& he
 
 // Lists the pool as a sleeper, with a place in the store for each range. heaps: its heaps, read anew
 driver::status pool_sleep::put_all_to_rest(memory_pool& pool, std::vector<stream_heap*>& heaps) try {
-  heaps = heaps_of(pool);
+  heaps = heaps_.all(&pool);
   sleeper all;
   for (stream_heap* const m : heaps) {
     if (auto const s = put_to_rest(*m, all); !s.ok())
@@ -207,7 +201,7 @@ driver::status pool_sleep::sleep(memory_pool& pool, std::unique_ptr<page_store>&
   // Another call has put it to sleep.
   if (pool.is_asleep())
     return {};
-  auto heaps = heaps_of(pool);
+  auto heaps = heaps_.all(&pool);
   if (auto const s = give_free_handles(heaps, given); !s.ok())
     return s;
   {
@@ -381,17 +375,7 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
   return need;
 }
 
-// False: nothing is charged.
-bool pool_sleep::charge(memory_pool& pool, std::size_t bytes) {
-  if (of_.may_take(bytes) < bytes || !pool.charge(bytes))
-    return false;
-  if (of_.counts.charge(bytes))
-    return true;
-  pool.refund(bytes);
-  return false;
-}
-
-// As growth: free handles go before new ones come.
+// As growth: free handles go before new ones come. False: nothing is charged.
 bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   if (pool.room() < need)
     return false;
@@ -399,12 +383,12 @@ bool pool_sleep::charge_for_a_wake(memory_pool& pool, std::size_t need) {
   std::size_t const most = bound_.most(bound_.now(), need);
   if (after > most)
     (void)return_.some(after - most);
-  if (charge(pool, need))
+  if (memory_.charge(pool, need))
     return true;
   // The device has less than the bound allows.
   if (return_.some(need) == 0)
     return false;
-  return charge(pool, need);
+  return memory_.charge(pool, need);
 }
 
 // Copies of a part run while the next one is mapped.
@@ -448,7 +432,7 @@ driver::status pool_sleep::wake(memory_pool& pool) {
     return s;
 
   auto const readers_stay = peers_.no_grants();
-  auto const heaps = heaps_of(pool);
+  auto const heaps = heaps_.all(&pool);
   for (stream_heap* const m : heaps)
     forget_free_handles(*m);
   std::size_t const need = plan_again(heaps, its);
@@ -509,7 +493,7 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
 
 std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   std::size_t all = 0;
-  for (stream_heap* const m : heaps_of(pool)) {
+  for (stream_heap* const m : heaps_.all(&pool)) {
     session const in(*m);
     in.each_handle([&](handle const& h) { all += h.asleep ? h.bytes : 0; });
   }
@@ -535,7 +519,7 @@ void pool_sleep::drop(memory_pool& pool) noexcept try {
   pool.put_asleep(0);
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);
-  for (stream_heap* const m : heaps_of(pool))
+  for (stream_heap* const m : heaps_.all(&pool))
     return_what_is_free(*m);
 } catch (std::bad_alloc const&) {}  // what stayed mapped goes when the pool wakes or ends
 
@@ -550,7 +534,7 @@ void pool_sleep::end(memory_pool const& pool) noexcept try {
   }
   auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
-  for (stream_heap* const m : heaps_of(pool)) {
+  for (stream_heap* const m : heaps_.all(&pool)) {
     if (!m->is_asleep())
       continue;
     return_what_is_free(*m);

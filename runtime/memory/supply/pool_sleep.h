@@ -69,7 +69,6 @@ class pool_sleep {
     std::unique_ptr<page_store> store{};  // null: its bytes are dropped
     bool copying = false;                 // copies of a call that failed may still use what is mapped
   };
-  std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
   void plan(session const&, sleeper&) const;                // Throws: bad_alloc
   driver::status put_to_rest(stream_heap&, sleeper&);       // Requires: its pool is marked asleep. Throws: bad_alloc
@@ -89,7 +88,6 @@ class pool_sleep {
   static void forget_free_handles(stream_heap&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
-  bool charge(memory_pool&, std::size_t bytes);
   bool charge_for_a_wake(memory_pool&, std::size_t need);  // False: there is no room, though free handles went
   driver::status map(part&, std::size_t& orphaned);
   driver::status map_and_restore(sleeper&, page_store*, std::size_t& orphaned);

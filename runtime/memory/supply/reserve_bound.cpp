@@ -30,7 +30,7 @@ reserve_bound::usage reserve_bound::now() const {
     if (i + fetched_ahead < all)
       heaps_.index[i + fetched_ahead].prefetch_counts();
     stream_heap const& t = heaps_.index[i];
-    if (t.pages_stay()) {  // none of its pages can go
+    if (t.rules().pages_stay) {  // none of its pages can go
       n.live += t.bytes_mapped();
       continue;
     }
@@ -45,7 +45,7 @@ reserve_bound::usage reserve_bound::now() const {
     return n;
   observe::cached_slots caches;
   heaps_.index.each([&](stream_heap& m) {
-    if (!m.pages_stay())
+    if (!m.rules().pages_stay)
       caches += quiet_session(m).cached_slots();
   });
   n.live = std::max<std::int64_t>(0, n.live - caches.held_bytes);
