@@ -51,7 +51,7 @@ class pools_program {
     std::uint64_t const allocations = std::exchange(allocations_, program_.allocations);
     if (blocks_ != blocks + 1 || allocations_ != allocations + 1)
       return;
-    auto const& b = program_.blocks_.back();
+    auto const& b = *program_.blocks_.back();
     memory::memory_pool const* const its = program_.on(program_.device_of(b.home)).find(b.at)->pool;
     if (of_the_program(*its) && its != memory::thread_caches::in_force(its->of))
       program_.fail(check::answers, "a block lies in a pool that is not in force");
