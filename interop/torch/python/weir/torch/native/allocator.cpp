@@ -157,7 +157,7 @@ class allocator final : public cca::CUDAAllocator {
   // Figures ---------------------------------------------------------------------------------------------------
   statistics getDeviceStats(c10::DeviceIndex device) override {
     require_device(device);
-    weir_torch_statistics const n = figures_of(device);
+    weir_torch_statistics const n = figures_of(pools_, device);
     statistics out;
     put(out.allocation, n.allocation), put(out.segment, n.segment), put(out.active, n.active);
     put(out.inactive_split, n.inactive_split), put(out.allocated_bytes, n.allocated_bytes);
@@ -351,26 +351,6 @@ class allocator final : public cca::CUDAAllocator {
     TORCH_CHECK(device >= 0 && device < devices, "weir.torch: Invalid device argument ", device, ": this process has ",
                 devices, " devices");
   }
-  // With the memory that other allocators gave pools.
-  weir_torch_statistics figures_of(int device) const {
-    weir_torch_statistics n{};
-    require(weir_torch_statistics_of(device, &n), "memory_stats");
-    auto const add = [](weir_torch_count(&to)[weir_torch_sizes], std::size_t bytes) {
-      for (int const size : {weir_torch_all, weir_torch_large}) {
-        to[size].current += static_cast<std::int64_t>(bytes);
-        to[size].peak = std::max(to[size].peak, to[size].current);
-      }
-    };
-    for (auto const& [id, memory] : pools_.others_on(device)) {
-      for (auto const& [at, block] : memory->all()) {
-        std::size_t const live = block.requested ? block.bytes : 0;
-        add(n.allocated_bytes, live), add(n.active_bytes, live), add(n.requested_bytes, block.requested);
-        add(n.reserved_bytes, block.bytes), add(n.inactive_split_bytes, block.bytes - live);
-        add(n.allocation, block.requested ? 1 : 0), add(n.active, block.requested ? 1 : 0), add(n.segment, 1);
-      }
-    }
-    return n;
-  }
   static std::size_t bytes_of(void* p, std::size_t otherwise) {
     weir_torch_block block{};
     return weir_torch_find(p, &block) ? block.bytes : otherwise;
@@ -485,7 +465,7 @@ class allocator final : public cca::CUDAAllocator {
   void tell_profiler(void* p, std::int64_t bytes, int device) {
     if (!c10::memoryProfilingEnabled())
       return;
-    weir_torch_statistics const n = figures_of(device);
+    weir_torch_statistics const n = figures_of(pools_, device);
     std::int64_t const allocated = n.allocated_bytes[weir_torch_all].current + std::min<std::int64_t>(bytes, 0);
     c10::reportMemoryUsageToProfiler(p, bytes, static_cast<std::size_t>(std::max<std::int64_t>(allocated, 0)),
                                      static_cast<std::size_t>(n.reserved_bytes[weir_torch_all].current),

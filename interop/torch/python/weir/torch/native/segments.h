@@ -1,6 +1,7 @@
-// Segments of memory as PyTorch's snapshots show them.
+// What PyTorch is told of memory: figures, and segments as its snapshots show them.
 // Threads: any.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -15,6 +16,27 @@ namespace weir_torch {
 // Requires: 0 came from the function whose text is asked for
 inline void require(int result, char const* operation) {
   TORCH_CHECK(result == 0, "weir.torch: ", operation, ": ", weir_torch_error());
+}
+
+// With the memory that other allocators gave pools.
+inline weir_torch_statistics figures_of(pools const& all, int device) {
+  weir_torch_statistics n{};
+  require(weir_torch_statistics_of(device, &n), "memory_stats");
+  auto const add = [](weir_torch_count(&to)[weir_torch_sizes], std::size_t bytes) {
+    for (int const size : {weir_torch_all, weir_torch_large}) {
+      to[size].current += static_cast<std::int64_t>(bytes);
+      to[size].peak = std::max(to[size].peak, to[size].current);
+    }
+  };
+  for (auto const& [id, memory] : all.others_on(device)) {
+    for (auto const& [at, block] : memory->all()) {
+      std::size_t const live = block.requested ? block.bytes : 0;
+      add(n.allocated_bytes, live), add(n.active_bytes, live), add(n.requested_bytes, block.requested);
+      add(n.reserved_bytes, block.bytes), add(n.inactive_split_bytes, block.bytes - live);
+      add(n.allocation, block.requested ? 1 : 0), add(n.active, block.requested ? 1 : 0), add(n.segment, 1);
+    }
+  }
+  return n;
 }
 
 class segments {
