@@ -253,7 +253,9 @@ moment graph::forget(event_handle e) {
 void graph::waited(stream_id id, moment const& m, trust t) {
   stream_state& s = at(id);
   ++s.given;
-  if (!m.at.stream || m.at.stream == id)
+  // The event of an earlier stream of this place says what that one came after.
+  bool const is_own = m.at.stream == id && m.at.n > s.first;
+  if (!m.at.stream || is_own)
     return recorded_on(id);
   s.seen.known = joined(s.seen.known, m.seen.known, m.at, trust::known);
   if (t == trust::promised)

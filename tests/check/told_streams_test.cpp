@@ -89,6 +89,22 @@ TEST_F(told_streams, that_ended_are_joined_by_the_legacy_one) {
   expect({kind::possible_race});
 }
 
+// A later stream has the place of the one that recorded the event. Its wait is no wait for itself.
+TEST_F(told_streams, that_ended_leave_their_events_to_others_in_their_place) {
+  launch(a, {writes_at(x)}, 11);
+  auto const s = made(1);
+  told_order(a, s);
+  calls.recorded(0, cuda(s), 0x2000);
+  gone(s);
+  idle_ones();
+  for (int i = 2; i < 300; ++i) {  // one of them gets that place
+    auto const next = made(i);
+    calls.waited(0, cuda(next), 0x2000);
+    launch(next, {reads_at(x)}, 12);
+  }
+  expect_none();
+}
+
 // The block is still marked for the stream: another one with its place is another one.
 TEST_F(told_streams, that_ended_leave_their_marks_to_no_other) {
   auto const s = made(1);
