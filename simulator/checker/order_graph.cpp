@@ -99,6 +99,8 @@ stream_id graph::find(int device, stream_handle h) {
 }
 
 stream_id graph::unlink(int device, stream_handle h) {
+  if (h == stream_handle::legacy)
+    return 0;  // it never ends: blocking streams find it by its place
   auto const found = by_handle_.find(key(device, h));
   if (found == by_handle_.end())
     return 0;

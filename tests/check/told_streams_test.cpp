@@ -105,6 +105,24 @@ TEST_F(told_streams, that_ended_leave_their_events_to_others_in_their_place) {
   expect_none();
 }
 
+// A program cannot end the predefined streams: such a call fails.
+TEST_F(told_streams, that_are_predefined_have_no_end) {
+  for (std::uintptr_t const predefined : {0, 1, 2}) {
+    for (int const line : {11, 12}) {
+      calls.launched(0, predefined, "scale", pointers{writes_at(x)}, at_line(line));
+      calls.stream_gone(0, predefined);
+    }
+    calls.device_done(0);
+    calls.stream_gone(0, predefined);
+    idle_ones();
+    launch(made(1, true), {writes_at(y)}, 13);
+    launch(stream_handle::legacy, {writes_at(y)}, 14);
+    launch(made(2, true), {writes_at(y)}, 15);
+    calls.device_done(0);
+  }
+  expect_none();
+}
+
 // The block is still marked for the stream: another one with its place is another one.
 TEST_F(told_streams, that_ended_leave_their_marks_to_no_other) {
   auto const s = made(1);
