@@ -41,6 +41,9 @@ class graph {
   // is_used(stream_id): an unfinished use, or a block, refers to it. searched: the number of these
   template <class IsUsed>
   void forget_ended(IsUsed is_used, std::size_t searched);
+  void forget_later(std::size_t searched) noexcept {  // the search was in vain: the next one is worth it with more
+    forget_at_ = std::max({least_, 2 * (ended_.size() + threads_), (searched + by_handle_.size()) / 8});
+  }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   bool is_legacy(stream_id s) const noexcept { return streams_[s - 1].how == joins::is_legacy; }
   bool is_unasked(stream_id s) const noexcept { return streams_[s - 1].how == joins::unasked; }
@@ -145,7 +148,7 @@ void graph::forget_ended(IsUsed is_used, std::size_t searched) {
     ended_.pop_back();
   }
   threads_ = 0;
-  forget_at_ = std::max({least_, 2 * ended_.size(), (searched + by_handle_.size()) / 8});
+  forget_later(searched);
 }
 
 }  // namespace weir::driver::check

@@ -202,6 +202,25 @@ TEST_F(many_told_streams, that_hand_over_to_another_cost_no_memory) {
   expect_none();
 }
 
+// A capture keeps the places of streams: a search for those that may go would find none.
+TEST_F(many_told_streams, that_end_beside_a_capture_cost_no_search) {
+  std::vector<address> all;
+  for (int page_of_blocks = 0; page_of_blocks < 40; ++page_of_blocks) {
+    address const first = memory();
+    for (address at = first; at < first + page; at += 256) {
+      begins(a, at, 256, 20);
+      all.push_back(at);
+    }
+  }
+  auto const in_capture = stream();
+  EXPECT_TRUE(machine->begin_capture(0, in_capture, capture_mode::relaxed).ok());
+  for (address const at : all)
+    launch(a, {writes_at(at)}, 10);
+  idle_ones(1000);
+  expect_bounded(5'000, [&](int) { calls.copied(0, cuda(a), y, x, 64, false, at_line(11)); });
+  expect_none();
+}
+
 TEST_F(many_told_streams, that_join_the_legacy_one_cost_no_memory) {
   expect_bounded(300'000, [&](int i) {
     auto const s = made(i, true);
