@@ -267,6 +267,10 @@ void checking_calls::found(int device, address at, std::size_t bytes, base::site
   });
 }
 
+void checking_calls::closed(address at, base::site site) noexcept {
+  told([&](knowledge& known) { known.closed_by_program(at, or_else(site, "close")); });
+}
+
 void checking_calls::hidden(address at, std::size_t bytes) noexcept {
   told([&](knowledge& known) { known.hidden(at, bytes); });
 }

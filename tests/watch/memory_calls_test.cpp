@@ -55,7 +55,7 @@ TEST_F(watched_memory, of_another_process_ends_with_its_last_close) {
   WEIR_CALLS(cuIpcCloseMemHandle, at);
   expect({"found by 0 at 100000 65536", "found by 0 at 100000 65536"});
   WEIR_CALLS(cuIpcCloseMemHandle, at);
-  expect({"cuIpcCloseMemHandle on -1:none at 100000"});
+  expect({"closed at 100000"});
 }
 
 TEST_F(watched_memory, of_another_process_without_a_size_is_hidden) {

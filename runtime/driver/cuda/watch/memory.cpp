@@ -193,7 +193,8 @@ void tell_closed(seen_call const& call) {
     if (of != all->end())
       all->erase(of);
   }
-  tell_given_back(call, of_host, seen_calls::no_stream, number_of(at));
+  base::site const site = call.site();
+  call.each([&](seen_calls& to) { to.closed(number_of(at), site); });
 }
 void tell_imported(seen_call const& call) {
   tell_of_other_process(call, *call.given<cuMemPoolImportPointer_params>().ptr_out);
