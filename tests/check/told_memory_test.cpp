@@ -142,7 +142,7 @@ TEST_F(told_memory, that_is_found_where_a_block_was_freed_is_new) {
 }
 
 // CUDA does not say that cudaIpcCloseMemHandle waits for work.
-TEST_F(told_memory, of_another_process_that_is_closed_waits_for_nothing) {
+TEST_F(told_memory, of_another_process_closes_without_a_wait) {
   calls.found(0, theirs, 8192, at_line(5));
   launch(a, {writes_at(theirs), writes_at(x)}, 11);
   calls.closed(theirs, at_line(6));

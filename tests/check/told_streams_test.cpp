@@ -90,7 +90,7 @@ TEST_F(told_streams, that_ended_are_joined_by_the_legacy_one) {
 }
 
 // A later stream has the place of the one that recorded the event. Its wait is no wait for itself.
-TEST_F(told_streams, that_ended_leave_their_events_to_others_in_their_place) {
+TEST_F(told_streams, that_ended_leave_their_events_to_their_place) {
   launch(a, {writes_at(x)}, 11);
   auto const s = made(1);
   told_order(a, s);
