@@ -62,6 +62,8 @@ class seen_calls {
   virtual void unmapped(address at, std::size_t bytes, base::site) noexcept = 0;
   // Memory that no call takes: a variable of a module, a block of another process. The second time nothing changes.
   virtual void found(int device, address at, std::size_t bytes, base::site) noexcept = 0;
+  // A block of another process goes. That waits for no work.
+  virtual void closed(address at, base::site) noexcept = 0;
   // Memory of which no more is told lies there from now on: what lay there before is forgotten.
   virtual void hidden(address at, std::size_t bytes) noexcept = 0;
 

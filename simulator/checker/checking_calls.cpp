@@ -100,6 +100,8 @@ void checking_calls::stream_made(int device, stream s, bool blocking) noexcept {
 }
 
 void checking_calls::stream_gone(int device, stream s) noexcept {
+  if (s <= 2)
+    return;  // the program cannot end a predefined stream, and its call fails
   told([&](knowledge& known) { known.stream_ended(known.order.unlink(device, handle_of(s))); });
 }
 
@@ -263,6 +265,10 @@ void checking_calls::found(int device, address at, std::size_t bytes, base::site
     if (!is_known)
       known.allocated_by_program(0, device, at, bytes, or_else(site, "find"));
   });
+}
+
+void checking_calls::closed(address at, base::site site) noexcept {
+  told([&](knowledge& known) { known.closed_by_program(at, or_else(site, "close")); });
 }
 
 void checking_calls::hidden(address at, std::size_t bytes) noexcept {

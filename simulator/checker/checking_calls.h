@@ -34,6 +34,7 @@ class checking_calls final : public seen_calls {
   void freed(int device, stream, address at, base::site) noexcept override;
   void unmapped(address at, std::size_t bytes, base::site) noexcept override;
   void found(int device, address at, std::size_t bytes, base::site) noexcept override;
+  void closed(address at, base::site) noexcept override;
   void hidden(address at, std::size_t bytes) noexcept override;
   void graph_made(executable, std::vector<node>, base::site) noexcept override;
   void graph_launched(int device, stream, executable, base::site) noexcept override;

@@ -195,7 +195,7 @@ stream_id checking_driver::asked(int device, stream_handle s) {
   return id;
 }
 
-moment checking_driver::before(int device, stream_handle s) {
+moment checking_driver::before(int device, stream_handle s, trust t) {
   if (process_was_forked())
     return {};
   {
@@ -203,10 +203,10 @@ moment checking_driver::before(int device, stream_handle s) {
     stream_id const id = known->order.find(device, s);
     known->order.keep(id);
     if (!known->order.is_unasked(id)) [[likely]]
-      return known->order.now(id);
+      return known->order.now(id, t);
   }
   stream_id const id = asked(device, s);
-  return judge_.lock()->order.now(id);
+  return judge_.lock()->order.now(id, t);
 }
 
 status checking_driver::note(status is, int device) {
@@ -362,7 +362,7 @@ status checking_driver::destroy_event(int device, event_handle e) {
 }
 
 status checking_driver::record(int device, stream_handle s, event_handle e) {
-  moment const now = before(device, s);
+  moment const now = before(device, s, trust_here());
   std::uint64_t const in = now.at.stream ? judge_.lock()->captured.number_of(now.at.stream) : 0;
   status const is = inner_->record(device, s, e);
   if (!is.ok())
@@ -374,7 +374,7 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
     known->order.recorded(e, moment{{}, now.seen, 0});  // no operation: outside the capture it stands for no work
   } else {
     known->order.recorded(e, now);
-    known->order.recorded_on(now.at.stream);
+    known->order.recorded_on(now.at.stream, trust_here());
   }
   return is;
 }
@@ -382,7 +382,8 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
 status checking_driver::wait(int device, stream_handle s, event_handle e) {
   if (process_was_forked())
     return inner_->wait(device, s, e);
-  (void)before(device, s);  // a wait on the legacy stream comes after the blocking streams, as other work does
+  // A wait on the legacy stream comes after the blocking streams, as other work does.
+  (void)before(device, s, trust_here());
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
   if (!is.ok())
@@ -418,7 +419,7 @@ status checking_driver::synchronize_device(int device) {
     auto const known = judge_.lock();
     for (stream_id s = 1; s <= known->order.streams(); ++s)
       if (known->order.device_of(s) == device)
-        all.push_back(known->order.now(s));
+        all.push_back(known->order.now(s, trust_here()));
   }
   status const is = note_stuck(inner_->synchronize_device(device));
   if (!is.ok())

@@ -109,7 +109,7 @@ class checking_driver final : public driver_front<checking_driver>, public test_
     return behind();
   }
   check::unjudged unseen(knowledge const&) const;
-  moment before(int device, stream_handle);
+  moment before(int device, stream_handle, trust = trust::promised);
   stream_id asked(int device, stream_handle);  // a stream of the program, of a kind that is then known
   moment given(int device, stream_handle);     // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);

@@ -3,6 +3,8 @@
 // Threads: as race_judge.h says.
 #include "simulator/checker/race_judge.h"
 
+#include <set>
+
 namespace weir::driver::check {
 namespace {
 
@@ -293,6 +295,28 @@ void knowledge::freed_by_program(stream_id on, address at, base::site site) {
   // The host's memory may serve the program without another call of CUDA.
   if (is_of_host)
     blocks.forget(at, bytes);
+}
+
+// The host has to wait for all uses before it: the call itself completes none.
+void knowledge::closed_by_program(address at, base::site site) {
+  auto const b = blocks.find(at, 1);
+  if (b == blocks.end() || b->first != at || !b->second.told || !b->second.live)
+    return;
+  std::size_t const bytes = b->second.bytes;
+  std::set<access const*> told;
+  for (part const& p : memory.find(at, bytes))
+    p.of->uses.each(p.from, p.to, [&](access const& a) {
+      bool const over_now = a.is_over() || a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+      if (!over_now && told.insert(&a).second)
+        report_unmapped(a, site, at, bytes);
+      return true;
+    });
+  unmapped_beside(at, bytes, site);
+  b->second.live = false;
+  b->second.freed = site.at;
+  b->second.uses.clear();
+  drop_sources(at, bytes);
+  memory.drop_told(at, bytes);
 }
 
 void knowledge::hidden(address at, std::size_t bytes) {

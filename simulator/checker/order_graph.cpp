@@ -99,6 +99,8 @@ stream_id graph::find(int device, stream_handle h) {
 }
 
 stream_id graph::unlink(int device, stream_handle h) {
+  if (h == stream_handle::legacy)
+    return 0;  // it never ends: blocking streams find it by its place
   auto const found = by_handle_.find(key(device, h));
   if (found == by_handle_.end())
     return 0;
@@ -147,7 +149,7 @@ void graph::free_place(stream_id id) {
     std::erase(joined_by_legacy_[index(s.device)], id);
   s.done = s.known_done = s.given;
   s.how = joins::nothing;
-  s.has_acted = false;
+  s.has_acted = s.has_acted_as_promised = false;
   s.seen = s.at_last = {nothing(), nothing()};
 }
 
@@ -181,21 +183,23 @@ view graph::joined(view const& a, view const& b, epoch e, trust t) const {
 }
 
 // The legacy stream joins all blocking streams of its device, in both directions.
-moment graph::now(stream_id id) {
+moment graph::now(stream_id id, trust t) {
   stream_state& s = at(id);
   auto const join = [&](stream_id other) {
     stream_state const& o = at(other);
     if (other == id || !o.has_acted)
       return;
     epoch const e{other, o.given};
-    s.seen = {joined(s.seen.promised, o.seen.promised, e, trust::promised),
-              joined(s.seen.known, o.seen.known, e, trust::known)};
+    s.seen.known = joined(s.seen.known, o.seen.known, e, trust::known);
+    if (t == trust::promised && o.has_acted_as_promised)
+      s.seen.promised = joined(s.seen.promised, o.seen.promised, e, trust::promised);
   };
   if (s.how == joins::is_legacy) {
     auto& blocking = joined_by_legacy_[index(s.device)];
     for (stream_id const other : blocking)
       join(other);
-    std::erase_if(blocking, [&](stream_id other) { return at(other).has_ended; });  // they do nothing more
+    if (t == trust::promised)
+      std::erase_if(blocking, [&](stream_id other) { return at(other).has_ended; });  // they do nothing more
   } else if (s.how == joins::legacy && legacy_[index(s.device)]) {
     join(legacy_[index(s.device)]);
   }
@@ -211,11 +215,15 @@ bool graph::has_seen(stream_id later, stream_id id) const {
   return so_far(later).seen.promised->of(id) > at(id).first;
 }
 
-void graph::recorded_on(stream_id id) noexcept {
+void graph::recorded_on(stream_id id, trust t) noexcept {
   stream_state& s = at(id);
   s.has_acted = true;
-  if (joins_legacy(s.how))
-    s.at_last = s.seen;
+  s.has_acted_as_promised |= t == trust::promised;
+  if (!joins_legacy(s.how))
+    return;
+  s.at_last.known = s.seen.known;
+  if (t == trust::promised)
+    s.at_last.promised = s.seen.promised;
 }
 
 epoch graph::enqueued(stream_id id) {
@@ -253,12 +261,14 @@ moment graph::forget(event_handle e) {
 void graph::waited(stream_id id, moment const& m, trust t) {
   stream_state& s = at(id);
   ++s.given;
-  if (!m.at.stream || m.at.stream == id)
-    return recorded_on(id);
+  // The event of an earlier stream of this place says what that one came after.
+  bool const is_own = m.at.stream == id && m.at.n > s.first;
+  if (!m.at.stream || is_own)
+    return recorded_on(id, t);
   s.seen.known = joined(s.seen.known, m.seen.known, m.at, trust::known);
   if (t == trust::promised)
     s.seen.promised = joined(s.seen.promised, m.seen.promised, m.at, trust::promised);
-  recorded_on(id);
+  recorded_on(id, t);
 }
 
 void graph::raise_done(epoch e, trust t) noexcept {

@@ -41,6 +41,9 @@ class graph {
   // is_used(stream_id): an unfinished use, or a block, refers to it. searched: the number of these
   template <class IsUsed>
   void forget_ended(IsUsed is_used, std::size_t searched);
+  void forget_later(std::size_t searched) noexcept {  // the search was in vain: the next one is worth it with more
+    forget_at_ = std::max({least_, 2 * (ended_.size() + threads_), (searched + by_handle_.size()) / 8});
+  }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   bool is_legacy(stream_id s) const noexcept { return streams_[s - 1].how == joins::is_legacy; }
   bool is_unasked(stream_id s) const noexcept { return streams_[s - 1].how == joins::unasked; }
@@ -59,10 +62,11 @@ class graph {
   // The same for no other stream, unlike its id.
   std::uint64_t life_of(stream_id s) const noexcept { return streams_[s - 1].life; }
 
-  moment now(stream_id);  // what the stream's next operation comes after
+  // What the stream's next operation comes after. known: what that operation joins is no promise
+  moment now(stream_id, trust = trust::promised);
   // the last operation and what it came after: all complete when the stream is done
   moment so_far(stream_id) const;
-  void recorded_on(stream_id) noexcept;  // an operation without memory uses
+  void recorded_on(stream_id, trust = trust::promised) noexcept;  // an operation without memory uses
   std::uint64_t given(stream_id s) const noexcept { return streams_[s - 1].given; }
   epoch enqueued(stream_id);  // one more operation
   // Does the last operation of `later` come after any of that stream?
@@ -94,8 +98,9 @@ class graph {
     bool has_ended = false;
     bool is_kept = false;  // for calls of weir, which name it across the checker's lock
     source_location made{nullptr, nullptr, 0};
-    bool is_weirs = false;   // weir's own: the program cannot name it
-    bool has_acted = false;  // an operation, a wait or a record: blocking and legacy streams join it
+    bool is_weirs = false;               // weir's own: the program cannot name it
+    bool has_acted = false;              // an operation, a wait or a record: blocking and legacy streams join it
+    bool has_acted_as_promised = false;  // one that the program requested
     views seen;
     // `seen` of the last operation, for blocking and legacy streams: the next one may come after more
     views at_last;
@@ -143,7 +148,7 @@ void graph::forget_ended(IsUsed is_used, std::size_t searched) {
     ended_.pop_back();
   }
   threads_ = 0;
-  forget_at_ = std::max({least_, 2 * ended_.size(), (searched + by_handle_.size()) / 8});
+  forget_later(searched);
 }
 
 }  // namespace weir::driver::check

@@ -379,6 +379,8 @@ void knowledge::sweep() {
   });
   if (captured.empty())
     order.forget_ended([&](stream_id s) { return is_used[s]; }, left + all_blocks);
+  else
+    order.forget_later(left + all_blocks);  // a capture may refer to any
   added = 0;
   sweep_at = std::max<std::size_t>(4096, 2 * left);
 }

@@ -116,6 +116,7 @@ struct knowledge {
   void unmapped_beside(address at, std::size_t bytes, base::site);
   void allocated_by_program(stream_id on, int device, address at, std::size_t bytes, base::site);
   void freed_by_program(stream_id on, address at, base::site);
+  void closed_by_program(address at, base::site);
   void hidden(address at, std::size_t bytes);
   void saw_device_done(int device);  // -1: all
   void report_clash(blocks::map::iterator, block_use const& before, block_use const& now, verdict);

@@ -372,7 +372,8 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
 void knowledge::report_unmapped(access const& before, base::site site, address at, std::size_t bytes) {
   auto const b = blocks.find(std::max(before.at, at), 1);
   char const* const cause =
-      before.known == grain::exact
+      b != blocks.end() && b->second.told ? "Remedy: wait for that work first."
+      : before.known == grain::exact
           ? "This is a defect of the allocator, or the use was not declared."
           : "Remedy: mark the block for that stream (record_stream) or declare the launch, or wait for it.";
   auto const what = unless_vague(before, finding::kind::unmapped_in_use);

@@ -190,6 +190,43 @@ TEST_F(checker, weirs_own_polls_and_waits_excuse_weir_and_no_program) {
   EXPECT_EQ(judge->findings()[0].times, 1u) << "the program asked for that order: it was known already";
 }
 
+// Two blocking streams write, and between them weir waits or records on the legacy stream for itself.
+struct legacy_checker : checker {
+  template <class Own>
+  void expect_promised(bool is_promised, Own own, bool is_internal) {
+    address const x = memory(), y = memory();
+    auto const s = stream(0, stream_kind::blocking), t = stream(0, stream_kind::blocking);
+    write(s, x);
+    begins(s, y, 256, 10);
+    write(s, y);
+    ends({{0, s}}, y, 256, 11);
+    {
+      base::internal_ordering const by_weir(is_internal);
+      own();
+    }
+    begins(t, y, 256, 12);  // weir may rely on its own call
+    write(t, x);
+    EXPECT_EQ(kinds(), is_promised ? all{} : (all{kind::race})) << text();
+  }
+};
+TEST_F(legacy_checker, waits_of_weir_itself_promise_no_order) {
+  auto const e = event();
+  EXPECT_TRUE(machine->record(0, stream(), e).ok());
+  auto const waits = [&] { EXPECT_TRUE(machine->wait(0, stream_handle::legacy, e).ok()); };
+  expect_promised(true, waits, false);
+  expect_promised(false, waits, true);
+}
+TEST_F(legacy_checker, records_of_weir_itself_promise_no_order) {
+  auto const records = [&] { EXPECT_TRUE(machine->record(0, stream_handle::legacy, event()).ok()); };
+  expect_promised(true, records, false);
+  expect_promised(false, records, true);
+}
+TEST_F(legacy_checker, waits_for_the_device_by_weir_promise_no_order) {
+  write(stream_handle::legacy, memory());
+  expect_promised(
+      false, [&] { EXPECT_TRUE(machine->synchronize_device(0).ok()); }, true);
+}
+
 TEST_F(checker, a_claim_to_have_known_is_believed_as_far_as_it_is_so) {
   address const x = memory();
   auto const s = stream(), t = stream();

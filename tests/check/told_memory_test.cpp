@@ -141,6 +141,34 @@ TEST_F(told_memory, that_is_found_where_a_block_was_freed_is_new) {
   expect({kind::possible_race, kind::use_after_free});
 }
 
+// CUDA does not say that cudaIpcCloseMemHandle waits for work.
+TEST_F(told_memory, of_another_process_closes_without_a_wait) {
+  calls.found(0, theirs, 8192, at_line(5));
+  launch(a, {writes_at(theirs), writes_at(x)}, 11);
+  calls.closed(theirs, at_line(6));
+  expect({kind::unmapped_in_use});
+  launch(b, {writes_at(x)}, 12);
+  expect({kind::unmapped_in_use, kind::possible_race});
+  launch(b, {writes_at(theirs)}, 13);
+  expect({kind::unmapped_in_use, kind::possible_race, kind::use_after_free});
+  calls.found(0, theirs, 8192, at_line(7));
+  fill(a, theirs, 64, 14);
+  calls.closed(theirs, at_line(8));
+  EXPECT_EQ(kinds().back(), kind::unmapped_in_use) << text();
+  EXPECT_EQ(kinds().size(), 4u) << text();
+}
+TEST_F(told_memory, of_another_process_that_no_work_uses_is_closed) {
+  calls.found(0, theirs, 8192, at_line(5));
+  launch(a, {writes_at(theirs)}, 11);
+  fill(a, theirs, 64, 12);
+  calls.stream_done(0, cuda(a));
+  calls.closed(theirs, at_line(6));
+  calls.closed(theirs, at_line(7));
+  calls.closed(x, at_line(8));  // weir's own memory is no such block
+  launch(b, {writes_at(x)}, 13);
+  expect_none();
+}
+
 // Of what lies there from then on nothing is told.
 TEST_F(told_memory, that_is_hidden_has_no_history) {
   calls.allocated(0, none, theirs, 8192, at_line(5));

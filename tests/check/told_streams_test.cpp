@@ -89,6 +89,40 @@ TEST_F(told_streams, that_ended_are_joined_by_the_legacy_one) {
   expect({kind::possible_race});
 }
 
+// A later stream has the place of the one that recorded the event. Its wait is no wait for itself.
+TEST_F(told_streams, that_ended_leave_their_events_to_their_place) {
+  launch(a, {writes_at(x)}, 11);
+  auto const s = made(1);
+  told_order(a, s);
+  calls.recorded(0, cuda(s), 0x2000);
+  gone(s);
+  idle_ones();
+  for (int i = 2; i < 300; ++i) {  // one of them gets that place
+    auto const next = made(i);
+    calls.waited(0, cuda(next), 0x2000);
+    launch(next, {reads_at(x)}, 12);
+  }
+  expect_none();
+}
+
+// A program cannot end the predefined streams: such a call fails.
+TEST_F(told_streams, that_are_predefined_have_no_end) {
+  for (std::uintptr_t const predefined : {0, 1, 2}) {
+    for (int const line : {11, 12}) {
+      calls.launched(0, predefined, "scale", pointers{writes_at(x)}, at_line(line));
+      calls.stream_gone(0, predefined);
+    }
+    calls.device_done(0);
+    calls.stream_gone(0, predefined);
+    idle_ones();
+    launch(made(1, true), {writes_at(y)}, 13);
+    launch(stream_handle::legacy, {writes_at(y)}, 14);
+    launch(made(2, true), {writes_at(y)}, 15);
+    calls.device_done(0);
+  }
+  expect_none();
+}
+
 // The block is still marked for the stream: another one with its place is another one.
 TEST_F(told_streams, that_ended_leave_their_marks_to_no_other) {
   auto const s = made(1);
@@ -165,6 +199,25 @@ TEST_F(many_told_streams, that_hand_over_to_another_cost_no_memory) {
     gone(s);
     launch(a, {writes_at(x)}, 12);
   });
+  expect_none();
+}
+
+// A capture keeps the places of streams: a search for those that may go would find none.
+TEST_F(many_told_streams, that_end_beside_a_capture_cost_no_search) {
+  std::vector<address> all;
+  for (int page_of_blocks = 0; page_of_blocks < 40; ++page_of_blocks) {
+    address const first = memory();
+    for (address at = first; at < first + page; at += 256) {
+      begins(a, at, 256, 20);
+      all.push_back(at);
+    }
+  }
+  auto const in_capture = stream();
+  EXPECT_TRUE(machine->begin_capture(0, in_capture, capture_mode::relaxed).ok());
+  for (address const at : all)
+    launch(a, {writes_at(at)}, 10);
+  idle_ones(1000);
+  expect_bounded(5'000, [&](int) { calls.copied(0, cuda(a), y, x, 64, false, at_line(11)); });
   expect_none();
 }
 

@@ -81,6 +81,7 @@ TEST_F(judged_program, that_opens_memory_where_a_block_was_is_right) {
   WEIR_CALLS(cuIpcOpenMemHandle_v2, &opened, {}, 0);
   use(a);
   expect({});
+  WEIR_CALLS(cuStreamSynchronize, a);
   WEIR_CALLS(cuIpcCloseMemHandle, x);
   use(a);
   expect({kind::use_after_free});

@@ -55,7 +55,23 @@ TEST_F(watched_memory, of_another_process_ends_with_its_last_close) {
   WEIR_CALLS(cuIpcCloseMemHandle, at);
   expect({"found by 0 at 100000 65536", "found by 0 at 100000 65536"});
   WEIR_CALLS(cuIpcCloseMemHandle, at);
-  expect({"cuIpcCloseMemHandle on -1:none at 100000"});
+  expect({"closed at 100000"});
+}
+
+// cudaIpcGetMemHandle gives handles of parts of one block.
+TEST_F(watched_memory, of_another_process_ends_with_its_last_handle) {
+  driver_answers().blocks[at] = {65536, CU_MEMORYTYPE_DEVICE};
+  CUdeviceptr opened = at;
+  WEIR_CALLS(cuIpcOpenMemHandle_v2, &opened, {}, 0);
+  opened = at + 4096;
+  WEIR_CALLS(cuIpcOpenMemHandle_v2, &opened, {}, 0);
+  (void)notes.take();
+  WEIR_CALLS(cuIpcCloseMemHandle, at);
+  WEIR_CALLS(cuIpcCloseMemHandle, at + 64);  // none is open there
+  WEIR_CALLS_IN_VAIN(cuIpcCloseMemHandle, at + 4096);
+  expect({});
+  WEIR_CALLS(cuIpcCloseMemHandle, at + 4096);
+  expect({"closed at 100000"});
 }
 
 TEST_F(watched_memory, of_another_process_without_a_size_is_hidden) {

@@ -290,6 +290,9 @@ void recorder::unmapped(driver::address at, std::size_t bytes, base::site) noexc
 void recorder::found(int device, driver::address at, std::size_t bytes, base::site) noexcept {
   note("found by " + std::to_string(device) + " at " + hex(at) + " " + std::to_string(bytes));
 }
+void recorder::closed(driver::address at, base::site) noexcept {
+  note("closed at " + hex(at));
+}
 void recorder::hidden(driver::address at, std::size_t bytes) noexcept {
   note("hidden at " + hex(at) + " " + std::to_string(bytes));
 }

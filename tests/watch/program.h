@@ -107,6 +107,7 @@ class recorder final : public driver::check::control, public driver::check::seen
   void freed(int device, stream, driver::address at, base::site) noexcept override;
   void unmapped(driver::address at, std::size_t bytes, base::site) noexcept override;
   void found(int device, driver::address at, std::size_t bytes, base::site) noexcept override;
+  void closed(driver::address at, base::site) noexcept override;
   void hidden(driver::address at, std::size_t bytes) noexcept override;
   void graph_made(executable, std::vector<node>, base::site) noexcept override;
   void graph_launched(int device, stream, executable, base::site) noexcept override;

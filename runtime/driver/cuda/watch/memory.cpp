@@ -173,27 +173,41 @@ void tell_of_other_process(seen_call const& call, CUdeviceptr p) {
   call.not_understood("blocks of other processes whose size the driver does not tell");
   call.each([&](seen_calls& to) { to.hidden(number_of(p), 1); });
 }
-// A handle that is open already is opened at the same address, and closed as often.
-base::guarded<std::map<CUdeviceptr, std::size_t>>& opened() {
-  static base::lasting<base::guarded<std::map<CUdeviceptr, std::size_t>>> all;
+// A handle that is open already is opened at the same address, and closed as often. Several may lie in one block.
+struct open_handle {
+  std::size_t times = 0;
+  CUdeviceptr block = 0;
+};
+base::guarded<std::map<CUdeviceptr, open_handle>>& opened() {
+  static base::lasting<base::guarded<std::map<CUdeviceptr, open_handle>>> all;
   return *all;
 }
 void tell_opened(seen_call const& call) {
   CUdeviceptr const at = *call.given<cuIpcOpenMemHandle_params>().pdptr;
-  ++(*opened().lock())[at];
-  tell_of_other_process(call, at);
-}
-void tell_closed(seen_call const& call) {
-  CUdeviceptr const at = call.given<cuIpcCloseMemHandle_params>().dptr;
+  bytes_at const around = block_around(at);
   {
     auto const all = opened().lock();
-    auto const of = all->find(at);
-    if (of != all->end() && --of->second > 0)
-      return;
-    if (of != all->end())
-      all->erase(of);
+    open_handle& one = (*all)[at];
+    ++one.times;
+    one.block = around.bytes ? around.at : at;
   }
-  tell_given_back(call, of_host, seen_calls::no_stream, number_of(at));
+  tell_of_other_process(call, at);
+}
+// The block goes with the last handle in it.
+void tell_closed(seen_call const& call) {
+  CUdeviceptr block = 0;
+  {
+    auto const all = opened().lock();
+    auto const of = all->find(call.given<cuIpcCloseMemHandle_params>().dptr);
+    if (of == all->end() || --of->second.times > 0)
+      return;
+    block = of->second.block;
+    all->erase(of);
+    if (std::ranges::any_of(*all, [&](auto const& other) { return other.second.block == block; }))
+      return;
+  }
+  base::site const site = call.site();
+  call.each([&](seen_calls& to) { to.closed(number_of(block), site); });
 }
 void tell_imported(seen_call const& call) {
   tell_of_other_process(call, *call.given<cuMemPoolImportPointer_params>().ptr_out);
@@ -241,7 +255,7 @@ constexpr watched_call memory_rows[] = {
     WEIR_ORDER(cuLibraryUnload, ENTER, tell_library_gone),
     WEIR_CALL(cuIpcOpenMemHandle, EXIT, tell_opened),
     WEIR_CALL(cuIpcOpenMemHandle_v2, EXIT, tell_opened),
-    WEIR_CALL(cuIpcCloseMemHandle, ENTER, tell_closed),
+    WEIR_CALL(cuIpcCloseMemHandle, EXIT, tell_closed),
     WEIR_CALL(cuMemPoolImportPointer, EXIT, tell_imported),
     WEIR_CALL(cuExternalMemoryGetMappedBuffer, EXIT, tell_external),
     WEIR_CALL(cuGraphicsResourceGetMappedPointer_v2, EXIT, tell_graphics),
