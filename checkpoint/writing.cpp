@@ -142,34 +142,34 @@ stream_ref writing::stream_to_use(std::optional<stream_ref> on, source_location 
   return s;
 }
 
-void writing::require_items(std::vector<checkpoint_item> const& items, checkpoint_metadata const& texts,
-                            source_location at) const {
+void require_items(std::string const& call, std::vector<checkpoint_item> const& items, checkpoint_metadata const& texts,
+                   communicator const* ranks, source_location at) {
   std::vector<std::string_view> names;
   std::ptrdiff_t all = 0;
   for (auto const& [name, value] : texts) {
     if (name == checksum_key || !is_utf8(name) || !is_utf8(value))
-      throw invalid_use(operation, "the metadata " + base::in_quotes(base::visible(name)),
+      throw invalid_use(call, "the metadata " + base::in_quotes(base::visible(name)),
                         "Use a name other than weir.crc32, and UTF-8", at, error_id{537});
   }
   for (checkpoint_item const& i : items) {
     std::string const what = "item " + base::in_quotes(base::visible(i.name));
     std::int64_t const whole = i.extents.numel(at), count = i.values.count;
     if (i.name == metadata_key || !is_utf8(i.name))
-      throw invalid_use(operation, what, "Use a name other than __metadata__, in UTF-8", at, error_id{538});
-    if (i.is_part && !ranks_)
-      throw invalid_use(operation, what + ", which is a part", "Make the writer with the communicator of the ranks", at,
+      throw invalid_use(call, what, "Use a name other than __metadata__, in UTF-8", at, error_id{538});
+    if (i.is_part && !ranks)
+      throw invalid_use(call, what + ", which is a part", "Make the writer with the communicator of the ranks", at,
                         error_id{539});
     // A number of bytes that wraps would pass for a small one.
     std::ptrdiff_t bytes = 0;
-    std::int64_t const ranks = i.is_part ? ranks_->size() : 1;
-    if (__builtin_mul_overflow(count, static_cast<std::int64_t>(size_of(i.values.dtype)) * ranks, &bytes) ||
+    std::int64_t const parts = i.is_part ? ranks->size() : 1;
+    if (__builtin_mul_overflow(count, static_cast<std::int64_t>(size_of(i.values.dtype)) * parts, &bytes) ||
         __builtin_add_overflow(all, bytes, &all))
-      throw invalid_use(operation, what + " of shape " + i.extents.str() + ": more bytes than a memory has",
+      throw invalid_use(call, what + " of shape " + i.extents.str() + ": more bytes than a memory has",
                         "Pass the count of elements, not of bytes", at, error_id{579});
-    bool const fits = i.is_part ? part_fits(i, ranks_->rank(), ranks_->size(), at) : whole == count;
+    bool const fits = i.is_part ? part_fits(i, ranks->rank(), ranks->size(), at) : whole == count;
     if (!fits)
       throw invalid_use(
-          operation,
+          call,
           what + " of shape " + i.extents.str() + ": " + std::to_string(whole) + " elements, and " +
               std::to_string(count) + " are given",
           "Pass the elements of the shape; of parts, enough on all ranks together, in counts that name each rank", at,
@@ -179,7 +179,7 @@ void writing::require_items(std::vector<checkpoint_item> const& items, checkpoin
   std::ranges::sort(names);
   auto const twice = std::ranges::adjacent_find(names);
   if (twice != names.end())
-    throw invalid_use(operation, "item " + base::in_quotes(base::visible(*twice)) + " twice",
+    throw invalid_use(call, "item " + base::in_quotes(base::visible(*twice)) + " twice",
                       "Give each item a name of its own", at, error_id{541});
 }
 
@@ -210,7 +210,7 @@ void writing::save(std::optional<stream_ref> asked, std::vector<checkpoint_item>
 
 writing::prepared writing::prepare(stream_ref on, std::vector<checkpoint_item> const& items, checkpoint_metadata texts,
                                    source_location at) {
-  require_items(items, texts, at);
+  require_items(operation, items, texts, ranks_, at);
   wait_for_last_save(at);
   prepared now;
   if (!writes())

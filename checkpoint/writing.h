@@ -26,6 +26,10 @@ struct layout {
   std::uint64_t bytes = 0;
 };
 
+// ranks: null for a writer of its own. Throws: invalid_use (as checkpoint_writer::save)
+void require_items(std::string const& operation, std::vector<checkpoint_item> const&, checkpoint_metadata const&,
+                   communicator const* ranks, source_location);
+
 class writing : public std::enable_shared_from_this<writing> {
  public:
   // ranks: null for a writer of its own. Starts no thread. Throws: as checkpoint_writer
@@ -45,7 +49,6 @@ class writing : public std::enable_shared_from_this<writing> {
   blocking how() const noexcept { return room_.kind() == memory_kind::pinned ? blocking::no : blocking::yes; }
   void enter(std::string const& operation, source_location) const;  // Throws: not_supported, invalid_use
   stream_ref stream_to_use(std::optional<stream_ref>, source_location) const;
-  void require_items(std::vector<checkpoint_item> const&, checkpoint_metadata const&, source_location) const;
   void require_open(source_location) const;  // under the lock
   void wait_for_last_save(source_location);
   // What a save needs beside its items. Only rank 0 has it.

@@ -116,10 +116,11 @@ struct WEIR_LOCAL optimizer::parts {
   std::vector<action> by_bucket{};  // of the buckets whose parameters begin there
   void const* by_bucket_of = nullptr;
   std::vector<state_part> state{};
-  communicator* ranks = nullptr;  // that share the norm; null: it is of the items alone
-  int refused_at = 0;             // the launch of step() that was refused and comes next; 0: none
-  bool rounds = false;            // an item has a master copy
-  bool is_exact = false;          // each range of memory is declared, not its block alone
+  communicator* ranks = nullptr;     // that share the norm; null: it is of the items alone
+  int refused_at = 0;                // the launch of step() that was refused and comes next; 0: none
+  void const* refused_of = nullptr;  // the first parameter of its buckets; null: step(stream)
+  bool rounds = false;               // an item has a master copy
+  bool is_exact = false;             // each range of memory is declared, not its block alone
 
   void make(train::rule, double rate, loss_scale const*, communicator*, source_location);
   void share_norm(stream_ref, source_location) const;
@@ -127,6 +128,8 @@ struct WEIR_LOCAL optimizer::parts {
   static constexpr int without_norm = 3, first_action = 4;
   void call(int number, std::vector<action> const&, stream_ref, gradient_buckets*, source_location) const;
   std::vector<action> const& actions_for(gradient_buckets*, source_location);
+  // Before anything is enqueued. first: the first call of a step. Throws: invalid_use
+  void require_buckets(gradient_buckets const*, stream_ref, int first, source_location) const;
 
  private:
   // Gives out parts of the block. Without one it only counts.
@@ -266,9 +269,6 @@ std::vector<optimizer::parts::action> const& optimizer::parts::actions_for(gradi
   if (!g)
     return whole;
   void const* const theirs = g->parameter(0, at).data;
-  if (!g->is_sharded())
-    throw invalid_use(what, "a step that gathers buckets that are not sharded",
-                      "Set bucket_options::sharded, or call step(stream)", at, error_id{606});
   if (by_bucket_of == theirs)
     return by_bucket;
   std::vector<action> all;
@@ -302,6 +302,26 @@ std::vector<optimizer::parts::action> const& optimizer::parts::actions_for(gradi
   by_bucket = std::move(all);
   by_bucket_of = theirs;
   return by_bucket;
+}
+
+void optimizer::parts::require_buckets(gradient_buckets const* g, stream_ref on, int first, source_location at) const {
+  void const* const theirs = g ? g->parameter(0, at).data : nullptr;
+  // It would go on in a list of other actions.
+  if (refused_at > first && refused_of != theirs)
+    throw invalid_use(what, "a step with other buckets, and an earlier one was refused in part",
+                      "Repeat the refused call with its own buckets first", at, error_id{612});
+  if (!g)
+    return;
+  if (!g->is_sharded())
+    throw invalid_use(what, "a step that gathers buckets that are not sharded",
+                      "Set bucket_options::sharded, or call step(stream)", at, error_id{606});
+  bool const has_items = std::ranges::any_of(items, is_updated);
+  auto const lies_in_it = [&](update_item const& i) { return is_updated(i) && g->bucket_at(i.parameter.data) >= 0; };
+  // A rank may have no part of a small model.
+  if (has_items && std::ranges::none_of(items, lies_in_it))
+    throw invalid_use(what, "a step that gathers buckets with none of its items",
+                      "Pass the buckets of this rank that the items were made from", at, error_id{613});
+  g->require_step(on, what, refused_at > first, at);
 }
 
 // Each rank's few sums are of its own parts. Their sums over the ranks are equal bit by bit.
@@ -398,8 +418,9 @@ void optimizer::make_calls(stream_ref on, gradient_buckets* g, source_location a
                       base::text("a step on ", streams::describe(stream), " for the rank of ",
                                  base::gpu_name(parts_->ranks->device().index())),
                       "Pass a stream of the rank's device", at, error_id{563});
-  std::vector<parts::action> const& actions = parts_->actions_for(g, at);
   int const first = parts_->kernels.sums ? 0 : parts::without_norm;
+  parts_->require_buckets(g, on, first, at);
+  std::vector<parts::action> const& actions = parts_->actions_for(g, at);
   int const all_calls = parts::first_action + static_cast<int>(actions.size());
   // A refused call spoils its capture, and nothing of it runs: a graph has all calls of a step, or is none.
   if (auto const captured = stream.captured(); captured.ok() && captured.value) {
@@ -412,6 +433,7 @@ void optimizer::make_calls(stream_ref on, gradient_buckets* g, source_location a
   }
   // A step that was refused has counted already if begin() was enqueued: it goes on where it stopped.
   int& next = parts_->refused_at;
+  parts_->refused_of = g ? g->parameter(0, at).data : nullptr;
   for (next = std::max(next, first); next < all_calls; ++next)
     parts_->call(next, actions, on, g, at);
   next = 0;

@@ -162,15 +162,17 @@ class checkpoint_reader {
 // Threads: as checkpoint_writer.
 class training_checkpoint {
  public:
-  // Without a path nothing is saved. Requires and Throws: as checkpoint_writer of that communicator; checkpoint_error
-  // (no file can be written there, which a training would learn at its first save). The items' memory outlives this.
+  // Without a path nothing is saved. The items' memory outlives this. Requires: as checkpoint_writer of that communicator.
+  // Blocks: host, until all ranks have called. Throws: what checkpoint_writer and its save() throw of their arguments;
+  // invalid_use (a text "step"); checkpoint_error (no file can be written there, which a training would learn at its
+  // first save; another rank throws). Also as communicator::exchange
   training_checkpoint(std::filesystem::path const&, communicator&, std::vector<checkpoint_item>,
                       checkpoint_metadata of = {}, source_location = source_location::current());
   // Goes on from the file if there is one, or from another one, which is there unless the path is empty. Every rank gets
   // its items from rank 0, on the current stream of its device. Parts have counts.
   // Returns: the steps of the file; 0: there is none. Blocks: host, until all ranks have called.
-  // Throws: checkpoint_error, on all ranks (it cannot be read; it is damaged; it is of another training): nothing has
-  // changed. Also as communicator::broadcast
+  // Throws: checkpoint_error, on all ranks (it cannot be read; it is damaged; it is of another training); invalid_use (a
+  // part without counts; checkpoint_error on the other ranks): nothing has changed. Also as communicator::broadcast
   std::int64_t resume(source_location = source_location::current());
   std::int64_t resume(std::filesystem::path const& from, source_location = source_location::current());
   // As checkpoint_writer's, with the number of steps so far.

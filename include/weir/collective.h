@@ -327,12 +327,13 @@ class gradient_buckets {
   void finish(stream_ref reader, source_location = source_location::current());
   // If sharded: gives every rank the parts of the parameters that the others have updated, in one call of all
   // buckets. Makes the stream wait for gathers that optimizer::step(stream, buckets) has begun, instead.
-  // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded, a stream of another
-  // device), as communicator::all_gather
+  // Requires: all ranks call it between two steps. Throws: invalid_use (not sharded; a stream of another
+  // device; in a capture, and gathers began before it), as communicator::all_gather
   void gather(stream_ref, source_location = source_location::current());
   // Makes `reader` wait for the parameter, if optimizer::step(stream, buckets) has begun its gather. Call it before its
   // first use in the next forward pass. gather() and the next finish() wait for all.
-  // Throws: invalid_use (no such index, not built, a stream of another device)
+  // Throws: invalid_use (no such index; not built; a stream of another device; in a capture, and the gather began
+  // before it and is not known to be complete)
   void wait_gathered(int, stream_ref reader, source_location = source_location::current());
   // Scales what was reduced, so that the norm of all of it is at most `max_norm`; infinity: computes the norm
   // alone. Squares are summed as float64. Numbers of a step whose norm is not finite stay as they are. Gaps count:
@@ -356,6 +357,8 @@ class gradient_buckets {
   std::span<std::int64_t const> extents_of(int, std::string_view operation, source_location) const;
   // The bucket whose parameters have that address; -1: none
   int bucket_at(void const* parameter) const noexcept;
+  // Throws: invalid_use (a stream of another device; gathers are under way, unless a refused step is repeated)
+  void require_step(stream_ref, std::string const& operation, bool is_repeated, source_location) const;
   // Sharded: behind the stream's work, on a stream of the buckets. Throws: as gather()
   void begin_gather(int bucket, stream_ref, source_location);
   tensor over(device_span, std::string_view operation, shape const&, source_location) const;

@@ -112,7 +112,9 @@ class optimizer {
   // The same, and gathers the parameters of sharded buckets beside later work: the gather of a bucket begins behind its
   // update, one launch for each. Those come first that the next forward pass uses first. There wait_gathered() of the
   // buckets comes before the first use of a parameter, and gather() before all other uses, or before a capture ends.
-  // Requires: all ranks call it. Throws: also invalid_use (buckets that are not built or not sharded)
+  // Of several optimizers of one set of buckets the last alone passes the buckets.
+  // Requires: all ranks call it. Throws: also invalid_use (buckets that are not built, not sharded, of another device, or
+  // without an item of this optimizer; gathers are under way; a refused call was repeated with other buckets)
   void step(stream_ref, gradient_buckets&, source_location = source_location::current());
   // Of the stream's next steps, captured ones included. Throws: invalid_use (negative, not finite), as launch
   void set_rate(stream_ref, double, source_location = source_location::current());

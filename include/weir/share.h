@@ -182,8 +182,8 @@ class share_channel {
 class child_process {  // move-only
  public:
   // In the child calls body(socket) and ends the process, with the status that it returns, or with 1 if it throws, which
-  // stderr tells. Buffered output is written before. A child has no sockets of other child_processes, so that each sees
-  // when this process ends.
+  // stderr tells. Buffered output is written before. A child has no socket of another child_process that socket() has not
+  // given out. So make all children before the first socket() is taken: then each sees when this process ends.
   // Requires: no other thread of this process runs.
   // Throws: invalid_use (this process has used weir), std::system_error (no sockets or process)
   explicit child_process(std::function<int(int socket)> const& body, source_location = source_location::current());
@@ -193,8 +193,10 @@ class child_process {  // move-only
   // This process's end, for share_channel, ring_writer or ring_reader, which own it from then on.
   // Throws: invalid_use (a second call)
   int socket(source_location = source_location::current());
-  // Returns: the child's exit status; of one that a signal killed, minus that signal. Blocks: until it has ended
+  // Returns: the child's exit status; of one that a signal killed, minus that signal; no_status if the system has not
+  // kept it: SIGCHLD is ignored, or other code has waited for the child. Blocks: until it has ended
   int wait() noexcept;
+  static constexpr int no_status = 256;  // no exit status is that large
 
  private:
   int take() noexcept;

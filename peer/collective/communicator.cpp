@@ -397,6 +397,9 @@ void communicator::exchange_bytes(void const* mine, void* all, size_t bytes, sou
   weir::copy(on, in.data, mine, bytes, non_blocking, at);
   (void)all_gather(out, in, at);
   weir::copy(on, all, out.data, bytes * static_cast<size_t>(size()), blocking::yes, at);
+  // An abort lets the copy return before the gather has written its bytes.
+  if (!failure().empty())
+    state_->all->refuse_if_broken(rank(), "communicator::exchange", {}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

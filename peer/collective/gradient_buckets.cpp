@@ -30,6 +30,18 @@ driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
   return joined.ok() ? joined : is;
 }
 
+[[noreturn]] void refuse_in_capture(std::string_view operation, source_location at) {
+  throw invalid_use(std::string(operation), "a capture, and gathers that optimizer::step began before it",
+                    "Call gather(), and synchronize with its stream, before the capture", at, error_id{610});
+}
+
+// Returns: the number of the capture that the stream is in; 0: none
+std::uint64_t capture_of(clock::stream_clock& stream, std::string_view operation, source_location at) {
+  auto const lane = stream.lane();
+  require(lane.is, std::string(operation), streams::describe(stream), "", at);
+  return lane.value ? lane.value->capture() : 0;
+}
+
 }  // namespace
 
 memory::allocator& gradient_buckets::state::memory(source_location at) const {
@@ -381,13 +393,15 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);
   require(wait_behind(stream, side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
+  std::uint64_t const capture = s.options.sharded ? capture_of(stream, "gradient_buckets::finish", at) : 0;
   for (state::one& o : s.ones)
     o.was_ready = false;
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;
     b.written.clear();
     b.prepared = 0;
-    b.gathers = false;  // the reductions came behind it on their stream
+    if (b.begun_in == capture)
+      b.gathers = false;  // the reductions came behind it on their stream
   }
   s.started = 0;
   s.clipped = 0;
@@ -416,19 +430,20 @@ void gradient_buckets::gather(stream_ref on, source_location at) {
     throw invalid_use("gradient_buckets::gather", "buckets that are not sharded",
                       "Set bucket_options::sharded, or leave this call out: each rank has all sums", at, error_id{559});
   clock::stream_clock& stream = s.stream_of_rank(on, "gradient_buckets::gather", at);
+  std::uint64_t const capture = capture_of(stream, "gradient_buckets::gather", at);
   std::vector<peer::collective_request> requests;
   for (state::bucket const& b : s.buckets) {
-    if (b.gathers)
-      s.wait_for_gather(b, on, "gradient_buckets::gather", at);
+    s.require_same_capture(b, capture, "gradient_buckets::gather", at);
+    if (b.gathers_in(capture))
+      s.wait_for_gather(b, on, capture, "gradient_buckets::gather", at);
     else
       requests.push_back(s.gather_of(b));
   }
-  // An event that was recorded in a capture serves no wait behind it.
-  if (stream.seen_captured())
-    for (state::bucket& b : s.buckets)
-      b.gathers = false;
   s.memory(at).record_use(s.block, stream, at);
   s.all->issue(s.rank, stream, requests, at);
+  // The next call gathers what is updated from here on.
+  for (state::bucket& b : s.buckets)
+    b.gathers = false;
 }
 
 int gradient_buckets::bucket_at(void const* parameter) const noexcept {
@@ -440,17 +455,31 @@ int gradient_buckets::bucket_at(void const* parameter) const noexcept {
   return -1;
 }
 
+void gradient_buckets::require_step(stream_ref on, std::string const& operation, bool is_repeated,
+                                    source_location at) const {
+  std::uint64_t const capture = capture_of(state_->stream_of_rank(on, operation, at), operation, at);
+  for (state::bucket const& b : state_->buckets) {
+    state_->require_same_capture(b, capture, operation, at);
+    if (b.gathers_in(capture) && !is_repeated)
+      throw invalid_use(operation, "a step that gathers buckets whose gathers are under way",
+                        "Call step(stream) for all optimizers of these buckets but the last, or gather() between", at,
+                        error_id{611});
+  }
+}
+
 void gradient_buckets::begin_gather(int bucket, stream_ref on, source_location at) {
   state& s = *state_;
   clock::stream_clock& stream = s.stream_of_rank(on, "optimizer::step", at);
   clock::stream_clock& side = streams::clock_of(*s.side);
   state::bucket& b = s.buckets[static_cast<std::size_t>(bucket)];
+  std::uint64_t const capture = capture_of(stream, "optimizer::step", at);
   // A call that was refused behind the gather comes again: the other ranks gather once.
-  if (!b.gathers) {
+  if (!b.gathers_in(capture)) {
     require(wait_behind(side, stream.now()), "optimizer::step", "rank " + std::to_string(s.rank), "", at);
     peer::collective_request request[] = {s.gather_of(b)};
-    b.is_noted = false;
     s.all->issue(s.rank, side, request, at);
+    b.is_noted = false;
+    b.begun_in = capture;
     b.gathers = true;
   }
   if (!b.gathered)
@@ -459,21 +488,40 @@ void gradient_buckets::begin_gather(int bucket, stream_ref on, source_location a
   b.is_noted = true;
 }
 
-void gradient_buckets::state::wait_for_gather(bucket const& b, stream_ref reader, std::string_view operation,
-                                              source_location at) {
-  if (b.is_noted)
-    return reader.wait(*b.gathered, at);
-  require(wait_behind(streams::clock_of(reader), streams::clock_of(*side).now()), std::string(operation),
-          "rank " + std::to_string(rank), "", at);
+void gradient_buckets::state::require_same_capture(bucket const& b, std::uint64_t capture, std::string_view operation,
+                                                   source_location at) const {
+  if (capture != 0 && b.gathers && b.begun_in == 0)
+    refuse_in_capture(operation, at);
+}
+
+void gradient_buckets::state::wait_for_gather(bucket const& b, stream_ref reader, std::uint64_t capture,
+                                              std::string_view operation, source_location at) {
+  // A captured stream waits for nothing outside, unless it is known to be complete.
+  try {
+    if (b.is_noted)
+      return reader.wait(*b.gathered, at);
+    require(wait_behind(streams::clock_of(reader), streams::clock_of(*side).now()), std::string(operation),
+            "rank " + std::to_string(rank), "", at);
+  } catch (invalid_use const&) {
+    if (capture == 0 || b.begun_in == capture)
+      throw;
+    refuse_in_capture(operation, at);
+  }
 }
 
 void gradient_buckets::wait_gathered(int i, stream_ref reader, source_location at) {
+  constexpr std::string_view operation = "gradient_buckets::wait_gathered";
   state& s = *state_;
-  state::one const& o = s.find(i, "gradient_buckets::wait_gathered", at);
-  (void)s.stream_of_rank(reader, "gradient_buckets::wait_gathered", at);
+  state::one const& o = s.find(i, operation, at);
+  clock::stream_clock& stream = s.stream_of_rank(reader, operation, at);
   state::bucket const& its = s.buckets[static_cast<std::size_t>(o.bucket)];
-  if (its.gathers)
-    s.wait_for_gather(its, reader, "gradient_buckets::wait_gathered", at);
+  if (!its.begun_in)
+    return;
+  std::uint64_t const capture = capture_of(stream, operation, at);
+  s.require_same_capture(its, capture, operation, at);
+  // gather() and finish() have made their own streams wait. A capture that has ended is waited for by its launches.
+  if (its.begun_in == 0 || its.begun_in == capture)
+    s.wait_for_gather(its, reader, capture, operation, at);
 }
 
 }  // namespace weir

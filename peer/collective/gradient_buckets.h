@@ -53,9 +53,13 @@ struct WEIR_LOCAL gradient_buckets::state {
     device_span sent{};                   // what is reduced instead, in the block; null: they are
     std::size_t prepared = 0;             // ranges that before_reduction has seen in this step
     std::vector<clock::stamp> written{};  // at most one a stream
-    bool gathers = false;                 // sharded: the gather of its parameters began behind the last finish()
-    std::optional<event> gathered{};      // behind it; a stamp's wait might cover the gathers of other buckets, too
-    bool is_noted = false;                // the event is of that gather
+    // Sharded, of the gather that optimizer::step(stream, buckets) began last:
+    std::optional<std::uint64_t> begun_in{};  // its capture; 0: none
+    bool gathers = false;                     // neither gather() nor finish() has come behind it
+    std::optional<event> gathered{};          // behind it; a stamp's wait might cover other buckets' gathers, too
+    bool is_noted = false;                    // the event is of that gather
+
+    bool gathers_in(std::uint64_t capture) const noexcept { return gathers && begun_in == capture; }
   };
 
   std::shared_ptr<peer::group> all;
@@ -97,7 +101,11 @@ struct WEIR_LOCAL gradient_buckets::state {
     return {static_cast<std::byte*>(range.data) - half, range.count, range.dtype};
   }
   peer::collective_request gather_of(bucket const&) const;
-  void wait_for_gather(bucket const&, stream_ref reader, std::string_view operation, source_location);
+  // capture: of the reader
+  void wait_for_gather(bucket const&, stream_ref reader, std::uint64_t capture, std::string_view operation,
+                       source_location);
+  // Throws: invalid_use in a capture, if the bucket's gather began outside of it and none has waited
+  void require_same_capture(bucket const&, std::uint64_t capture, std::string_view operation, source_location) const;
   clock::stream_clock& stream_of_rank(stream_ref, std::string_view operation, source_location) const;
   // What the ranks do with a range of a bucket: a sum for all, or for each of its own part
   peer::collective_request reduction_of(device_span range) const;

@@ -218,6 +218,8 @@ class group : public std::enable_shared_from_this<group> {
   virtual void launch_refused(int rank, captured_requests const&) noexcept = 0;
   virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
+  // Throws: driver_error or invalid_use if no rank can continue
+  void refuse_if_broken(int rank, std::string const& operation, requests, source_location);
 
  protected:
   void leave_backend(int rank) noexcept;
@@ -248,7 +250,6 @@ class group : public std::enable_shared_from_this<group> {
     std::uintptr_t at;
     std::size_t bytes;
   };
-  void refuse_if_broken(int rank, std::string const& operation, requests, source_location);  // or over
   void place_members(int rank, std::span<collective_request>) const noexcept;
   // after the backend refused what was agreed on
   void take_back(int rank, std::string const& operation, requests, source_location);

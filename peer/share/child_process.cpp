@@ -47,8 +47,10 @@ child_process::child_process(std::function<int(int)> const& body, source_locatio
     auto ends = own_ends().lock();
     ends->push_back(here);
     child_ = os::fork_child();
-    if (child_ == 0)
+    if (child_ == 0) {
       std::ranges::for_each(*ends, os::close_file);
+      ends->clear();  // the numbers are free: a child_process in the body gets them again
+    }
     if (child_ < 0)
       ends->pop_back();
   }
@@ -87,7 +89,7 @@ int child_process::socket(source_location at) {
 
 int child_process::wait() noexcept {
   if (child_ > 0)
-    status_ = os::status_of_child(std::exchange(child_, -1));
+    status_ = os::status_of_child(std::exchange(child_, -1)).value_or(no_status);
   return status_;
 }
 

@@ -14,9 +14,12 @@ int fork_child() noexcept {
   return ::fork();
 }
 
-int status_of_child(int child) noexcept {
+std::optional<int> status_of_child(int child) noexcept {
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR)
+      return {};  // SIGCHLD is ignored, or other code has waited for the child
+  }
   return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 

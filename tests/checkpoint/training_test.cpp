@@ -167,6 +167,71 @@ TEST_F(trainings, are_refused_a_folder_that_is_not_there) {
   });
 }
 
+// A failure of one rank ends the call on all of them, and no rank waits.
+TEST_F(trainings, that_one_rank_cannot_describe_are_refused_on_all) {
+  as_threads(2, [&](communicator& c) {
+    model m = made(c);
+    auto const items = training_items(m.all, m.by);
+    auto const says = [&](std::vector<checkpoint_item> of, checkpoint_metadata const& texts, char const* words) {
+      try {
+        training_checkpoint(file(), c, std::move(of), c.rank() == 1 ? texts : checkpoint_metadata{}).resume(file());
+        ADD_FAILURE() << words;
+      } catch (std::exception const& e) {
+        std::string_view const wanted = c.rank() == 1 ? words : "rank 1 cannot go on from";
+        EXPECT_NE(std::string_view(e.what()).find(wanted), std::string_view::npos) << e.what();
+      }
+    };
+    says(items, {{"step", "1"}}, "the text \"step\"");
+    auto wrong = items;
+    if (c.rank() == 1)
+      wrong.push_back(wrong[0]);
+    says(wrong, {}, "twice");
+    wrong = items;
+    for (checkpoint_item& i : wrong)
+      if (c.rank() == 1 && i.is_part)
+        i.counts.push_back(0);
+    says(wrong, {}, "of parts, enough on all ranks");
+    training_checkpoint all(file(), c, items);
+    all.save(1);
+    all.finish();
+    c.barrier();
+    wrong = items;
+    for (checkpoint_item& i : wrong)
+      if (c.rank() == 1 && i.is_part)
+        i.first = -1;
+    says(wrong, {}, "a part without a place");
+  });
+}
+
+TEST_F(trainings, whose_file_cannot_be_looked_up_are_refused_on_all) {
+  as_threads(2, [&](communicator& c) {
+    model m = made(c);
+    if (c.rank() == 0)
+      std::filesystem::create_directory(folder_ / "in");
+    c.barrier();
+    training_checkpoint all(folder_ / "in" / "model", c, training_items(m.all, m.by));
+    if (c.rank() == 0) {
+      std::filesystem::remove(folder_ / "in");
+      std::filesystem::create_symlink("in", folder_ / "in");  // a link to itself
+    }
+    c.barrier();
+    std::string const text = unreadable([&] { all.resume(); });
+    EXPECT_NE(text.find(c.rank() == 0 ? "cannot be looked up" : "rank 0 cannot go on from"), std::string::npos) << text;
+  });
+}
+
+TEST_F(trainings, of_a_number_with_more_behind_it_are_others) {
+  as_threads(1, [&](communicator& c) {
+    model m = made(c);
+    auto const items = training_items(m.all, m.by);
+    checkpoint_writer writer(file(), c);
+    writer.save(items, {{"step", "3x"}});
+    writer.finish();
+    std::string const text = unreadable([&] { training_checkpoint("", c, items).resume(file()); });
+    EXPECT_NE(text.find("is of another training: \"step\""), std::string::npos) << text;
+  });
+}
+
 TEST_F(trainings, have_parts_whose_counts_make_up_the_whole) {
   as_threads(2, [&](communicator& c) {
     tensor const x = full({4}, 1);

@@ -1,5 +1,6 @@
 // Child processes begin before the first use of weir. Their sockets end with their own process alone.
 // Threads: one.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -30,6 +31,22 @@ TEST(child_process, ends_with_the_status_of_its_body) {
   EXPECT_EQ(child_process([](int) { return 7; }).wait(), 7);
   EXPECT_EQ(child_process([](int) -> int { throw std::runtime_error("it fails, as the test wants"); }).wait(), 1);
   EXPECT_EQ(child_process([](int) { return ::raise(SIGKILL); }).wait(), -SIGKILL);
+}
+
+TEST(child_process, without_a_status_tells_so) {
+  ::signal(SIGCHLD, SIG_IGN);
+  EXPECT_EQ(child_process([](int) { return 7; }).wait(), child_process::no_status);
+  ::signal(SIGCHLD, SIG_DFL);
+  EXPECT_EQ(child_process([](int) { return 7; }).wait(), 7);
+}
+
+TEST(child_process, in_a_child_has_its_own_socket) {
+  child_process const first([](int) { return 0; });
+  child_process second([](int) {
+    child_process nested([](int socket) { return ::fcntl(socket, F_GETFD) < 0 ? 1 : 5; });
+    return nested.wait();
+  });
+  EXPECT_EQ(second.wait(), 5);
 }
 
 // The second child lives on and has neither end of the first one's socket.

@@ -1,7 +1,9 @@
 // The ranks of a process on threads, and what they tell each other.
 // Threads: one for each rank.
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/peer/ranks.h"
 #include "tests/support/refused.h"
@@ -82,6 +84,25 @@ TEST_F(launched_ranks, throw_what_the_first_that_failed_has_thrown) {
       EXPECT_STREQ(e.what(), "the cause") << first;
     }
   }
+}
+
+// The rank waits in its exchange already: what it would return was never written.
+TEST_F(launched_ranks, whose_exchange_is_aborted_get_no_numbers) {
+  auto ranks = communicator::create_launched(2);
+  std::atomic<bool> has_numbers{false};
+  std::string why;
+  EXPECT_THROW(run_ranks(ranks,
+                         [&](communicator& c) {
+                           if (c.rank() == 1) {
+                             std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                             throw std::runtime_error("the cause");
+                           }
+                           why = refusal<driver_error>([&] { c.exchange(7); });
+                           has_numbers = why.empty();
+                         }),
+               std::runtime_error);
+  EXPECT_FALSE(has_numbers);
+  EXPECT_NE(why.find("rank 1 aborted this communicator"), std::string::npos) << why;
 }
 
 }  // namespace
