@@ -6,12 +6,13 @@
 #include <fstream>
 
 #include "tests/check/told.h"
+#include "tests/support/sanitized.h"
 
 namespace weir::driver::check {
 namespace {
 
 struct told_cost : told {
-  static constexpr int launches = 1'000'000, streams = 4, buffers = 64;
+  static constexpr int launches = tests::sanitized ? 200'000 : 1'000'000, streams = 4, buffers = 64;
 
   static std::size_t resident() {
     std::ifstream file("/proc/self/statm");

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/check/told.h"
+#include "tests/support/sanitized.h"
 
 namespace weir::driver::check {
 namespace {
@@ -158,6 +159,7 @@ struct many_told_streams : told_streams {
   // one(i): a stream that comes and goes
   template <class One>
   void expect_bounded(int n, One one) {
+    n /= tests::sanitized ? 20 : 1;
     std::size_t const before = resident();
     auto const begin = std::chrono::steady_clock::now();
     for (int i = 0; i < n; ++i)
