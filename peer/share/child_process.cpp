@@ -14,8 +14,8 @@
 namespace weir {
 namespace {
 
-// This process's ends that nobody has taken. A child closes them: otherwise it would keep the other children from
-// seeing that this process has ended.
+// This process's ends that socket() has not handed out. A child closes them: otherwise the other children would not
+// see that this process has ended.
 base::guarded<std::vector<int>>& own_ends() {
   static base::lasting<base::guarded<std::vector<int>>> all;
   return *all;

@@ -87,7 +87,7 @@ bool on_bad_access(bool (*explain)(bad_access const&)) noexcept;
 bool bad_accesses_are_explained() noexcept;  // false: on_bad_access was refused or replaced
 std::string code_text(void const* code);     // "program+0x1a2b", as addr2line reads it. Empty: not known
 bool is_mapped(void const* at, std::size_t bytes) noexcept;  // all of its pages
-// Private zeroed pages. Requires: whole pages, if the alignment, a power of two, is above a page. Returns: null if none.
+// Private zeroed pages. Requires: a power of two; above a page, whole pages. Returns: null if none.
 void* map_memory(std::size_t bytes, std::size_t alignment = 1) noexcept;
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;

@@ -1,6 +1,9 @@
 // A checker in front of a simulated machine that is told of calls past weir, as a watcher of CUDA would tell them.
 // Threads: one.
 #pragma once
+#include <unistd.h>
+
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,12 @@ struct told : bench {
   using pointers = std::vector<seen_pointer>;
   static std::uintptr_t cuda(stream_handle s) { return static_cast<std::uintptr_t>(s); }
   static std::uintptr_t cuda(event_handle e) { return static_cast<std::uintptr_t>(e); }
+  static std::size_t resident() {  // bytes of this process that lie in host memory
+    std::ifstream file("/proc/self/statm");
+    std::size_t all = 0, here = 0;
+    file >> all >> here;
+    return here * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  }
   static base::site at_line(int line) { return {nullptr, {"program.cu", "", static_cast<unsigned>(line)}}; }
 
   // Mapped memory with one block of `home`.

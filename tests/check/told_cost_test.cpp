@@ -1,9 +1,6 @@
 // What launches past weir cost: time, and host memory while nothing is complete.
 // Threads: one.
-#include <unistd.h>
-
 #include <chrono>
-#include <fstream>
 
 #include "tests/check/told.h"
 #include "tests/support/sanitized.h"
@@ -14,12 +11,6 @@ namespace {
 struct told_cost : told {
   static constexpr int launches = tests::sanitized ? 200'000 : 1'000'000, streams = 4, buffers = 64;
 
-  static std::size_t resident() {
-    std::ifstream file("/proc/self/statm");
-    std::size_t all = 0, here = 0;
-    file >> all >> here;
-    return here * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  }
   // Launches of three pointers on all streams; `between` comes after each. Returns: us a launch.
   template <class Between>
   double run(Between between) {

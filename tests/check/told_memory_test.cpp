@@ -182,7 +182,7 @@ TEST_F(told_memory, that_is_hidden_has_no_history) {
   launch(b, {writes_at(theirs)}, 14);
   fill(b, theirs, 8192, 15);
   expect_none();
-  calls.hidden(x, 4096);  // weir's own memory hides from nobody
+  calls.hidden(x, 4096);  // weir's own block, whose races are reported on
   launch(a, {writes_at(x)}, 16);
   launch(b, {writes_at(x)}, 17);
   expect({kind::possible_race});

@@ -1,9 +1,6 @@
 // Streams past weir that end: what they did is judged as long as it can be unordered with anything, and no longer.
 // Threads: one, but for the streams of threads.
-#include <unistd.h>
-
 #include <chrono>
-#include <fstream>
 #include <thread>
 
 #include "tests/check/told.h"
@@ -150,12 +147,6 @@ TEST_F(told_streams, of_a_thread_keep_what_they_waited_for) {
 // Cost -------------------------------------------------------------------------------------------------------
 
 struct many_told_streams : told_streams {
-  static std::size_t resident() {
-    std::ifstream file("/proc/self/statm");
-    std::size_t all = 0, here = 0;
-    file >> all >> here;
-    return here * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  }
   // one(i): a stream that comes and goes
   template <class One>
   void expect_bounded(int n, One one) {

@@ -96,7 +96,8 @@ def install():
     import torch
 
     if not can_install():
-        raise Refused(f"weir-125: weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one that is")
+        raise Refused(f"weir-125: weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one "
+                      "that is")
     if torch.cuda.is_initialized():
         raise Refused(_too_late)
     _allocator = _install_native(torch) or _install_plug(torch)

@@ -145,8 +145,8 @@ def _require_own(path):
     """Raises CannotBuild: another user can write what this process would load."""
     about = os.stat(path)
     if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise CannotBuild(f"weir-600: {path} belongs to another user, or others may write it. Name a folder of your own "
-                          "in WEIR_TORCH_CACHE")
+        raise CannotBuild(f"weir-600: {path} belongs to another user, or others may write it. Name a folder of your "
+                          "own in WEIR_TORCH_CACHE")
 
 
 def _compile(command, path, unfinished):

@@ -18,8 +18,8 @@ def _torch():
                       "first")
     torch = sys.modules["torch"]
     if not hasattr(torch.cuda, "MemPool"):
-        raise Refused(f"weir-602: weir.torch.region(): PyTorch {torch.__version__} has no torch.cuda.MemPool. Install a "
-                      "newer one")
+        raise Refused(f"weir-602: weir.torch.region(): PyTorch {torch.__version__} has no torch.cuda.MemPool. Install "
+                      "a newer one")
     return torch
 
 

@@ -20,7 +20,7 @@ namespace weir_torch {
 class foreign_memory {
  public:
   struct block {
-    std::size_t bytes = 0, requested = 0;  // requested: 0 while nobody has it
+    std::size_t bytes = 0, requested = 0;  // requested 0: it is unused
     cudaStream_t stream = nullptr;         // its home
     bool is_of_graph = false;              // it was handed out inside a capture
     std::uint64_t users = 0;               // devices of other streams that were recorded, a bit each

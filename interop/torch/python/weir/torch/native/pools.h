@@ -68,8 +68,7 @@ class pools {
     count_.store(blocks_.size(), std::memory_order_relaxed);
   }
   // A block of weir's that saved states alone hold serves the pool again, as a free one does on PyTorch's own
-  // allocator: a later state finds in it what its graph wrote there, and no tensor's. An eighth of it is wasted at most.
-  // Null: none fits.
+  // allocator: a later state finds in it what its graph wrote there. An eighth of it is wasted at most. Null: none fits.
   void* take_again(std::size_t bytes, place const& at) {
     std::lock_guard<std::mutex> const hold(lock_);
     void* best = nullptr;
